@@ -1,0 +1,1 @@
+"""What earlier lessons built and later lessons import."""

@@ -1,0 +1,1 @@
+"""Corpora, tokenizer and batching."""

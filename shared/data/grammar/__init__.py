@@ -1,0 +1,1 @@
+"""English-German sentence pairs from a grammar of our own."""

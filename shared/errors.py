@@ -1,0 +1,9 @@
+"""The error for what a user gave."""
+
+
+class InputError(ValueError):
+    """What the user gave cannot be used; scripts show it as one line and exit with status 2.
+
+    The message says what was wrong, the value that was seen, and what would do. It is a
+    `ValueError`, so library users and exercises need to know no class of ours.
+    """

@@ -1,0 +1,1 @@
+"""The Transformer: embeddings, attention, layers and whole models."""

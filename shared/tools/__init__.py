@@ -1,0 +1,1 @@
+"""The commands behind run_all.sh."""

@@ -1,0 +1,1 @@
+"""The answers, one module a lesson: the instructor's room."""

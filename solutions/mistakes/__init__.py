@@ -1,0 +1,1 @@
+"""Wrong answers that people really give, and the words each check must say to them."""
