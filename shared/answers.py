@@ -1,0 +1,98 @@
+"""The exercise cells of a notebook, for scripts that run a learner's own answers (`--mine`)."""
+
+import ast
+import linecache
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import nbformat
+
+from shared import course
+from shared.errors import InputError
+
+EXERCISE = re.compile(r"^@exercise\(\s*['\"]([0-9]{2}\.[0-9]+)['\"]\s*\)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The code of a lesson notebook that answers need: its imports and its exercise cells by id."""
+
+    setup: str
+    exercises: dict[str, str]
+
+
+def read_cells(path: Path) -> Cells:
+    """Take the setup cell and the exercise cells out of a notebook.
+
+    Raises InputError when the file is missing, is no notebook, or holds an exercise twice.
+    """
+    try:
+        notebook = nbformat.read(path, as_version=4)
+    except FileNotFoundError:
+        raise InputError(f"no notebook at {path}") from None
+    except Exception as error:
+        raise InputError(f"{path} cannot be read as a notebook: {error}") from None
+    setup, exercises = [], {}
+    for cell in notebook.cells:
+        if cell.cell_type != "code":
+            continue
+        if "setup" in cell.metadata.get("tags", []):
+            setup.append(cell.source)
+        for id in EXERCISE.findall(cell.source):
+            if id in exercises:
+                raise InputError(f"{path} holds exercise {id} twice: keep one of the cells")
+            exercises[id] = cell.source
+    return Cells("\n".join(setup), exercises)
+
+
+def lesson_answers(number: str, *, mine: bool) -> SimpleNamespace:
+    """The lesson's exercise names as attributes; with `mine`, the learner's own where solved.
+
+    Without solutions/ the learner's own are taken in any case. `.own` lists the ids that are the
+    learner's. Raises InputError when a cell does not run, or when `mine` finds nothing solved.
+    """
+    module = course.solution_module(number)
+    checks = course.load_checks(number)
+    found: dict[str, Any] = {} if module is None else dict(vars(module))
+    own: list[str] = []
+    if mine or module is None:
+        path = course.lesson_folder(number) / "lesson.ipynb"
+        namespace = _run_cells(number, path)
+        for id, each in checks.items():
+            answer = namespace.get(each.name)
+            if answer is not None and course._exercises[id].solved:
+                own.append(id)
+                found[each.name] = answer
+        if mine and not own:
+            raise InputError(f"--mine: no exercise of {path} is solved yet; solve one first")
+    names = {each.name: found[each.name] for each in checks.values() if each.name in found}
+    return SimpleNamespace(**names, own=own)
+
+
+def _run_cells(number: str, path: Path) -> dict[str, Any]:
+    """Execute setup and exercises like cells, each under a file name of its own for tracebacks."""
+    cells = read_cells(path)
+    module = ModuleType(f"_answers_of_lesson_{number}")
+    sys.modules[module.__name__] = module  # dataclasses look their module up by name
+    sources = {"setup": cells.setup, **cells.exercises}
+    for label, source in sources.items():
+        filename = f"<{path.parent.name}/lesson.ipynb {label}>"
+        linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
+        try:
+            exec(compile(_definitions(source), filename, "exec"), module.__dict__)
+        except Exception as error:
+            raise InputError(
+                f"the cell of {label} in {path} does not run: {type(error).__name__}: {error}"
+            ) from None
+    return module.__dict__
+
+
+def _definitions(source: str) -> ast.Module:
+    """Leave out top-level expressions: a notebook cell shows things that a script need not."""
+    tree = ast.parse(source)
+    tree.body = [node for node in tree.body if not isinstance(node, ast.Expr)]
+    return tree

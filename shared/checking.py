@@ -1,0 +1,291 @@
+"""What a lesson's checks.py is written with: one exercise, its checks in order, faults in words."""
+
+import math
+import os
+import random
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# (rtol, atol): loose enough for another order of additions, tight enough to see a wrong formula.
+TOLERANCES = {
+    torch.float64: (1e-7, 1e-8),
+    torch.float32: (1e-4, 1e-5),
+    torch.float16: (2e-3, 1e-3),
+    torch.bfloat16: (2e-2, 1e-2),
+}
+_last_seed: list[int] = []
+
+
+class Wrong(AssertionError):
+    """An answer is wrong, in four short texts: the mistake it looks like, expected, seen, hint."""
+
+    def __init__(self, mistake: str = "", expected: str = "", seen: str = "", hint: str = ""):
+        super().__init__(mistake or f"expected {expected}, seen {seen}")
+        self.mistake, self.expected, self.seen, self.hint = mistake, expected, seen, hint
+
+    def lines(self) -> list[str]:
+        """The texts that are there, one line each."""
+        named = [
+            ("looks like", self.mistake),
+            ("expected", self.expected),
+            ("seen", self.seen),
+            ("hint", self.hint),
+        ]
+        return [f"  {name + ':':<12}{text}" for name, text in named if text]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """The first check that failed: its title, why, and how many had passed before it."""
+
+    title: str
+    wrong: Wrong
+    passed: int
+
+
+@dataclass
+class ExerciseChecks:
+    """All that is known about one exercise: how hard it is, its hints and its checks in order."""
+
+    id: str
+    name: str
+    difficulty: int
+    minutes: int
+    hints: Sequence[str]
+    checks: list[tuple[str, Callable[[Any], None]]] = field(default_factory=list)
+
+    def check(self, title: str) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
+        """Register a function that raises `Wrong` when the candidate it is given is wrong."""
+
+        def register(function: Callable[[Any], None]) -> Callable[[Any], None]:
+            self.checks.append((title, function))
+            return function
+
+        return register
+
+    def faults(self, candidate: Any) -> list[Fault | None]:
+        """Run every check; None where it passed. The global random state is left as it was."""
+        results: list[Fault | None] = []
+        for title, function in self.checks:
+            wrong = _run(function, candidate)
+            passed = sum(result is None for result in results)
+            results.append(Fault(title, wrong, passed) if wrong else None)
+        return results
+
+    def first_fault(self, candidate: Any) -> Fault | None:
+        """Run the checks until one fails; None when all pass."""
+        for passed, (title, function) in enumerate(self.checks):
+            wrong = _run(function, candidate)
+            if wrong:
+                return Fault(title, wrong, passed)
+        return None
+
+
+def _run(function: Callable[[Any], None], candidate: Any) -> Wrong | None:
+    _last_seed.clear()
+    python_state = random.getstate()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            function(candidate)
+    except Wrong as wrong:
+        return wrong
+    except Exception as error:  # whatever the learner's code raises is a finding, not a crash
+        return _as_wrong(error)
+    finally:
+        random.setstate(python_state)
+    return None
+
+
+def _as_wrong(error: Exception) -> Wrong:
+    seed = f" (seed {_last_seed[-1]}: set TORCH_HANDLE_SEED to repeat)" if _last_seed else ""
+    if isinstance(error, NotImplementedError):
+        return Wrong(
+            "a part of the stub is still there", seen=f"NotImplementedError{_where(error)}"
+        )
+    text = " ".join(str(error).split())
+    text = text if len(text) <= 300 else text[:297] + "..."
+    return Wrong(seen=f"{type(error).__name__}: {text}{_where(error)}{seed}")
+
+
+def _where(error: Exception) -> str:
+    """The line of the learner's own code that the exception went through last."""
+    library = (os.path.dirname(torch.__file__), os.path.dirname(os.__file__))
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        own = not frame.filename.startswith(library) and os.path.basename(frame.filename) not in (
+            "checks.py",
+            "checking.py",
+        )
+        if own:
+            return f", in {frame.name} at: {frame.line}" if frame.line else f", in {frame.name}"
+    return ", before your code was reached: is the signature the one that was given?"
+
+
+def checks_for(
+    id: str, *, name: str, difficulty: int, minutes: int, hints: Sequence[str]
+) -> ExerciseChecks:
+    """Open the checks of one exercise; difficulty (1 to 5) is also its points."""
+    assert 1 <= difficulty <= 5, f"difficulty runs from 1 to 5, got {difficulty}"
+    assert hints, f"exercise {id} needs at least one hint"
+    return ExerciseChecks(id, name, difficulty, minutes, hints)
+
+
+def fresh_seed() -> int:
+    """A new seed at every run, so that no answer fits the numbers of one; shown on failure."""
+    given = os.environ.get("TORCH_HANDLE_SEED")
+    seed = int(given) if given else random.SystemRandom().randrange(2**31)
+    _last_seed.append(seed)
+    return seed
+
+
+def fresh_generator() -> torch.Generator:
+    """A torch generator on a fresh seed."""
+    return torch.Generator().manual_seed(fresh_seed())
+
+
+def wrong(mistake: str, *, expected: str = "", seen: str = "", hint: str = "") -> None:
+    """Report a recognised mistake."""
+    raise Wrong(mistake, expected, seen, hint)
+
+
+def expect(condition: bool, *, expected: str, seen: str, mistake: str = "", hint: str = "") -> None:
+    """Raise `Wrong` unless the condition holds."""
+    if not condition:
+        raise Wrong(mistake, expected, seen, hint)
+
+
+def expect_equal(got: Any, want: Any, *, what: str, mistake: str = "", hint: str = "") -> None:
+    """Numbers, strings, tuples: equal by ==."""
+    if got != want:
+        raise Wrong(mistake, f"{what} = {want!r}", f"{got!r}", hint)
+
+
+def expect_raises(
+    kind: type[Exception],
+    function: Callable[..., Any],
+    *args: Any,
+    what: str,
+    hint: str = "",
+    mentions: Sequence[Any] = (),
+    **kwargs: Any,
+) -> None:
+    """The call must raise that kind of error, whose message must name the values that were seen."""
+    try:
+        function(*args, **kwargs)
+    except NotImplementedError:
+        raise
+    except kind as error:
+        missing = [str(value) for value in mentions if str(value) not in str(error)]
+        if missing:
+            raise Wrong(
+                f"the error for {what} does not say which value was seen",
+                expected=f"a message that contains {' and '.join(missing)}",
+                seen=repr(str(error)),
+                hint=hint,
+            ) from None
+        return
+    except Exception as error:
+        raise Wrong(
+            f"{what} raises the wrong kind of error",
+            expected=kind.__name__,
+            seen=f"{type(error).__name__}: {error}",
+            hint=hint,
+        ) from None
+    raise Wrong(f"{what} is accepted", f"a {kind.__name__}", "no error", hint)
+
+
+def expect_close(
+    got: Any,
+    want: Tensor,
+    *,
+    what: str,
+    looks_like: Mapping[str, Tensor | Callable[[], Tensor]] | None = None,
+    atol: float | None = None,
+    rtol: float | None = None,
+    hint: str = "",
+) -> None:
+    """Equal within the tolerance of the dtype; a recognised wrong value is named first.
+
+    `looks_like` maps the words for a mistake to the tensor (or a function that makes it) which
+    that mistake produces; it is only consulted when `got` differs from `want`.
+    """
+    if not isinstance(got, Tensor):
+        raise Wrong(expected=f"{what} is a tensor", seen=f"{type(got).__name__}", hint=hint)
+    got = got.detach()
+    want = want.detach()
+    if got.shape == want.shape and got.dtype == want.dtype and _close(got, want, atol, rtol):
+        return
+    for mistake_words, value in (looks_like or {}).items():
+        value = value if isinstance(value, Tensor) else value()
+        same = value.shape == got.shape and _close(got.to(value.dtype), value, atol, rtol)
+        if same and not (
+            value.shape == want.shape and _close(value.to(want.dtype), want, atol, rtol)
+        ):
+            raise Wrong(mistake_words, hint=hint, **_difference(got, want, what))
+    raise Wrong(hint=hint, **_difference(got, want, what))
+
+
+def _close(got: Tensor, want: Tensor, atol: float | None, rtol: float | None) -> bool:
+    base_rtol, base_atol = TOLERANCES.get(want.dtype, (0.0, 0.0))
+    rtol = base_rtol if rtol is None else rtol
+    atol = base_atol if atol is None else atol
+    return torch.allclose(got.to(want.dtype), want, rtol=rtol, atol=atol, equal_nan=True)
+
+
+def _difference(got: Tensor, want: Tensor, what: str) -> dict[str, str]:
+    if got.shape != want.shape:
+        return {
+            "expected": f"{what} of shape {tuple(want.shape)}",
+            "seen": f"shape {tuple(got.shape)}",
+        }
+    if got.dtype != want.dtype:
+        return {"expected": f"{what} in {want.dtype}", "seen": f"{got.dtype}"}
+    bad = (~torch.isfinite(got.double())) & torch.isfinite(want.double())
+    if bad.any():
+        return {
+            "expected": f"{what} with finite values",
+            "seen": f"{int(bad.sum())} of {got.numel()} are NaN or infinite",
+        }
+    error = (got.double() - want.double()).abs().nan_to_num(nan=math.inf)
+    place = tuple(int(i) for i in torch.unravel_index(error.argmax(), error.shape))
+    return {
+        "expected": f"{what}; at {list(place)} it is {want[place].item():.6g}",
+        "seen": f"{got[place].item():.6g} there; {_share(got, want)} of the values differ",
+    }
+
+
+def _share(got: Tensor, want: Tensor) -> str:
+    rtol, atol = TOLERANCES.get(want.dtype, (0.0, 0.0))
+    apart = ~torch.isclose(got, want, rtol=rtol, atol=atol, equal_nan=True)
+    return f"{100 * apart.double().mean().item():.0f} %"
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A wrong answer that people give, and words that the check must say to it."""
+
+    id: str
+    says: str
+    answer: Any
+
+
+def mistake(id: str, *, says: str) -> Callable[[Any], Any]:
+    """Register a wrong answer in its module; several may bear the exercise's name."""
+
+    def register(answer: Any) -> Any:
+        module = sys.modules[answer.__module__]
+        module.__dict__.setdefault("MISTAKES", []).append(Mistake(id, says, answer))
+        return answer
+
+    return register
+
+
+def mistakes_in(module: ModuleType) -> list[Mistake]:
+    """The wrong answers that a module of solutions/mistakes registered, in order."""
+    return list(module.__dict__.get("MISTAKES", []))

@@ -1,0 +1,101 @@
+"""Start a lesson's script under torchrun and take its numbers back."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+TAIL = 25  # lines of the log that a failure shows
+
+
+class LaunchFailed(RuntimeError):
+    """A script left with an error, ran out of time, or did not run with the ranks asked for."""
+
+
+def torchrun_command(script: Path, nproc: int, args: Sequence[str] = ()) -> list[str]:
+    """The command that starts `nproc` ranks on this machine, on a port of torchrun's own choice."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return [*launcher, f"--nproc_per_node={nproc}", str(script), *args]
+
+
+def launch(
+    script: str | Path, nproc: int = 2, args: Sequence[str] = (), timeout: float = 120.0
+) -> dict[str, Any]:
+    """Run a script with `nproc` ranks under torchrun; return its metrics.json as a dict.
+
+    `script` is relative to the working folder, in a notebook the lesson's. Unless `args` names an
+    `--out`, the results go to a folder that is removed afterwards; figures are then not kept.
+
+    Raises LaunchFailed with the last lines of the log when the script fails or takes longer than
+    `timeout` seconds, and when the world size it saw is not `nproc`.
+    """
+    path = Path(script).resolve()
+    if not path.is_file():
+        raise LaunchFailed(f"there is no script {path}")
+    arguments = [str(each) for each in args]
+    with tempfile.TemporaryDirectory(prefix="launch_") as folder:
+        if "--out" in arguments:
+            out = Path(arguments[arguments.index("--out") + 1])
+        else:
+            out = Path(folder)
+            arguments += ["--out", folder]
+        metrics = out / "metrics.json"
+        metrics.unlink(missing_ok=True)
+        log = run_logged(torchrun_command(path, nproc, arguments), path.parent, timeout)
+        if not metrics.is_file():
+            raise LaunchFailed(f"{path.name} wrote no {metrics.name}\n{log}")
+        result = json.loads(metrics.read_text())
+    if result["world_size"] != nproc:
+        raise LaunchFailed(f"asked for {nproc} ranks, {path.name} saw {result['world_size']}")
+    return result
+
+
+def run_logged(command: Sequence[str], folder: Path, timeout: float) -> str:
+    """Run a command in a process group of its own; return the last lines of what it printed.
+
+    Raises LaunchFailed when it fails or runs out of time. No process is left behind either way.
+    """
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        printed, _ = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        end_group(process)
+        printed, _ = process.communicate()
+        raise LaunchFailed(f"not done after {timeout:g} s:\n{_tail(printed)}") from None
+    except BaseException:
+        end_group(process)
+        raise
+    if process.returncode != 0:
+        raise LaunchFailed(f"left with status {process.returncode}:\n{_tail(printed)}")
+    return _tail(printed)
+
+
+def end_group(process: subprocess.Popen, grace: float = 5.0) -> None:
+    """Ask a process to end, so that torchrun takes its ranks along, then end its whole group."""
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(grace)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _tail(printed: str) -> str:
+    return "\n".join(printed.splitlines()[-TAIL:])

@@ -1,0 +1,222 @@
+"""Real process groups inside a notebook: `run_ranks` forks, joins, runs, collects."""
+
+import contextlib
+import datetime
+import faulthandler
+import io
+import multiprocessing
+import os
+import pickle
+import shutil
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+GRACE = 2.0  # seconds that the other ranks get to end by themselves after one has failed
+
+
+class RankFailed(RuntimeError):
+    """A rank raised, died or never came back; the message says which one, and where it was."""
+
+
+@dataclass
+class _Child:
+    rank: int
+    process: multiprocessing.process.BaseProcess
+    pipe: Connection
+    stack: Path
+    outcome: dict[str, Any] | None = None
+
+
+def run_ranks(
+    fn: Callable[..., Any], world_size: int, *args: Any, timeout: float = 60.0
+) -> list[Any]:
+    """Run `fn(rank, *args)` in `world_size` processes of one gloo group; return their results.
+
+    The processes are forked, so `fn` may be defined in a notebook cell; each uses one thread and
+    meets the others through a file, not a port. What a rank prints is shown here, in the order
+    of ranks, once all are done. Results travel by pickle: return tensors, numbers, dicts.
+
+    Raises RankFailed when a rank raises (its traceback is in the message), dies (the signal is
+    named) or is not back after `timeout` seconds (every rank's stack is shown), and RuntimeError
+    once CUDA is initialised in this process, because a forked child cannot use it.
+    """
+    if world_size < 1:
+        raise ValueError(f"world_size must be at least 1, got {world_size}")
+    if torch.cuda.is_initialized():
+        raise RuntimeError(
+            "run_ranks forks, and CUDA is initialised in this process: a forked child would crash "
+            "at its first CUDA call. Restart the kernel and call run_ranks first, or use launch()."
+        )
+    folder = Path(tempfile.mkdtemp(prefix="ranks_"))
+    children: list[_Child] = []
+    try:
+        for rank in range(world_size):
+            children.append(_start(rank, world_size, folder, fn, args, timeout))
+        _collect(children, timeout)
+    finally:
+        _end(children)
+        shutil.rmtree(folder, ignore_errors=True)
+    return [_result(child) for child in children]
+
+
+def _start(
+    rank: int, world_size: int, folder: Path, fn: Callable[..., Any], args: tuple, timeout: float
+) -> _Child:
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    stack = folder / f"stack_{rank}"
+    process = context.Process(
+        target=_child,
+        args=(rank, world_size, folder, fn, args, timeout, sender, stack),
+        daemon=True,
+    )
+    process.start()
+    sender.close()
+    return _Child(rank, process, receiver, stack)
+
+
+def _child(
+    rank: int,
+    world_size: int,
+    folder: Path,
+    fn: Callable[..., Any],
+    args: tuple,
+    timeout: float,
+    pipe: Connection,
+    stack: Path,
+) -> None:
+    """The life of one rank. Leaves by os._exit: a notebook's own exit handlers are not its."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it ends the ranks
+    faulthandler.register(signal.SIGUSR1, file=stack.open("w"), all_threads=False)
+    # OpenMP's thread pool does not survive a fork, and one thread a rank is faster here anyway.
+    torch.set_num_threads(1)
+    printed = io.StringIO()
+    outcome: dict[str, Any] = {}
+    with contextlib.redirect_stdout(printed):
+        try:
+            dist.init_process_group(
+                "gloo",
+                init_method=f"file://{folder}/store",
+                rank=rank,
+                world_size=world_size,
+                # The parent's clock must win: it shows where every rank stands.
+                timeout=datetime.timedelta(seconds=timeout + 30),
+            )
+            result = fn(rank, *args)
+            outcome["result"] = pickle.dumps(result)
+        except BaseException as error:
+            frames = error.__traceback__
+            own = frames.tb_next if frames else None  # the first frame is this function
+            outcome["error"] = "".join(traceback.format_exception(type(error), error, own))
+            outcome["summary"] = f"{type(error).__name__}: {error}"
+    outcome["printed"] = printed.getvalue()
+    # A rank that failed leaves the others waiting; tearing the group down would wait with them.
+    if "error" not in outcome and dist.is_initialized():
+        with contextlib.suppress(Exception):
+            dist.destroy_process_group()
+    pipe.send(outcome)
+    pipe.close()
+    os._exit(0)
+
+
+def _collect(children: list[_Child], timeout: float) -> None:
+    deadline = time.monotonic() + timeout
+    waiting = {child.pipe: child for child in children}
+    failures: list[_Child] = []
+    while waiting:
+        ready = wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
+        for pipe in ready:
+            assert isinstance(pipe, Connection)
+            child = waiting.pop(pipe)
+            child.outcome = _receive(child)
+            if "error" in child.outcome:
+                failures.append(child)
+                deadline = min(deadline, time.monotonic() + GRACE)
+        if not ready:
+            break
+    if failures:
+        raise RankFailed(_failure_words(min(failures, key=_lateness), children))
+    if waiting:
+        raise RankFailed(_timeout_words(list(waiting.values()), children, timeout))
+
+
+def _lateness(failed: _Child) -> int:
+    """Order failures from cause to consequence: a peer's lost connection comes after its death."""
+    assert failed.outcome is not None
+    if "died" in failed.outcome:
+        return 0
+    return 2 if "onnection" in failed.outcome["summary"] else 1
+
+
+def _receive(child: _Child) -> dict[str, Any]:
+    try:
+        return child.pipe.recv()
+    except EOFError:
+        child.process.join(1.0)
+        code = child.process.exitcode or 0
+        how = (
+            f"was ended by {signal.Signals(-code).name}" if code < 0 else f"left with status {code}"
+        )
+        return {"error": "", "summary": how, "died": True}
+
+
+def _failure_words(failed: _Child, children: list[_Child]) -> str:
+    assert failed.outcome is not None
+    head = f"rank {failed.rank} of {len(children)} "
+    head += failed.outcome["summary"] if "died" in failed.outcome else "raised "
+    running = [child.rank for child in children if child.outcome is None]
+    back = [c.rank for c in children if c.outcome is not None and "error" not in c.outcome]
+    tail = f"\nStill running then, and ended: ranks {running}" if running else ""
+    tail += f"\nAlready back, without error: ranks {back}" if back else ""
+    if "died" in failed.outcome:
+        return head + tail
+    printed = failed.outcome["printed"]
+    said = f"\nIt had printed:\n{printed}" if printed else ""
+    return f"{head}{failed.outcome['summary']}\n{failed.outcome['error']}{said}{tail}"
+
+
+def _timeout_words(late: list[_Child], children: list[_Child], timeout: float) -> str:
+    for child in late:
+        if child.process.pid is not None and child.process.is_alive():
+            os.kill(child.process.pid, signal.SIGUSR1)
+    time.sleep(0.3)
+    names = [child.rank for child in late]
+    back = [child.rank for child in children if child.outcome is not None]
+    lines = [f"ranks {names} of {len(children)} were not back after {timeout:g} s; back: {back}"]
+    for child in late:
+        stack = _own_frames(child.stack.read_text()) if child.stack.exists() else ""
+        lines.append(f"rank {child.rank} was here:\n{stack or '  (no stack: it does not answer)'}")
+    return "\n".join(lines)
+
+
+def _own_frames(stack: str) -> str:
+    """Leave out the frames that only start the rank: they are the same for all."""
+    return stack.partition(f'  File "{__file__}"')[0].rstrip()
+
+
+def _end(children: list[_Child]) -> None:
+    for child in children:
+        if child.outcome is None or "error" in child.outcome:
+            child.process.kill()
+        child.process.join(10.0)
+        if child.process.is_alive():
+            child.process.kill()
+            child.process.join()
+        child.pipe.close()
+
+
+def _result(child: _Child) -> Any:
+    assert child.outcome is not None
+    if child.outcome["printed"]:
+        print(child.outcome["printed"], end="")
+    return pickle.loads(child.outcome["result"])
