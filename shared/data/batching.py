@@ -57,9 +57,9 @@ def collate(
     """
     if not pairs:
         raise InputError("collate got 0 pairs; a batch needs at least 1")
-    src = _pad([src + [eos_id] for src, _ in pairs], pad_id)  # (B, S)
-    tgt_in = _pad([[bos_id] + tgt for _, tgt in pairs], pad_id)  # (B, T)
-    tgt_out = _pad([tgt + [eos_id] for _, tgt in pairs], pad_id)  # (B, T)
+    src = _pad([[*src, eos_id] for src, _ in pairs], pad_id)  # (B, S)
+    tgt_in = _pad([[bos_id, *tgt] for _, tgt in pairs], pad_id)  # (B, T)
+    tgt_out = _pad([[*tgt, eos_id] for _, tgt in pairs], pad_id)  # (B, T)
     T = tgt_in.shape[1]
     causal = torch.ones(T, T, dtype=torch.bool).tril()  # (T, T)
     return Batch(
@@ -164,7 +164,7 @@ def check_token_ids(tokens: Int[Tensor, "..."], vocab_size: int, what: str = "to
     if tokens.numel() == 0:
         return
     low, high = tokens.aminmax()
-    if 0 <= int(low) and int(high) < vocab_size:
+    if low >= 0 and high < vocab_size:
         return
     place = ((tokens < 0) | (tokens >= vocab_size)).nonzero()[0].tolist()
     raise InputError(
