@@ -14,7 +14,7 @@ import nbformat
 from shared import course
 from shared.errors import InputError
 
-EXERCISE = re.compile(r"^@exercise\(\s*['\"]([0-9]{2}\.[0-9]+)['\"]\s*\)", re.MULTILINE)
+EXERCISE = re.compile(r"^@exercise\(\s*['\"]([0-9]{2}\.[0-9]+[a-z]?)['\"]\s*\)", re.MULTILINE)
 
 
 @dataclass(frozen=True)

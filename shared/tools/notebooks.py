@@ -20,7 +20,7 @@ from nbformat import NotebookNode
 from shared.answers import EXERCISE
 from shared.course import ROOT, load_checks
 
-CHECK = re.compile(r"^check\(\s*['\"]([0-9]{2}\.[0-9]+)['\"]", re.MULTILINE)
+CHECK = re.compile(r"^check\(\s*['\"]([0-9]{2}\.[0-9]+[a-z]?)['\"]", re.MULTILINE)
 CELL_ID = re.compile(r"^c-[0-9a-f]{8}(-\d+)?$")
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
