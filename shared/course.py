@@ -219,7 +219,8 @@ def check(id: str, candidate: Any) -> None:
     if fault:
         _tell(WrongAnswer, fault_words(checks, fault))
     else:
-        print(f"{id} {checks.name}: right ({len(checks.checks)} checks passed)")
+        count = len(checks.checks)
+        print(f"{id} {checks.name}: right ({count} check{'s' * (count > 1)} passed)")
 
 
 def not_solved_words(checks: ExerciseChecks) -> str:

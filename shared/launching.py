@@ -98,4 +98,8 @@ def end_group(process: subprocess.Popen, grace: float = 5.0) -> None:
 
 
 def _tail(printed: str) -> str:
-    return "\n".join(printed.splitlines()[-TAIL:])
+    """The last lines that the script itself printed; torchrun's own report of a failure is cut."""
+    lines = printed.splitlines()
+    marks = [i for i, line in enumerate(lines) if "torch/distributed/elastic/" in line]
+    own = lines[: marks[0]] if marks else lines
+    return "\n".join((own or lines)[-TAIL:])

@@ -1,0 +1,109 @@
+"""run_ranks: results, and each way in which a rank can fail."""
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from shared.ranks import RankFailed, run_ranks
+
+
+def alive_children() -> list[int]:
+    """Process ids whose parent is this process."""
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return [int(pid) for pid in file.read().split()]
+
+
+@pytest.fixture(autouse=True)
+def no_process_left():
+    before = set(alive_children())
+    yield
+    assert set(alive_children()) <= before
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_ranks_form_one_group(world_size):
+    def total(rank, size):
+        values = torch.full((size,), float(rank))
+        dist.all_reduce(values)
+        return rank, dist.get_world_size(), values
+
+    for rank, result in enumerate(run_ranks(total, world_size, 5)):
+        expected = torch.full((5,), sum(range(world_size)), dtype=torch.float32)
+        assert result[:2] == (rank, world_size)
+        torch.testing.assert_close(result[2], expected)
+
+
+def test_what_ranks_print_comes_in_their_order(capsys):
+    def speak(rank):
+        time.sleep(0.1 * (2 - rank))
+        print(f"rank {rank}")
+
+    run_ranks(speak, 3)
+    assert capsys.readouterr().out == "rank 0\nrank 1\nrank 2\n"
+
+
+def test_backward_in_the_parent_does_not_hang_the_ranks():
+    weight = torch.randn(300, 300, requires_grad=True)
+    (weight @ weight).sum().backward()
+
+    def product(rank):
+        x = torch.randn(300, 300, requires_grad=True)
+        (x @ x).sum().backward()
+        return torch.get_num_threads()
+
+    assert run_ranks(product, 2, timeout=30) == [1, 1]
+
+
+def test_an_exception_surfaces_with_rank_and_line():
+    def fail(rank):
+        if rank == 1:
+            raise ValueError("no such bucket")
+        dist.barrier()
+
+    with pytest.raises(
+        RankFailed, match=r"rank 1 of 3 raised ValueError: no such bucket"
+    ) as caught:
+        run_ranks(fail, 3)
+    assert 'raise ValueError("no such bucket")' in str(caught.value)
+
+
+def test_a_killed_rank_is_named():
+    def die(rank):
+        if rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.barrier()
+
+    with pytest.raises(RankFailed, match="rank 2 of 3 was ended by SIGKILL"):
+        run_ranks(die, 3)
+
+
+def test_a_rank_that_never_comes_back_ends_with_its_stack():
+    def wait_for_nobody(rank):
+        if rank == 0:
+            time.sleep(60)
+
+    with pytest.raises(
+        RankFailed, match=r"ranks \[0\] of 2 were not back after 1 s; back: \[1\]"
+    ) as e:
+        run_ranks(wait_for_nobody, 2, timeout=1)
+    assert "in wait_for_nobody" in str(e.value)
+
+
+def test_a_result_that_cannot_travel_is_an_error_of_its_rank():
+    with pytest.raises(RankFailed, match=r"rank 0 of 1 raised .*pickle"):
+        run_ranks(lambda rank: lambda: rank, 1)
+
+
+def test_world_size_zero_is_refused():
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        run_ranks(print, 0)
+
+
+def test_it_refuses_to_fork_once_cuda_is_initialised(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.raises(RuntimeError, match="CUDA is initialised in this process"):
+        run_ranks(print, 2)
