@@ -1,0 +1,309 @@
+"""Wrong answers that people give to lesson 01, each with the words that its check must say."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shared.checking import mistake
+
+
+def _table(max_len: int, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+    angles = torch.arange(max_len, dtype=torch.float64)[:, None] * frequencies
+    return angles.sin().float(), angles.cos().float()
+
+
+def _frequencies(dim: int) -> Tensor:
+    if dim % 2:
+        raise ValueError(f"d_model must be even, got {dim}")
+    return 10_000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+
+
+def _encoding(max_len: int, d_model: int) -> Tensor:
+    return torch.stack(_table(max_len, _frequencies(d_model)), dim=-1).flatten(1)
+
+
+@mistake("01.1", says="sine and cosine are swapped")
+def sinusoidal_encoding(max_len, d_model):
+    sin, cos = _table(max_len, _frequencies(d_model))
+    return torch.stack([cos, sin], dim=-1).flatten(1)
+
+
+@mistake("01.1", says="the sines fill the first half")
+def sinusoidal_encoding(max_len, d_model):
+    return torch.cat(_table(max_len, _frequencies(d_model)), dim=1)
+
+
+@mistake("01.1", says="the exponent is i / d_model")
+def sinusoidal_encoding(max_len, d_model):
+    frequencies = 10_000.0 ** (-torch.arange(d_model // 2, dtype=torch.float64) / d_model)
+    return torch.stack(_table(max_len, frequencies), dim=-1).flatten(1)
+
+
+@mistake("01.1", says="each column has its own exponent")
+def sinusoidal_encoding(max_len, d_model):
+    angles = torch.arange(max_len, dtype=torch.float64)[:, None] * 10_000.0 ** (
+        -torch.arange(d_model, dtype=torch.float64) / d_model
+    )
+    encoding = angles.sin()
+    encoding[:, 1::2] = angles[:, 1::2].cos()
+    return encoding.float()
+
+
+@mistake("01.1", says="positions start at 0")
+def sinusoidal_encoding(max_len, d_model):
+    return _encoding(max_len + 1, d_model)[1:]
+
+
+@mistake("01.1", says="is multiplied by 10000^(2i / d_model)")
+def sinusoidal_encoding(max_len, d_model):
+    sin, cos = _table(max_len, 1 / _frequencies(d_model))
+    return torch.stack([sin, cos], dim=-1).flatten(1)
+
+
+@mistake("01.1", says="the angles were computed in float32")
+def sinusoidal_encoding(max_len, d_model):
+    # The lines that circulate: exp of a logarithm, everything in float32.
+    position = torch.arange(max_len).unsqueeze(1)
+    div_term = torch.exp(torch.arange(0, d_model, 2) * (-math.log(10000.0) / d_model))
+    encoding = torch.zeros(max_len, d_model)
+    encoding[:, 0::2] = torch.sin(position * div_term)
+    encoding[:, 1::2] = torch.cos(position * div_term)
+    return encoding
+
+
+@mistake("01.1", says="an odd d_model (7) is accepted")
+def sinusoidal_encoding(max_len, d_model):
+    return _encoding(max_len, d_model + d_model % 2)[:, :d_model]
+
+
+@mistake("01.1", says="raises the wrong kind of error")
+def sinusoidal_encoding(max_len, d_model):
+    assert d_model % 2 == 0, f"d_model is {d_model}"
+    return _encoding(max_len, d_model)
+
+
+class _Right(nn.Module):
+    """A right answer with places to go wrong in; not a reference."""
+
+    encoding: Tensor
+
+    def __init__(self, d_model, max_len=5000, dropout=0.0):
+        super().__init__()
+        self.register_buffer("encoding", _encoding(max_len, d_model))
+        self.dropout = nn.Dropout(dropout)
+
+    def rows(self, x, start):
+        if start + x.shape[1] > len(self.encoding):
+            raise ValueError(f"{start + x.shape[1]} positions, max_len {len(self.encoding)}")
+        return self.encoding[start : start + x.shape[1]].to(x.dtype)
+
+    def forward(self, x, start=0):
+        return self.dropout(x + self.rows(x, start))
+
+
+@mistake("01.2", says="x was changed in place")
+class PositionalEncoding(_Right):
+    def forward(self, x, start=0):
+        x += self.rows(x, start)
+        return self.dropout(x)
+
+
+@mistake("01.2", says="the rows were chosen by the batch index")
+class PositionalEncoding(_Right):
+    def forward(self, x, start=0):
+        return self.dropout(x + self.encoding[start : start + x.shape[0], None])
+
+
+@mistake("01.2", says="scaling is the embedding's business")
+class PositionalEncoding(_Right):
+    def forward(self, x, start=0):
+        return super().forward(x * math.sqrt(x.shape[-1]), start)
+
+
+@mistake("01.2", says="start is ignored")
+class PositionalEncoding(_Right):
+    def forward(self, x, start=0):
+        return super().forward(x, 0)
+
+
+@mistake("01.2", says="the encoding is a Parameter")
+class PositionalEncoding(_Right):
+    def __init__(self, d_model, max_len=5000, dropout=0.0):
+        nn.Module.__init__(self)
+        self.encoding = nn.Parameter(_encoding(max_len, d_model), requires_grad=False)
+        self.dropout = nn.Dropout(dropout)
+
+
+@mistake("01.2", says="the encoding is a plain attribute")
+class PositionalEncoding(_Right):
+    def __init__(self, d_model, max_len=5000, dropout=0.0):
+        nn.Module.__init__(self)
+        self.encoding = _encoding(max_len, d_model)
+        self.dropout = nn.Dropout(dropout)
+
+
+@mistake("01.2", says="the buffer is not persistent")
+class PositionalEncoding(_Right):
+    def __init__(self, d_model, max_len=5000, dropout=0.0):
+        nn.Module.__init__(self)
+        self.register_buffer("encoding", _encoding(max_len, d_model), persistent=False)
+        self.dropout = nn.Dropout(dropout)
+
+
+@mistake("01.2", says="dropout does not reach the output")
+class PositionalEncoding(_Right):
+    def forward(self, x, start=0):
+        return x + self.dropout(self.rows(x, start))
+
+
+@mistake("01.2", says="dropout acts in training only")
+class PositionalEncoding(_Right):
+    def __init__(self, d_model, max_len=5000, dropout=0.0):
+        super().__init__(d_model, max_len)
+        self.share = dropout
+
+    def forward(self, x, start=0):
+        return F.dropout(x + self.rows(x, start), self.share)
+
+
+@mistake("01.2", says="bfloat16 plus float32 is float32")
+class PositionalEncoding(_Right):
+    def rows(self, x, start):
+        return super().rows(x, start).float()
+
+
+@mistake("01.2", says="raises the wrong kind of error")
+class PositionalEncoding(_Right):
+    def rows(self, x, start):
+        return self.encoding[start : start + x.shape[1]].to(x.dtype)
+
+
+@mistake("01.2", says="length 5 from start=6 with max_len=9 is accepted")
+class PositionalEncoding(_Right):
+    def rows(self, x, start):
+        if x.shape[1] > len(self.encoding):
+            raise ValueError(f"{x.shape[1]} positions, max_len {len(self.encoding)}")
+        start = min(start, len(self.encoding) - x.shape[1])
+        return super().rows(x, start)
+
+
+def _turn(angles: Tensor) -> Tensor:
+    return torch.block_diag(
+        *[
+            torch.tensor([[math.cos(a), math.sin(a)], [-math.sin(a), math.cos(a)]])
+            for a in angles.tolist()
+        ]
+    )
+
+
+@mistake("01.3", says="the matrix moves backwards")
+def shift_matrix(offset, d_model):
+    return _turn(offset * _frequencies(d_model)).T
+
+
+@mistake("01.3", says="the blocks are built for sines in the first half")
+def shift_matrix(offset, d_model):
+    angles = (offset * _frequencies(d_model)).float()
+    cos, sin = angles.cos().diag(), angles.sin().diag()
+    return torch.cat([torch.cat([cos, sin], dim=1), torch.cat([-sin, cos], dim=1)])
+
+
+@mistake("01.3", says="a turn has one minus")
+def shift_matrix(offset, d_model):
+    blocks = []
+    for a in (offset * _frequencies(d_model)).tolist():
+        blocks.append(torch.tensor([[math.cos(a), math.sin(a)], [math.sin(a), math.cos(a)]]))
+    return torch.block_diag(*blocks)
+
+
+@mistake("01.3", says="every pair turns by the same angle")
+def shift_matrix(offset, d_model):
+    return _turn(torch.full((d_model // 2,), float(offset)))
+
+
+@mistake("01.3", says="multiply it by the offset")
+def shift_matrix(offset, d_model):
+    return _turn(_frequencies(d_model))
+
+
+@mistake("01.3", says="an odd d_model (5) is accepted")
+def shift_matrix(offset, d_model):
+    return _turn(offset * _frequencies(d_model + d_model % 2))[:d_model, :d_model]
+
+
+def _rotate(x, cos, sin):
+    even, odd = x[..., 0::2], x[..., 1::2]
+    return torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2)
+
+
+def _cos_sin(x, positions):
+    angles = positions[..., None].double() * _frequencies(x.shape[-1])
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+@mistake("01.4", says="the pairs are (i, i + K / 2)")
+def rotary(x, positions):
+    cos, sin = _cos_sin(x, positions)
+    first, second = x.chunk(2, dim=-1)
+    turned = [first * cos - second * sin, first * sin + second * cos]
+    return torch.cat(turned, dim=-1).to(x.dtype)
+
+
+@mistake("01.4", says="the pairs turn the other way")
+def rotary(x, positions):
+    cos, sin = _cos_sin(x, positions)
+    return _rotate(x, cos, -sin).to(x.dtype)
+
+
+@mistake("01.4", says="use the positions that are given")
+def rotary(x, positions):
+    cos, sin = _cos_sin(x, torch.arange(x.shape[-2]))
+    return _rotate(x, cos, sin).to(x.dtype)
+
+
+@mistake("01.4", says="half after half")
+def rotary(x, positions):
+    cos, sin = _cos_sin(x, positions)
+    even, odd = x[..., 0::2], x[..., 1::2]
+    return torch.cat([even * cos - odd * sin, even * sin + odd * cos], dim=-1).to(x.dtype)
+
+
+@mistake("01.4", says="rotary turns and adds nothing")
+def rotary(x, positions):
+    cos, sin = _cos_sin(x, positions)
+    return x + torch.stack([sin, cos], dim=-1).flatten(-2).to(x.dtype)
+
+
+@mistake("01.4", says="x was changed in place")
+def rotary(x, positions):
+    cos, sin = _cos_sin(x, positions)
+    x[..., 0::2] = x[..., 0::2] * cos - x[..., 1::2] * sin
+    x[..., 1::2] = x[..., 0::2] * sin + x[..., 1::2] * cos
+    return x
+
+
+@mistake("01.4", says="(B, H, L, K) with positions of each sentence")
+def rotary(x, positions):
+    cos, sin = _cos_sin(x, positions.reshape(-1, positions.shape[-1])[0])
+    return _rotate(x, cos, sin).to(x.dtype)
+
+
+@mistake("01.4", says="no longer in x's dtype")
+def rotary(x, positions):
+    return _rotate(x, *_cos_sin(x, positions))
+
+
+@mistake("01.4", says="bfloat16 takes position 1001 for 1000")
+def rotary(x, positions):
+    angles = positions[..., None].to(x.dtype) * _frequencies(x.shape[-1]).to(x.dtype)
+    return _rotate(x, angles.cos(), angles.sin())
+
+
+@mistake("01.4", says="an odd head_dim (5)")
+def rotary(x, positions):
+    cos, sin = _cos_sin(x[..., : x.shape[-1] // 2 * 2], positions)
+    turned = _rotate(x[..., : x.shape[-1] // 2 * 2], cos, sin).to(x.dtype)
+    return torch.cat([turned, x[..., x.shape[-1] // 2 * 2 :]], dim=-1)
