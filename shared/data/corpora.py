@@ -1,8 +1,8 @@
 """Parallel text by name or from a folder: the corpus a translator learns from."""
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from shared.data.folder import Empty, PairReader, find_splits, refuse
@@ -15,6 +15,7 @@ WITHOUT_HUB = (
     "two ways on: your own files with --dataset DIR (train.en and train.de), "
     "or the corpus that ships with the course with --dataset grammar"
 )
+HUB_NAMES = ("multi30k", "wmt16")
 HELD_OUT_SHARE, HELD_OUT_MOST = 0.05, 1000
 
 
@@ -36,7 +37,7 @@ class ParallelCorpus:
 
 
 def load_corpus(
-    dataset: str,
+    dataset: str | Path,
     src: str = "en",
     tgt: str = "de",
     empty: Empty = "error",
@@ -57,7 +58,15 @@ def load_corpus(
         InputError: what was given cannot be used; the message says what, where and what would do.
     """
     _check_arguments(src, tgt, empty, max_train)
-    corpus = _loader(dataset)(dataset, src, tgt, empty)
+    dataset = str(dataset)
+    if dataset in HUB_NAMES:
+        corpus = _load_hub(dataset, src, tgt, max_train)
+    elif dataset == "grammar":
+        corpus = _load_grammar(dataset, src, tgt)
+    elif dataset and Path(dataset).is_dir():
+        corpus = _load_folder(dataset, src, tgt, empty)
+    else:
+        refuse(dataset, ["grammar", *HUB_NAMES], ["stdlib", "wikitext-2"], "translation")
     if max_train is not None:
         corpus = replace(corpus, train=corpus.train[:max_train])
     for split in ("train", "validation", "test"):
@@ -75,36 +84,28 @@ def _check_arguments(src: str, tgt: str, empty: str, max_train: int | None) -> N
         raise InputError(f"max_train is {max_train}; it must be at least 1")
 
 
-def _loader(dataset: str) -> Callable[[str, str, str, Empty], ParallelCorpus]:
-    by_name = {"grammar": _load_grammar, "multi30k": _load_hub, "wmt16": _load_hub}
-    if dataset in by_name:
-        return by_name[dataset]
-    if dataset and Path(dataset).is_dir():
-        return _load_folder
-    refuse(dataset, list(by_name), ["stdlib", "wikitext-2"], "translation")
-
-
-def _load_grammar(dataset: str, src: str, tgt: str, empty: Empty) -> ParallelCorpus:
+def _load_grammar(dataset: str, src: str, tgt: str) -> ParallelCorpus:
     if {src, tgt} != {"en", "de"}:
         raise InputError(f"dataset 'grammar' has the languages en and de, not {src} and {tgt}")
     if not GRAMMAR_FOLDER.is_dir():
         raise InputError(
             f"{GRAMMAR_FOLDER} is missing; write it again with: python -m shared.data.grammar"
         )
-    return replace(_load_folder(str(GRAMMAR_FOLDER), src, tgt, empty), name=dataset)
+    return replace(_load_folder(str(GRAMMAR_FOLDER), src, tgt, empty="error"), name=dataset)
 
 
-def _load_hub(dataset: str, src: str, tgt: str, empty: Empty) -> ParallelCorpus:
+def _load_hub(dataset: str, src: str, tgt: str, max_train: int | None) -> ParallelCorpus:
     splits = load_from_hub(dataset, otherwise=WITHOUT_HUB)
     reader = PairReader(src, tgt, empty="drop")
-    train, validation, test = (
-        reader.from_rows(
-            [(f"{dataset} {split}, row {n}", row) for n, row in enumerate(splits[split], 1)],
-            name=f"{dataset} {split}",
-        )
-        for split in ("train", "validation", "test")
-    )
-    return ParallelCorpus(dataset, train, validation, test, src, tgt, notes=tuple(_dropped(reader)))
+
+    def pairs(split: str, most: int | None = None) -> list[Pair]:
+        rows = islice(splits[split], most)
+        places = ((f"{dataset} {split}, row {n}", row) for n, row in enumerate(rows, start=1))
+        return reader.from_rows(places, name=f"{dataset} {split}")
+
+    train, validation, test = pairs("train", max_train), pairs("validation"), pairs("test")
+    notes = tuple(_dropped(reader))
+    return ParallelCorpus(dataset, train, validation, test, src, tgt, notes)
 
 
 def _load_folder(dataset: str, src: str, tgt: str, empty: Empty) -> ParallelCorpus:

@@ -2,8 +2,9 @@
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -46,7 +47,7 @@ class PairReader:
         """All pairs of a source in the order of its files."""
         if source.format == "text":
             return self._read_text(source)
-        rows = [row for path in source.files.values() for row in read_rows(path)]
+        rows = chain.from_iterable(read_rows(path) for path in source.files.values())
         return self.from_rows(rows, name=", ".join(path.name for path in source.files.values()))
 
     def _read_text(self, source: Source) -> list[Pair]:
@@ -61,18 +62,28 @@ class PairReader:
                 "line n of the other"
             )
         pairs = [Pair(a.strip(), b.strip()) for a, b in zip(src, tgt, strict=True)]
-        empty = [
-            _count_lines(path, [n for n, pair in enumerate(pairs, 1) if not pair[side]])
-            for side, path in enumerate((src_path, tgt_path))
-        ]
-        return self._without_empty(pairs, "; ".join(filter(None, empty)))
+        full = [pair for pair in pairs if all(pair)]
+        if len(full) < len(pairs):
+            empty = [
+                _count_lines(path, [n for n, pair in enumerate(pairs, 1) if not pair[side]])
+                for side, path in enumerate((src_path, tgt_path))
+            ]
+            self._drop(len(pairs) - len(full), "; ".join(filter(None, empty)))
+        return full
 
-    def from_rows(self, rows: Sequence[tuple[str, Mapping[str, Any]]], name: str) -> list[Pair]:
+    def from_rows(self, rows: Iterable[tuple[str, Mapping[str, Any]]], name: str) -> list[Pair]:
         """The pairs of table rows; each row comes with its place, for error messages."""
-        pairs = [self._pair_of_row(row, place) for place, row in rows]
-        empty = [place for (place, _), pair in zip(rows, pairs, strict=True) if not all(pair)]
-        seen = f"{name}: {len(empty)} with an empty side (first: {empty[0]})" if empty else ""
-        return self._without_empty(pairs, seen)
+        full: list[Pair] = []
+        empty: list[str] = []
+        for place, row in rows:
+            pair = self._pair_of_row(row, place)
+            if all(pair):
+                full.append(pair)
+            else:
+                empty.append(place)
+        if empty:
+            self._drop(len(empty), f"{name}: {len(empty)} with an empty side (first: {empty[0]})")
+        return full
 
     def _pair_of_row(self, row: Mapping[str, Any], place: str) -> Pair:
         inner = row.get("translation", row)
@@ -85,17 +96,13 @@ class PairReader:
             f"{self.tgt!r}, or 'translation' with both inside, or 'src' and 'tgt'"
         )
 
-    def _without_empty(self, pairs: list[Pair], seen: str) -> list[Pair]:
-        if not seen:
-            return pairs
+    def _drop(self, number: int, seen: str) -> None:
         if self.empty == "error":
             raise InputError(
                 f"{seen}: complete them, or leave these pairs out with "
                 "load_corpus(..., empty='drop'), in a script --drop-empty"
             )
-        full = [pair for pair in pairs if all(pair)]
-        self.dropped += len(pairs) - len(full)
-        return full
+        self.dropped += number
 
 
 def _count_lines(path: Path, numbers: list[int], show: int = 5) -> str:
@@ -107,6 +114,8 @@ def _count_lines(path: Path, numbers: list[int], show: int = 5) -> str:
 
 
 def _sentence(value: Any, column: str, place: str) -> str:
+    if value is None:  # how a table writes a missing sentence
+        return ""
     if not isinstance(value, str):
         raise InputError(
             f"{place}: column {column!r} holds {shorten(repr(value))}; expected a sentence"

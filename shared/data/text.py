@@ -37,7 +37,7 @@ class TextCorpus:
     notes: tuple[str, ...] = ()
 
 
-def load_text(dataset: str) -> TextCorpus:
+def load_text(dataset: str | Path) -> TextCorpus:
     """Load text by name (stdlib, wikitext-2) or from a folder of .txt, .md and .py files.
 
     Text files with "train", "validation" (val, dev) and "test" in their names are these splits.
@@ -47,6 +47,7 @@ def load_text(dataset: str) -> TextCorpus:
     Raises:
         InputError: what was given cannot be used; the message says what, where and what would do.
     """
+    dataset = str(dataset)
     if dataset == "stdlib":
         return _load_stdlib()
     if dataset == "wikitext-2":
