@@ -122,6 +122,10 @@ class Tokenizer:
             )
         return cls(engine)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Through JSON: the engine's own pickle forgets that "<pad>" in a text is just text.
+        return Tokenizer.from_json, (self.to_json(),)
+
     def save(self, path: str | Path) -> None:
         """Write the tokenizer as JSON: aside first, then renamed, so no half file is left."""
         path = Path(path)
