@@ -1,0 +1,53 @@
+"""This machine in numbers and words, as a container's limits leave it."""
+
+import os
+import platform
+from pathlib import Path
+
+GIB = 2**30
+CONTROL_GROUP = Path("/sys/fs/cgroup")
+
+
+def num_cores() -> int:
+    """Cores that this process may use: affinity and a container's quota count."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    quota, _, period = _limit("cpu.max").partition(" ")
+    if quota.isdecimal() and period.isdecimal():
+        return max(1, min(cores or 1, int(quota) // int(period)))
+    return cores or 1
+
+
+def memory_gib() -> float:
+    """Main memory in GiB, or the container's part of it."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = _limit("memory.max")
+    return (min(memory, int(limit)) if limit.isdecimal() else memory) / GIB
+
+
+def processor_name() -> str:
+    """The processor's model where the system tells it, its architecture otherwise."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def describe_machine() -> dict[str, str]:
+    """What a measured figure has to be read with."""
+    return {
+        "processor": processor_name(),
+        "cores": str(num_cores()),
+        "memory": f"{memory_gib():.0f} GiB",
+        "Python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()}",
+    }
+
+
+def _limit(name: str) -> str:
+    """A limit of the control group as text; empty where there is none."""
+    try:
+        return (CONTROL_GROUP / name).read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,102 @@
+"""The doctor says what is missing and what to do, also where almost everything is missing."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shared.tools import accelerators, doctor, machine
+from shared.tools.finding import GOOD, MISSING, NOTE, Finding
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_this_environment_lacks_nothing():
+    done = subprocess.run(
+        [sys.executable, "-m", "shared.tools.doctor", "--no-setup"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    for word in ("Python", "cores", "memory", "disk", "torch", "gloo", "CUDA", "C++", "ninja"):
+        assert f"\n{word}" in f"\n{done.stdout}"
+    assert "can be built here" in done.stdout
+    assert "kernel python3" in done.stdout
+    assert done.stdout.endswith("needed and missing: nothing\n")
+
+
+def test_the_exit_status_says_that_something_needed_is_missing(capsys):
+    found = [
+        Finding("a", GOOD, "x"),
+        Finding("b", NOTE, "y", "do"),
+        Finding("c", MISSING, "z", "fix"),
+    ]
+    assert doctor.show(found) == 1
+    assert capsys.readouterr().out.endswith("needed and missing: c\n")
+    assert doctor.show(found[:2]) == 0
+
+
+def test_without_set_up_it_says_how_to(tmp_path):
+    finding = doctor.look_at_set_up(tmp_path)
+    assert finding.state == MISSING
+    assert "setup" in finding.advice
+
+
+def test_packages_that_differ_from_the_pins(tmp_path):
+    listing = "[project]\ndependencies = [{}]\n[project.optional-dependencies]\ndev = []\n"
+    (tmp_path / "pyproject.toml").write_text(listing.format('"nosuchpackage==1"'))
+    finding = doctor.look_at_pins(tmp_path)
+    assert (finding.state, finding.found) == (MISSING, "not installed: nosuchpackage")
+    (tmp_path / "pyproject.toml").write_text(listing.format('"pytest==0.1"'))
+    finding = doctor.look_at_pins(tmp_path)
+    assert finding.state == NOTE
+    assert "pinned: 0.1" in finding.found
+
+
+def test_a_cpu_wheel_fits_the_pin(tmp_path, monkeypatch):
+    text = (
+        '[project]\ndependencies = ["torch==2.13.0"]\n[project.optional-dependencies]\ndev = []\n'
+    )
+    (tmp_path / "pyproject.toml").write_text(text)
+    monkeypatch.setattr(doctor.importlib.metadata, "version", lambda name: "2.13.0+cpu")
+    assert doctor.look_at_pins(tmp_path).state == GOOD
+
+
+def test_a_shell_left_in_solution_mode_is_noticed(monkeypatch):
+    monkeypatch.setenv("TORCH_HANDLE_IMPLEMENTATION", "solution")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    found = [finding.found for finding in doctor.look_at_variables(ROOT)]
+    assert found == ["TORCH_HANDLE_IMPLEMENTATION is set", "PYTHONPATH names this folder"]
+
+
+def test_no_compiler_is_a_note_with_advice(monkeypatch):
+    monkeypatch.setattr(accelerators.shutil, "which", lambda *args, **options: None)
+    findings = list(accelerators.look_at_compiler())
+    assert [finding.state for finding in findings] == [NOTE, NOTE]
+    assert all(finding.advice for finding in findings)
+
+
+def test_no_torch_and_no_deepspeed_do_not_stop_it(monkeypatch):
+    def refuse(name):
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr(accelerators.importlib, "import_module", refuse)
+    assert [finding.state for finding in accelerators.look_at_torch()] == [MISSING]
+    monkeypatch.setattr(accelerators.importlib.util, "find_spec", lambda name: None)
+    assert accelerators.look_at_deepspeed().state == NOTE
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"), [("max 100000", 8), ("200000 100000", 2), ("50000 100000", 1), ("", 8)]
+)
+def test_a_containers_quota_counts(tmp_path, monkeypatch, quota, cores):
+    (tmp_path / "cpu.max").write_text(quota)
+    (tmp_path / "memory.max").write_text(str(2**30))
+    monkeypatch.setattr(machine, "CONTROL_GROUP", tmp_path)
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: range(8), raising=False)
+    assert machine.num_cores() == cores
+    assert machine.memory_gib() == 1.0

@@ -1,0 +1,385 @@
+"""run_all.sh in a small tree of its own: stub lessons, a stub torchrun, a Python that plays pip."""
+
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from shared.tools import setup
+from shared.tools.command import UsageError, parse
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Starts the ranks the way torchrun does, each in a session of its own, and ends without them if it
+# is killed: what run_all.sh has to cope with.
+TORCHRUN = """
+import os, signal, subprocess, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+nproc = next(int(w.split("=")[1]) for w in sys.argv if w.startswith("--nproc_per_node="))
+words = [w for w in sys.argv[1:] if not w.startswith(("--nproc", "--standalone"))]
+ranks = [
+    subprocess.Popen([sys.executable, *words], start_new_session=True,
+                     env={**os.environ, "RANK": str(rank), "WORLD_SIZE": str(nproc)})
+    for rank in range(nproc)
+]
+sys.exit(max(abs(rank.wait()) for rank in ranks))
+"""
+
+SCRIPT = """
+import argparse, json, os, pathlib, subprocess, sys, time
+parser = argparse.ArgumentParser()
+parser.add_argument("--out", type=pathlib.Path)
+parser.add_argument("--preset", default="small")
+parser.add_argument("--device")
+args = parser.parse_args()
+world_size = int(os.environ["WORLD_SIZE"])
+def finish(world_size=world_size):
+    record = {"lesson": args.out.name, "world_size": world_size, "device": "cpu", "backend": "gloo",
+              "torch": "2", "seconds": 0.1, "headline": f"preset {args.preset}",
+              "table": [{"variant": "a", "loss": 0.5}]}
+    if os.environ["RANK"] == "0":
+        (args.out / "metrics.json").write_text(json.dumps(record))
+"""
+BODIES = {
+    "01_good": "finish()",
+    "02_bad": "print('the last words'); sys.exit(3)",
+    "03_alone": "finish(world_size=1)",
+    "04_silent": "pass",
+    "05_slow": "print('asleep', flush=True); time.sleep(120)",
+    "06_leaves": "finish(); subprocess.Popen(['sleep', '120'], start_new_session=True)",
+}
+
+# A Python whose venv and pip do nothing but write down that they were called.
+PYTHON = """#!/bin/sh
+case "$*" in
+    "-m venv "*)
+        mkdir -p "$3/bin" && cp "$0" "$3/bin/python" && echo "home = x" > "$3/pyvenv.cfg"
+        echo venv >> calls.txt ;;
+    "-m pip --version") echo "pip 1" ;;
+    "-m pip install "*)
+        echo "pip" >> calls.txt
+        test -z "$STUB_PIP_SLEEPS" || { echo "Collecting torch"; sleep 120; }
+        test -z "$STUB_PIP_FAILS" || { echo "no network"; exit 1; } ;;
+    "-m shared.tools.command"*)
+        shift 2
+        exec REAL -c 'import runpy, sys
+sys._base_executable = "BASE"
+runpy.run_module("shared.tools.command", run_name="__main__")' "$@" ;;
+    *) exec REAL "$@" ;;
+esac
+"""
+
+
+class Tree:
+    """A copy of what run_all.sh needs, with lessons of a line each."""
+
+    def __init__(self, root: Path, lessons: tuple[str, ...]) -> None:
+        self.root = root
+        self.programs = root / "programs"
+        for folder in ("shared", "lessons", "programs", "torch/distributed"):
+            (root / folder).mkdir(parents=True)
+        shutil.copy(ROOT / "run_all.sh", root)
+        shutil.copytree(ROOT / "shared" / "tools", root / "shared" / "tools")
+        for name in ("__init__.py", "launching.py"):
+            shutil.copy(ROOT / "shared" / name, root / "shared")
+        (root / "pyproject.toml").write_text("[project]\n")
+        (root / "torch/__init__.py").write_text(
+            "class cuda:\n    device_count = staticmethod(lambda: 0)\n"
+        )
+        (root / "torch/distributed/__init__.py").touch()
+        (root / "torch/distributed/run.py").write_text(TORCHRUN)
+        for lesson in lessons:
+            (root / "lessons" / lesson).mkdir()
+            (root / "lessons" / lesson / "train.py").write_text(SCRIPT + BODIES[lesson])
+        # Nothing but these and the system's own: no other python3.12 is found by chance.
+        for name in ("dirname", "cat", "sh", "bash", "mkdir", "cp", "sleep", "test", "echo"):
+            found = shutil.which(name)
+            if found:
+                (self.programs / name).symlink_to(found)
+
+    def add_program(self, name: str, text: str) -> None:
+        """Put a shell script on PATH."""
+        path = self.programs / name
+        path.write_text(text)
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+    def add_python(self, name: str = "python3") -> None:
+        """Put the Python that plays venv and pip on PATH."""
+        base = str(self.programs / name)
+        self.add_program(name, PYTHON.replace("REAL", sys.executable).replace("BASE", base))
+
+    def start(self, *words: str, **env: str) -> subprocess.Popen:
+        """Start run_all.sh as a new user's shell would, without our environment."""
+        clean = {"PATH": str(self.programs), "HOME": str(self.root), "COURSE_TEST": str(self.root)}
+        return subprocess.Popen(
+            ["./run_all.sh", *words],
+            cwd=self.root,
+            env={**clean, **env},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def run(self, *words: str, **env: str) -> subprocess.CompletedProcess:
+        """Run run_all.sh to its end."""
+        process = self.start(*words, **env)
+        out, err = process.communicate(timeout=60)
+        return subprocess.CompletedProcess(words, process.returncode, out, err)
+
+    def run_lessons(self, *words: str) -> subprocess.CompletedProcess:
+        """Run stub lessons in the environment that these tests run in."""
+        return self.run("--no-setup", *words, PYTHON=sys.executable)
+
+    def calls(self) -> list[str]:
+        """What the fake Python was asked to do since the last look."""
+        path = self.root / "calls.txt"
+        calls = path.read_text().split() if path.exists() else []
+        path.unlink(missing_ok=True)
+        return calls
+
+    def leftovers(self) -> list[str]:
+        """Command lines of the processes that carry this tree's marker."""
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                if f"COURSE_TEST={self.root}".encode() in (entry / "environ").read_bytes():
+                    found.append((entry / "cmdline").read_text().replace("\0", " "))
+            except OSError:
+                continue
+        return found
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A function that makes a tree with the given stub lessons."""
+    return lambda *lessons: Tree(tmp_path / "course", lessons)
+
+
+def wait_for(path: Path, text: str = "") -> None:
+    """Wait until a file holds a text."""
+    deadline = time.monotonic() + 30
+    while not (path.exists() and text in path.read_text()):
+        assert time.monotonic() < deadline, f"{path} never held {text!r}"
+        time.sleep(0.05)
+
+
+def test_a_line_a_lesson_and_failures_do_not_stop_the_others(tree):
+    course = tree("01_good", "02_bad", "03_alone", "04_silent")
+    stale = course.root / "runs" / "04_silent"
+    stale.mkdir(parents=True)
+    (stale / "metrics.json").write_text(json.dumps({"world_size": 2, "headline": "of old"}))
+    done = course.run_lessons()
+    lines = done.stdout.splitlines()
+    assert done.returncode == 1, done.stderr
+    assert any(line.startswith("01_good") and "pass  preset small" in line for line in lines)
+    assert any("02_bad" in line and "FAIL  exit status 3" in line for line in lines)
+    assert "    | the last words" in lines
+    assert any("FAIL  ran with 1 rank(s), 2 were asked for" in line for line in lines)
+    assert any("04_silent" in line and "wrote no metrics.json" in line for line in lines)
+    assert "1 of 4 lessons passed" in done.stdout
+    page = (course.root / "runs" / "report.html").read_text()
+    assert page.count('class="chip fail"') == 6  # three in the overview, three in their sections
+    assert "the last words" in page
+
+
+def test_named_lessons_and_their_options(tree):
+    course = tree("01_good", "02_bad", "04_silent")
+    done = course.run_lessons("1", "--preset", "tiny", "--nproc=3")
+    assert done.returncode == 0, done.stderr
+    assert "preset tiny" in done.stdout
+    assert "1 of 1 lessons passed" in done.stdout
+    metrics = json.loads((course.root / "runs" / "01_good" / "metrics.json").read_text())
+    assert metrics["world_size"] == 3
+    assert not (course.root / "runs" / "02_bad").exists()
+
+
+def test_a_lesson_that_takes_too_long_or_leaves_a_process_fails(tree):
+    course = tree("05_slow", "06_leaves")
+    done = course.run_lessons("--time-limit", "0.5")
+    assert done.returncode == 1
+    assert "05_slow" in done.stdout
+    assert "the time limit" in done.stdout
+    done = course.run_lessons("06")
+    assert "left 2 process(es) behind" in done.stdout
+    assert course.leftovers() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "kill"])
+def test_stopping_leaves_no_process_and_keeps_what_was_done(tree, number):
+    course = tree("01_good", "05_slow")
+    process = course.start("--no-setup", PYTHON=sys.executable)
+    wait_for(course.root / "runs" / "05_slow" / "run.log", "asleep")
+    assert len(course.leftovers()) == 4  # the runner, torchrun, two ranks
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "no process was left behind" in err
+    assert "1 of 2 lessons passed" in out
+    assert course.leftovers() == []
+    assert (course.root / "runs" / "report.html").exists()
+
+
+def test_ctrl_c_with_the_real_torchrun(tree):
+    course = tree("05_slow")
+    shutil.rmtree(course.root / "torch")
+    process = course.start("--no-setup", "--device=cpu", PYTHON=sys.executable)
+    wait_for(course.root / "runs" / "05_slow" / "run.log", "asleep")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert course.leftovers() == []
+
+
+def test_wrong_words_get_a_usage_line(tree):
+    course = tree("01_good")
+    for words in (["frobnicate"], ["07"], ["--fast"], ["doctor", "01"], ["setup", "--no-setup"]):
+        done = course.run(*words, PYTHON=sys.executable)
+        assert done.returncode == 2, words
+        assert "usage: ./run_all.sh" in done.stderr
+        assert done.stdout == ""
+    assert not (course.root / ".venv").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--nproc", "0"], "0"),
+        (["--nproc", "two"], "two"),
+        (["--preset", "huge"], "huge"),
+        (["--time-limit", "-1"], "-1"),
+        (["99"], "99"),
+        (["notebooks", "x"], "'x'"),
+    ],
+)
+def test_what_is_wrong_is_named(words, part):
+    with pytest.raises(UsageError, match=part):
+        parse(words)
+
+
+def test_pytest_arguments_pass_through():
+    command = parse(["test", "-k", "links", "--no-setup", "-x"])
+    assert command.no_setup
+    assert command.pytest_arguments == ["-k", "links", "-x"]
+
+
+def test_no_python_and_old_pythons_are_said(tree):
+    course = tree("01_good")
+    done = course.run("01")
+    assert done.returncode == 1
+    assert "needs Python 3.11 or newer" in done.stderr
+    assert "found: nothing" in done.stderr
+    course.add_program("python3", "#!/bin/sh\necho 3.9\n")
+    done = course.run("01")
+    assert done.returncode == 1
+    assert "python3 is 3.9" in done.stderr
+    assert "PYTHON=" in done.stderr
+    done = course.run("01", PYTHON="/nowhere/python")
+    assert done.returncode == 1
+    assert "PYTHON=/nowhere/python" in done.stderr
+
+
+def test_set_up_once_then_quickly(tree):
+    course = tree("01_good")
+    course.add_python("python3.12")
+    course.add_program("python3", "#!/bin/sh\necho 3.9\n")
+    assert course.run("setup").returncode == 0
+    assert course.calls() == ["venv", "pip"]
+    began = time.monotonic()
+    done = course.run("setup")
+    assert time.monotonic() - began < 1.0
+    assert done.returncode == 0
+    assert "set-up:" not in done.stdout
+    assert course.calls() == []
+    done = course.run("01")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (course.root / "pyproject.toml").write_text('[project]\nname = "other"\n')
+    done = course.run("setup")
+    assert "pyproject.toml changed" in done.stdout
+    assert course.calls() == ["pip"]
+
+
+def test_a_half_made_environment_is_mended(tree):
+    course = tree("01_good")
+    course.add_python()
+    done = course.run("setup", STUB_PIP_FAILS="yes")
+    assert done.returncode == 1
+    assert "no network" in done.stderr
+    assert "run it again" in done.stderr
+    done = course.run("setup")
+    assert done.returncode == 0
+    assert "unfinished" in done.stdout
+    assert course.calls() == ["venv", "pip", "pip"]
+    (course.root / ".venv" / "bin" / "python").unlink()
+    (course.root / ".venv" / "bin" / "python").symlink_to("/nowhere/python3.11")
+    done = course.run("setup")
+    assert done.returncode == 0
+    assert "does not run" in done.stdout
+    assert course.calls() == ["venv", "pip"]
+
+
+def test_ctrl_c_during_set_up_leaves_no_process_and_the_next_one_completes_it(tree):
+    course = tree("01_good")
+    course.add_python()
+    process = course.start("setup", STUB_PIP_SLEEPS="yes")
+    wait_for(course.root / "runs" / "setup.log", "Collecting torch")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert course.leftovers() == []
+    assert "unfinished" in course.run("setup").stdout
+
+
+def test_a_folder_that_is_no_environment_is_left_alone(tmp_path):
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / "thesis.txt").touch()
+    with pytest.raises(setup.SetupFailed, match="move it away"):
+        setup.find_need(tmp_path)
+    assert (tmp_path / ".venv" / "thesis.txt").exists()
+
+
+def test_every_difference_to_the_stamp_is_noticed(tmp_path, monkeypatch):
+    bin_folder = tmp_path / ".venv" / "bin"
+    bin_folder.mkdir(parents=True)
+    (bin_folder / "python").symlink_to(sys.executable)
+    (tmp_path / ".venv" / "pyvenv.cfg").touch()
+    (tmp_path / "pyproject.toml").write_text("[project]\n")
+    good = setup._stamp(tmp_path)
+
+    def need_with(stamp, **options):
+        (tmp_path / ".venv" / setup.STAMP).write_text(json.dumps(stamp))
+        return setup.find_need(tmp_path, **options)
+
+    assert need_with(good) is None
+    assert "moved" in need_with({**good, "root": "/elsewhere"}).reason
+    assert "replaced" in need_with({**good, "python": "3.8"}).reason
+    monkeypatch.setattr(setup.sys, "version_info", (3, 99, 0, "final", 0))
+    assert need_with(good) is None
+    assert "PYTHON names 3.99" in need_with(good, python_named=True).reason
+
+
+def test_the_test_command_is_pytest_over_everything_in_solution_mode(tree):
+    course = tree("01_good")
+    (course.root / "pytest.py").write_text(
+        "import os, sys\n"
+        "print(os.environ['TORCH_HANDLE_IMPLEMENTATION'], *sys.argv[1:])\n"
+        "sys.exit(5)"
+    )
+    done = course.run("test", "--no-setup", PYTHON=sys.executable)
+    assert done.stdout.strip() == "solution --nbval -n 2 --dist loadscope tests lessons"
+    assert done.returncode == 5
+
+
+def test_continuous_integration_runs_the_test_command_and_nothing_less():
+    path = ROOT / ".ci" / "run"
+    assert os.access(path, os.X_OK)
+    text = path.read_text()
+    assert "set -euo pipefail" in text
+    assert text.rstrip().endswith("./run_all.sh test")
+    assert "./run_all.sh test" in (ROOT / "README.md").read_text()
