@@ -1,0 +1,64 @@
+"""The adjectives and the kinds of nouns that each can describe."""
+
+from shared.data.grammar.words import Adjective, Noun, tags
+
+_TABLE: tuple[tuple[str, str, str], ...] = (
+    ("old", "alt", "person animal goods mail readable transport place part"),
+    ("young", "jung", "person animal"),
+    ("tall", "groß", "person"),
+    ("big", "groß", "animal goods mail food place transport surface"),
+    ("small", "klein", "person animal goods mail food place transport small surface"),
+    ("friendly", "freundlich", "person"),
+    ("tired", "müde/müd", "person animal"),
+    ("happy", "glücklich", "person"),
+    ("sad", "traurig", "person"),
+    ("rich", "reich", "person"),
+    ("poor", "arm", "person"),
+    ("clever", "klug", "person pet"),
+    ("brave", "mutig", "person"),
+    ("sick", "krank", "person animal"),
+    ("strong", "stark", "person wild"),
+    ("hungry", "hungrig", "person animal"),
+    ("new", "neu", "goods readable place transport part small"),
+    ("red", "rot", "goods part"),
+    ("blue", "blau", "goods part"),
+    ("green", "grün", "goods part"),
+    ("black", "schwarz", "goods animal small"),
+    ("white", "weiß", "goods part"),
+    ("yellow", "gelb", "goods"),
+    ("heavy", "schwer", "heavy"),
+    ("beautiful", "schön", "goods place animal mail"),
+    ("expensive", "teuer/teur", "goods"),
+    ("cheap", "billig", "goods"),
+    ("clean", "sauber", "clothing vehicle stands place part"),
+    ("dirty", "schmutzig", "clothing vehicle stands place part toy"),
+    ("warm", "warm", "clothing hot indoors baked"),
+    ("cold", "kalt", "drink indoors"),
+    ("fresh", "frisch", "food fruit baked"),
+    ("sweet", "süß", "fruit"),
+    ("dark", "dunkel/dunkl", "clothing place"),
+    ("long", "lang", "readable"),
+    ("good", "gut", "person machine food"),
+    ("bad", "schlecht", "machine"),
+)
+
+
+def _adjective(en: str, german: str, words: str) -> Adjective:
+    de, _, stem = german.partition("/")
+    return Adjective(en, de, stem or de, tags(words))
+
+
+ADJECTIVES: tuple[Adjective, ...] = tuple(_adjective(*row) for row in _TABLE)
+
+
+def adjectives_for(noun: Noun) -> tuple[Adjective, ...]:
+    """The adjectives that can describe the noun, in the table's order."""
+    return tuple(entry for entry in ADJECTIVES if entry.tags & noun.tags)
+
+
+def adjective(english: str) -> Adjective:
+    """The adjective of that English form; KeyError if the lexicon has none."""
+    for entry in ADJECTIVES:
+        if entry.en == english:
+            return entry
+    raise KeyError(english)
