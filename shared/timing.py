@@ -1,0 +1,34 @@
+"""Seconds that mean something on a CPU and on a GPU."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def fastest_seconds(run: Callable[[], Any], repeats: int, device: torch.device | str) -> float:
+    """The fastest of `repeats` calls, after one that is not counted.
+
+    A GPU works on after the call has returned, so its own clock is read: CUDA events, recorded
+    before and after, and waited for. The fastest call is the one least disturbed by others.
+    """
+    cuda = torch.device(device).type == "cuda"
+    taken = [_cuda_seconds(run) if cuda else _cpu_seconds(run) for _ in range(repeats + 1)]
+    return min(taken[1:])
+
+
+def _cuda_seconds(run: Callable[[], Any]) -> float:
+    start = torch.cuda.Event(enable_timing=True)
+    end = torch.cuda.Event(enable_timing=True)
+    start.record()
+    run()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1000
+
+
+def _cpu_seconds(run: Callable[[], Any]) -> float:
+    before = time.perf_counter()
+    run()
+    return time.perf_counter() - before
