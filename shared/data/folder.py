@@ -100,7 +100,7 @@ class PairReader:
         if self.empty == "error":
             raise InputError(
                 f"{seen}: complete them, or leave these pairs out with "
-                "load_corpus(..., empty='drop'), in a script --drop-empty"
+                "load_corpus(..., empty='drop'), in a script --empty drop"
             )
         self.dropped += number
 

@@ -69,11 +69,11 @@ def hub_answers(seconds: float) -> bool:
     The question is asked in a thread: a name server that does not answer blocks for much longer
     than any time-out that an HTTP client offers.
     """
+    from huggingface_hub import constants, get_session
+
     answered = threading.Event()
 
     def ask() -> None:
-        from huggingface_hub import constants, get_session
-
         try:
             get_session().head(constants.ENDPOINT, timeout=seconds)
         except Exception:  # no route, no name, refused, timed out, told to be offline: all "no"

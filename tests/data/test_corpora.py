@@ -2,22 +2,14 @@
 
 import gzip
 import json
-import socket
-import subprocess
-import sys
-import threading
-import time
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
-import datasets.config
 import pyarrow
 import pyarrow.parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.data import hub
 from shared.data.corpora import GRAMMAR_FOLDER, hold_out, load_corpus
 from shared.data.files import read_lines
 from shared.data.pairs import Pair
@@ -353,7 +345,7 @@ def test_line_breaks_inside_a_cell_become_spaces(tmp_path):
     assert ("a b", "c d") in [*corpus.train, *corpus.validation, *corpus.test]
 
 
-# The shipped corpus and the hub
+# The shipped corpus
 
 
 @pytest.mark.skipif(not GRAMMAR_FOLDER.is_dir(), reason="datasets/grammar_en_de is not there")
@@ -364,113 +356,3 @@ def test_grammar_in_both_directions():
     assert min(len(corpus.train), len(corpus.validation), len(corpus.test)) > 100
     assert load_corpus("grammar", src="de", tgt="en").test[0] == corpus.test[0][::-1]
     refused("grammar", "fr", src="fr")
-
-
-def hub_folder(folder: Path, name: str) -> hub.HubDataset:
-    """A folder laid out as the repository on the hub is: file names, columns, configurations."""
-    if name == "multi30k":
-        for split, pairs in SPLITS.items():
-            rows = [{"en": pair.src, "de": pair.tgt} for pair in pairs]
-            (folder / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
-        return hub.HubDataset(str(folder))
-    (folder / "de-en").mkdir()
-    for split, pairs in SPLITS.items():
-        rows = [schema("translation", pair) for pair in pairs]
-        path = folder / "de-en" / f"{split.replace('val', 'validation')}-00000-of-00001.parquet"
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    (folder / "README.md").write_text(
-        "---\nconfigs:\n- config_name: de-en\n  data_files:\n"
-        "  - split: train\n    path: de-en/train-*\n"
-        "  - split: validation\n    path: de-en/validation-*\n"
-        "  - split: test\n    path: de-en/test-*\n---\n"
-    )
-    return hub.HubDataset(str(folder), hub.HUB["wmt16"].config)
-
-
-@pytest.mark.parametrize("name", ["multi30k", "wmt16"])
-def test_hub_schemas_on_local_files(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    (tmp_path / "repository").mkdir()
-    source = hub_folder(tmp_path / "repository", name)
-    monkeypatch.setitem(hub.HUB, name, source)
-    expect_splits(load_corpus(name))
-    reverse = load_corpus(name, src="de", tgt="en", max_train=4)
-    assert reverse.train == [pair[::-1] for pair in PAIRS[:4]]
-    refused(name, f"{name} train, row 1", "'fr'", src="fr")
-
-
-def test_a_split_that_the_hub_lacks(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / ".cache")
-    source = hub_folder(tmp_path, "multi30k")
-    (tmp_path / "test.jsonl").unlink()
-    monkeypatch.setitem(hub.HUB, "multi30k", source)
-    refused("multi30k", "['test']", "--dataset DIR", "--dataset grammar")
-
-
-class _Refusing(BaseHTTPRequestHandler):
-    def do_HEAD(self):
-        self.send_response(404)
-        self.end_headers()
-
-    do_GET = do_HEAD  # noqa: N815
-
-    def log_message(self, format, *args):
-        pass
-
-
-@pytest.fixture
-def refusing_hub():
-    server = HTTPServer(("127.0.0.1", 0), _Refusing)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-
-
-@pytest.fixture
-def silent_hub():
-    """A hub that takes connections and never says a word: the worst kind of network."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield f"http://127.0.0.1:{server.getsockname()[1]}"
-
-
-def test_whether_the_hub_answers(monkeypatch, refusing_hub, silent_hub):
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "ENDPOINT", refusing_hub)
-    assert hub.hub_answers(5)
-    monkeypatch.setattr(constants, "ENDPOINT", silent_hub)
-    started = time.monotonic()
-    assert not hub.hub_answers(0.3)
-    assert time.monotonic() - started < 2
-
-
-def load_in_a_process(tmp_path: Path, endpoint: str) -> tuple[subprocess.CompletedProcess, float]:
-    code = (
-        "import sys\nfrom shared.data import hub\nfrom shared.data.corpora import load_corpus\n"
-        "hub.PROBE_SECONDS = 1\n"
-        "try:\n    load_corpus('multi30k')\n"
-        "except ValueError as error:\n    sys.exit(f'error: {error}')\n"
-    )
-    started = time.monotonic()
-    environment = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60
-    )
-    return done, time.monotonic() - started
-
-
-def test_no_network_is_one_line_with_two_ways_on(tmp_path, silent_hub):
-    done, seconds = load_in_a_process(tmp_path, silent_hub)
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1, done.stderr
-    for word in ("cannot reach", "bentrevett/multi30k", "--dataset DIR", "--dataset grammar"):
-        assert word in done.stderr
-    assert seconds < 20
-
-
-def test_a_hub_without_the_data_set_is_one_line(tmp_path, refusing_hub):
-    done, _ = load_in_a_process(tmp_path, refusing_hub)
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1, done.stderr
-    assert "loading bentrevett/multi30k failed" in done.stderr

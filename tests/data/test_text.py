@@ -1,4 +1,4 @@
-"""Text for language models: Python's sources, wikitext-2's schema, folders of one's own."""
+"""Text for language models: Python's sources, and folders of one's own."""
 
 import gzip
 import hashlib
@@ -6,12 +6,8 @@ import os
 import subprocess
 import sys
 
-import datasets.config
-import pyarrow
-import pyarrow.parquet
 import pytest
 
-from shared.data import hub
 from shared.data.text import load_text
 from shared.errors import InputError
 
@@ -74,34 +70,6 @@ def test_stdlib_is_the_same_in_another_process_and_folder(stdlib, tmp_path):
     )
     whole = stdlib.train + stdlib.validation + stdlib.test
     assert done.stdout.strip() == hashlib.sha256(whole.encode()).hexdigest()
-
-
-def test_wikitext_schema_on_local_files(tmp_path, monkeypatch):
-    config = hub.HUB["wikitext-2"].config
-    (tmp_path / config).mkdir()
-    for split in ("train", "validation", "test"):
-        rows = {"text": ["", f" = {split} = \n", " Some words . \n"]}
-        path = tmp_path / config / f"{split}-00000-of-00001.parquet"
-        pyarrow.parquet.write_table(pyarrow.table(rows), path)
-    (tmp_path / "README.md").write_text(
-        f"---\nconfigs:\n- config_name: {config}\n  data_files:\n"
-        + "".join(
-            f"  - split: {split}\n    path: {config}/{split}-*\n"
-            for split in ("train", "validation", "test")
-        )
-        + "---\n"
-    )
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / ".cache")
-    monkeypatch.setitem(hub.HUB, "wikitext-2", hub.HubDataset(str(tmp_path), config))
-    corpus = load_text("wikitext-2")
-    assert corpus.train == " = train = \n Some words . \n"
-    assert corpus.test == " = test = \n Some words . \n"
-
-
-def test_wikitext_without_a_network(monkeypatch, tmp_path):
-    monkeypatch.setattr(hub, "hub_answers", lambda seconds: False)
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
-    refused("wikitext-2", "cannot reach", "--dataset DIR", "--dataset stdlib")
 
 
 def test_named_splits(tmp_path):
