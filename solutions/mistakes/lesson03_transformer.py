@@ -1,0 +1,463 @@
+"""Wrong answers that people give in lesson 03, each with words that its check must say to it."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shared.checking import mistake
+from shared.model import layers, size, transformer
+from shared.model.config import TransformerConfig
+
+
+class _Norm(nn.Module):
+    """What most wrong layer norms share."""
+
+    def __init__(self, d_model: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(d_model))
+        self.bias = nn.Parameter(torch.zeros(d_model))
+
+
+@mistake("03.1", says="the variance divides by d_model - 1")
+class LayerNorm(_Norm):
+    def forward(self, x: Tensor) -> Tensor:
+        centred = x - x.mean(dim=-1, keepdim=True)
+        return centred / (x.var(dim=-1, keepdim=True) + self.eps).sqrt() * self.weight + self.bias
+
+
+@mistake("03.1", says="eps is added to the standard deviation")
+class LayerNorm(_Norm):
+    def forward(self, x: Tensor) -> Tensor:
+        centred = x - x.mean(dim=-1, keepdim=True)
+        deviation = x.std(dim=-1, keepdim=True, correction=0)
+        return centred / (deviation + self.eps) * self.weight + self.bias
+
+
+@mistake("03.1", says="both differ from the contract")
+class LayerNorm(_Norm):
+    def forward(self, x: Tensor) -> Tensor:
+        # The Annotated Transformer's version.
+        mean = x.mean(-1, keepdim=True)
+        std = x.std(-1, keepdim=True)
+        return self.weight * (x - mean) / (std + self.eps) + self.bias
+
+
+@mistake("03.1", says="it divides by the variance")
+class LayerNorm(_Norm):
+    def forward(self, x: Tensor) -> Tensor:
+        variance, mean = torch.var_mean(x, dim=-1, keepdim=True, correction=0)
+        return (x - mean) / (variance + self.eps) * self.weight + self.bias
+
+
+@mistake("03.1", says="statistics run over the positions")
+class LayerNorm(_Norm):
+    def forward(self, x: Tensor) -> Tensor:
+        variance, mean = torch.var_mean(x, dim=-2, keepdim=True, correction=0)
+        return (x - mean) / (variance + self.eps).sqrt() * self.weight + self.bias
+
+
+@mistake("03.1", says="statistics run over the whole batch")
+class LayerNorm(_Norm):
+    def forward(self, x: Tensor) -> Tensor:
+        variance, mean = torch.var_mean(x, correction=0)
+        return (x - mean) / (variance + self.eps).sqrt() * self.weight + self.bias
+
+
+@mistake("03.1", says="weight and bias are not the two trained parameters")
+class LayerNorm(nn.Module):
+    def __init__(self, d_model: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = torch.ones(d_model)
+        self.bias = torch.zeros(d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+@mistake("03.1", says="Mean and variance depend on x, too")
+class LayerNorm(_Norm):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            variance, mean = torch.var_mean(x, dim=-1, keepdim=True, correction=0)
+        return (x - mean) / (variance + self.eps).sqrt() * self.weight + self.bias
+
+
+@mistake("03.2", says="two linear maps are one")
+class PositionwiseFeedForward(layers.PositionwiseFeedForward):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear2(self.dropout(self.linear1(x)))
+
+
+@mistake("03.2", says="the ReLU comes after the second projection")
+class PositionwiseFeedForward(layers.PositionwiseFeedForward):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.linear2(self.dropout(self.linear1(x))))
+
+
+@mistake("03.2", says="the activation is GELU")
+class PositionwiseFeedForward(layers.PositionwiseFeedForward):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear2(self.dropout(F.gelu(self.linear1(x))))
+
+
+@mistake("03.2", says="the layer's business")
+class PositionwiseFeedForward(layers.PositionwiseFeedForward):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.linear2(self.dropout(F.relu(self.linear1(x))))
+
+
+@mistake("03.2", says="dropout acts on the output")
+class PositionwiseFeedForward(layers.PositionwiseFeedForward):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dropout(self.linear2(F.relu(self.linear1(x))))
+
+
+@mistake("03.2", says="linear1 does not go from 6 to 10")
+class PositionwiseFeedForward(nn.Module):
+    def __init__(self, d_model: int, d_ff: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.linear1 = nn.Linear(d_ff, d_model)
+        self.linear2 = nn.Linear(d_model, d_ff)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear2(self.dropout(F.relu(self.linear1(x))))
+
+
+@mistake("03.3", says="config.norm is 'pre', and the layer computes the other kind")
+class EncoderLayer(layers.EncoderLayer):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(replace(config, norm="post"))
+
+
+@mistake("03.3", says="config.norm is 'post', and the layer computes the other kind")
+class EncoderLayer(layers.EncoderLayer):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(replace(config, norm="pre"))
+
+
+@mistake("03.3", says="the residual adds norm(x)")
+class EncoderLayer(layers.EncoderLayer):
+    def residual(self, x: Tensor, norm: Any, sublayer: Any) -> Tensor:
+        if self.pre:
+            x = norm(x)
+            return x + self.dropout(sublayer(x))
+        return norm(x + self.dropout(sublayer(x)))
+
+
+@mistake("03.3", says="the residual connections are missing")
+class EncoderLayer(layers.EncoderLayer):
+    def residual(self, x: Tensor, norm: Any, sublayer: Any) -> Tensor:
+        return self.dropout(sublayer(norm(x))) if self.pre else norm(self.dropout(sublayer(x)))
+
+
+@mistake("03.3", says="the mask is not passed")
+class EncoderLayer(layers.EncoderLayer):
+    def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+        return super().forward(x, None, causal)
+
+
+@mistake("03.3", says="in pre-LN only the queries are normed")
+class EncoderLayer(layers.EncoderLayer):
+    def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+        if not self.pre:
+            return super().forward(x, mask, causal)
+        x = x + self.dropout(self.self_attention(self.norm1(x), x, x, mask, causal))
+        return x + self.dropout(self.feed_forward(self.norm2(x)))
+
+
+@mistake("03.3", says="norm1 is used for both sub-layers")
+class EncoderLayer(layers.EncoderLayer):
+    def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+        x = self.residual(x, self.norm1, lambda h: self.self_attention(h, h, h, mask, causal))
+        return self.residual(x, self.norm1, self.feed_forward)
+
+
+@mistake("03.3", says="dropout acts on the sum")
+class EncoderLayer(layers.EncoderLayer):
+    def residual(self, x: Tensor, norm: Any, sublayer: Any) -> Tensor:
+        return self.dropout(x + sublayer(norm(x))) if self.pre else norm(x + sublayer(x))
+
+
+@mistake("03.3", says="dropout is missing on a sub-layer's output")
+class EncoderLayer(layers.EncoderLayer):
+    def residual(self, x: Tensor, norm: Any, sublayer: Any) -> Tensor:
+        return x + sublayer(norm(x)) if self.pre else norm(x + sublayer(x))
+
+
+@mistake("03.3", says="self.norm2 is missing")
+class EncoderLayer(layers.EncoderLayer):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config)
+        self.second_norm = self.norm2
+        del self.norm2
+
+
+def _decoder(layer: Any, x: Tensor, to_self: Any, to_memory: Any) -> Tensor:
+    x = layer.residual(x, layer.norm1, to_self)
+    x = layer.residual(x, layer.norm2, to_memory)
+    return layer.residual(x, layer.norm3, layer.feed_forward)
+
+
+@mistake("03.4", says="self-attention is not causal")
+class DecoderLayer(layers.DecoderLayer):
+    def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor | None = None) -> Tensor:
+        return _decoder(
+            self,
+            x,
+            lambda h: self.self_attention(h, h, h),
+            lambda h: self.cross_attention(h, memory, memory, memory_mask),
+        )
+
+
+@mistake("03.4", says="memory_mask is not passed to the cross-attention")
+class DecoderLayer(layers.DecoderLayer):
+    def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor | None = None) -> Tensor:
+        return super().forward(x, memory, None)
+
+
+@mistake("03.4", says="memory_mask went to the self-attention")
+class DecoderLayer(layers.DecoderLayer):
+    def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor | None = None) -> Tensor:
+        return _decoder(
+            self,
+            x,
+            lambda h: self.self_attention(h, h, h, memory_mask, True),
+            lambda h: self.cross_attention(h, memory, memory),
+        )
+
+
+@mistake("03.4", says="the cross-attention is causal")
+class DecoderLayer(layers.DecoderLayer):
+    def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor | None = None) -> Tensor:
+        return _decoder(
+            self,
+            x,
+            lambda h: self.self_attention(h, h, h, causal=True),
+            lambda h: self.cross_attention(h, memory, memory, memory_mask, True),
+        )
+
+
+@mistake("03.4", says="the cross-attention looks at x, not at the memory")
+class DecoderLayer(layers.DecoderLayer):
+    def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor | None = None) -> Tensor:
+        return _decoder(
+            self,
+            x,
+            lambda h: self.self_attention(h, h, h, causal=True),
+            lambda h: self.cross_attention(h, h, h),
+        )
+
+
+@mistake("03.4", says="the memory is normed again")
+class DecoderLayer(layers.DecoderLayer):
+    def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor | None = None) -> Tensor:
+        if not self.pre:
+            return super().forward(x, memory, memory_mask)
+        return super().forward(x, self.norm2(memory), memory_mask)
+
+
+@mistake("03.4", says="the memory comes first")
+class DecoderLayer(layers.DecoderLayer):
+    def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor | None = None) -> Tensor:
+        return _decoder(
+            self,
+            x,
+            lambda h: self.cross_attention(h, memory, memory, memory_mask),
+            lambda h: self.self_attention(h, h, h, causal=True),
+        )
+
+
+@mistake("03.4", says="its keys from x")
+class DecoderLayer(layers.DecoderLayer):
+    def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor | None = None) -> Tensor:
+        return _decoder(
+            self,
+            x,
+            lambda h: self.self_attention(h, h, h, causal=True),
+            lambda h: self.cross_attention(memory, h, h),
+        )
+
+
+@mistake("03.4", says="both attentions are one module")
+class DecoderLayer(layers.DecoderLayer):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config)
+        self.cross_attention = self.self_attention
+
+
+@mistake("03.5", says="not multiplied by sqrt(d_model)")
+class Transformer(transformer.Transformer):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config)
+        for embedding in (self.src_embedding, self.tgt_embedding):
+            embedding.register_forward_hook(lambda _, __, x: x / math.sqrt(config.d_model))
+
+
+@mistake("03.5", says="no positions are added")
+class Transformer(transformer.Transformer):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(replace(config, positions="none"))
+
+
+@mistake("03.5", says="positions are added to the source alone")
+class Transformer(transformer.Transformer):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config)
+        self.tgt_positions = transformer.Unplaced(config.max_len, config.dropout)
+
+
+@mistake("03.5", says="the source's padding is not masked anywhere")
+class Transformer(transformer.Transformer):
+    def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
+        return self.project(self.decode(tgt, self.encode(src)))
+
+
+@mistake("03.5", says="the decoder does not mask the memory's padding")
+class Transformer(transformer.Transformer):
+    def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
+        mask = (src != self.config.pad_id)[:, None, None, :]
+        return self.project(self.decode(tgt, self.encode(src, mask)))
+
+
+@mistake("03.5", says="the encoder does not mask the source's padding")
+class Transformer(transformer.Transformer):
+    def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
+        mask = (src != self.config.pad_id)[:, None, None, :]
+        return self.project(self.decode(tgt, self.encode(src), mask))
+
+
+@mistake("03.5", says="the last norms of a pre-LN model are not applied")
+class Transformer(transformer.Transformer):
+    def encode(self, src: Tensor, src_mask: Tensor | None = None) -> Tensor:
+        x = transformer.embed(src, self.src_embedding, self.src_positions, self.config)
+        for layer in self.encoder_layers:
+            x = layer(x, src_mask)
+        return x
+
+    def decode(self, tgt: Tensor, memory: Tensor, src_mask: Tensor | None = None) -> Tensor:
+        x = transformer.embed(tgt, self.tgt_embedding, self.tgt_positions, self.config)
+        for layer in self.decoder_layers:
+            x = layer(x, memory, src_mask)
+        return x
+
+
+@mistake("03.5", says="softmax is applied")
+class Transformer(transformer.Transformer):
+    def project(self, hidden: Tensor) -> Tensor:
+        return super().project(hidden).softmax(dim=-1)
+
+
+@mistake("03.5", says="not num_layers different modules")
+class Transformer(transformer.Transformer):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config)
+        self.encoder_layers = nn.ModuleList([layers.EncoderLayer(config)] * config.num_layers)
+        self.decoder_layers = nn.ModuleList([layers.DecoderLayer(config)] * config.num_layers)
+
+
+@mistake("03.5", says="self.encoder_layers is missing or of another kind")
+class Transformer(transformer.Transformer):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config)
+        listed = list(self.encoder_layers)
+        del self.encoder_layers
+        self.encoder_layers = listed
+
+
+@mistake("03.5", says="the three matrices are not one parameter")
+class Transformer(transformer.Transformer):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(replace(config, tie_embeddings=False))
+        if config.tie_embeddings:
+            with torch.no_grad():  # equal now, apart after the first step
+                self.src_embedding.weight.copy_(self.output.weight)
+                self.tgt_embedding.weight.copy_(self.output.weight)
+
+
+@mistake("03.5", says="tie_embeddings=False, and matrices are shared")
+class Transformer(transformer.Transformer):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(replace(config, tie_embeddings=True))
+
+
+@mistake("03.5", says="a second one after the stack is not in the paper")
+class Transformer(transformer.Transformer):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config)
+        self.encoder_norm = layers.LayerNorm(config.d_model)
+        self.decoder_norm = layers.LayerNorm(config.d_model)
+
+
+@mistake("03.5", says="the first loss is far from that of a guess")
+class Transformer(transformer.Transformer):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config)
+        nn.init.normal_(self.src_embedding.weight)
+        nn.init.normal_(self.tgt_embedding.weight)
+        nn.init.normal_(self.output.weight)
+
+
+@mistake("03.5", says="the graph is cut before it")
+class Transformer(transformer.Transformer):
+    def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
+        mask = (src != self.config.pad_id)[:, None, None, :]
+        with torch.no_grad():
+            memory = self.encode(src, mask)
+        return self.project(self.decode(tgt, memory, mask))
+
+
+@mistake("03.6", says="the biases are not counted")
+def count_parameters(config: TransformerConfig) -> int:
+    biases = config.num_layers * (12 * config.d_model + 2 * (config.d_ff + config.d_model))
+    return size.count_parameters(config) - biases
+
+
+@mistake("03.6", says="is counted more than once")
+def count_parameters(config: TransformerConfig) -> int:
+    return size.count_parameters(replace(config, tie_embeddings=False))
+
+
+@mistake("03.6", says="untied models have three matrices")
+def count_parameters(config: TransformerConfig) -> int:
+    return size.count_parameters(replace(config, tie_embeddings=True))
+
+
+@mistake("03.6", says="the decoder's cross-attention is not counted")
+def count_parameters(config: TransformerConfig) -> int:
+    return size.count_parameters(config) - config.num_layers * size.attention_parameters(config)
+
+
+@mistake("03.6", says="the decoder layer has three norms")
+def count_parameters(config: TransformerConfig) -> int:
+    return size.count_parameters(config) - config.num_layers * size.norm_parameters(config)
+
+
+@mistake("03.6", says="only pre-LN ends in a norm")
+def count_parameters(config: TransformerConfig) -> int:
+    return size.count_parameters(replace(config, norm="pre"))
+
+
+@mistake("03.6", says="every head is counted with full-width matrices")
+def count_parameters(config: TransformerConfig) -> int:
+    attentions = 3 * config.num_layers * size.attention_parameters(config)
+    return size.count_parameters(config) + (config.num_heads - 1) * attentions
+
+
+@mistake("03.6", says="sinusoidal positions are a constant")
+def count_parameters(config: TransformerConfig) -> int:
+    return size.count_parameters(replace(config, positions="learned"))
+
+
+@mistake("03.6", says="num_layers is the depth of each stack")
+def count_parameters(config: TransformerConfig) -> int:
+    inside = size.count_parameters(config) - size.count_parameters(replace(config, num_layers=1))
+    one = inside // (config.num_layers - 1) if config.num_layers > 1 else 0
+    outside = size.count_parameters(replace(config, num_layers=1)) - one
+    return outside + one * config.num_layers // 2
