@@ -1,15 +1,14 @@
 """Start a lesson's script under torchrun and take its numbers back."""
 
-import contextlib
 import json
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from shared.tools.processes import supervise
 
 TAIL = 25  # lines of the log that a failure shows
 
@@ -47,54 +46,24 @@ def launch(
             arguments += ["--out", folder]
         metrics = out / "metrics.json"
         metrics.unlink(missing_ok=True)
-        log = run_logged(torchrun_command(path, nproc, arguments), path.parent, timeout)
+        log = Path(folder) / "log"
+        outcome = supervise(
+            torchrun_command(path, nproc, arguments),
+            env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONUNBUFFERED": "1"},
+            log=log,
+            time_limit=timeout,
+        )
+        said = _tail(log.read_text(errors="replace"))
+        if outcome.timed_out:
+            raise LaunchFailed(f"{path.name} was not done after {timeout:g} s:\n{said}")
+        if outcome.status != 0:
+            raise LaunchFailed(f"{path.name} left with status {outcome.status}:\n{said}")
         if not metrics.is_file():
-            raise LaunchFailed(f"{path.name} wrote no {metrics.name}\n{log}")
+            raise LaunchFailed(f"{path.name} wrote no {metrics.name}:\n{said}")
         result = json.loads(metrics.read_text())
     if result["world_size"] != nproc:
         raise LaunchFailed(f"asked for {nproc} ranks, {path.name} saw {result['world_size']}")
     return result
-
-
-def run_logged(command: Sequence[str], folder: Path, timeout: float) -> str:
-    """Run a command in a process group of its own; return the last lines of what it printed.
-
-    Raises LaunchFailed when it fails or runs out of time. No process is left behind either way.
-    """
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    environment.setdefault("OMP_NUM_THREADS", "1")
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    try:
-        printed, _ = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        end_group(process)
-        printed, _ = process.communicate()
-        raise LaunchFailed(f"not done after {timeout:g} s:\n{_tail(printed)}") from None
-    except BaseException:
-        end_group(process)
-        raise
-    if process.returncode != 0:
-        raise LaunchFailed(f"left with status {process.returncode}:\n{_tail(printed)}")
-    return _tail(printed)
-
-
-def end_group(process: subprocess.Popen, grace: float = 5.0) -> None:
-    """Ask a process to end, so that torchrun takes its ranks along, then end its whole group."""
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(grace)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _tail(printed: str) -> str:
