@@ -53,7 +53,8 @@ ADJECTIVES: tuple[Adjective, ...] = tuple(_adjective(*row) for row in _TABLE)
 
 def adjectives_for(noun: Noun) -> tuple[Adjective, ...]:
     """The adjectives that can describe the noun, in the table's order."""
-    return tuple(entry for entry in ADJECTIVES if entry.tags & noun.tags)
+    fitting = (entry for entry in ADJECTIVES if entry.tags & noun.tags)
+    return tuple(a for a in fitting if "young" not in noun.tags or a.en not in ("young", "old"))
 
 
 def adjective(english: str) -> Adjective:
@@ -62,3 +63,20 @@ def adjective(english: str) -> Adjective:
         if entry.en == english:
             return entry
     raise KeyError(english)
+
+
+_GROUPS = (
+    tags("old new young"),
+    tags("big small tall"),
+    tags("expensive cheap"),
+    tags("clean dirty"),
+    tags("warm cold"),
+    tags("good bad"),
+    tags("red blue green black white yellow"),
+)
+
+
+def compatible(first: Adjective, second: Adjective) -> bool:
+    """Whether one thing can be both: not new and old, not red and blue, not twice the same."""
+    pair = {first.en, second.en}
+    return first != second and not any(pair <= group for group in _GROUPS)

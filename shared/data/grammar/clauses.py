@@ -11,7 +11,7 @@ in the middle and in the right bracket decides its type:
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 from shared.data.grammar.conjugation import english_verb, german_verb
 from shared.data.grammar.phrases import Nominal, Phrase
@@ -70,12 +70,13 @@ class Clause:
     place: Place | Where | None = None
     predicate: Adjective | None = None
     negated: bool = False
-    relative: "tuple[Clause, Front] | None" = None
+    relative: tuple[Self, Front] | None = None
 
 
 def german(clause: Clause, front: Front = "subject", final: bool = False) -> str:
     """The German clause: verb second, first (front "none"), or final after a conjunction."""
     verb = german_verb(clause.verb, clause.subject, clause.tense)
+    front = "none" if final and front == "subject" else front
     parts = [] if front == "none" else [_german_front(clause, front)]
     middle = _german_middle(clause, front)
     if final:
@@ -84,6 +85,21 @@ def german(clause: Clause, front: Front = "subject", final: bool = False) -> str
     else:
         parts += [verb.finite, *middle, verb.closing]
     return " ".join(part for part in parts if part)
+
+
+def two_readings(clause: Clause) -> bool:
+    """Whether German could not tell subject from object once the object is in front.
+
+    Die Frau, die die Königin besuchte: only der and den, or a plural verb, say who visited whom.
+    """
+    case, nominal = clause.objects[-1]
+    subject = clause.subject
+    if case != "acc" or nominal.plural != subject.plural:
+        return False
+    if not isinstance(nominal, Phrase) or not nominal.noun.tags & {"person", "animal"}:
+        return False
+    forms = [(n.german("nom"), n.german("acc")) for n in (nominal, subject)]
+    return all(nominative == accusative for nominative, accusative in forms)
 
 
 def _german_subject(clause: Clause) -> str:
@@ -108,7 +124,7 @@ def _german_front(clause: Clause, front: Front) -> str:
 
 
 def _german_middle(clause: Clause, front: Front) -> list[str]:
-    """Subject, pronouns, early adverb, definite objects, nicht or late adverb, indefinite, place."""
+    """Subject, pronouns, early adverb, definite objects, nicht or late adverb, the rest."""
     objects = clause.objects[:-1] if front == "object" else clause.objects
     adverb = None if front == "adverb" else clause.adverb
     pronouns = [nominal.german(case) for case, nominal in objects if nominal.pronoun]
@@ -118,8 +134,10 @@ def _german_middle(clause: Clause, front: Front) -> list[str]:
     if clause.negated and not others:
         late.append("nicht")
     indefinite = [n.german(case, negated=clause.negated) for case, n in others]
-    words = [] if front == "subject" else [_german_subject(clause)]
-    words += pronouns
+    # A pronoun goes before a noun as subject, but sie and es would be taken for the subject.
+    first = [] if clause.subject.pronoun else [p for p in pronouns if p not in ("sie", "es")]
+    words = [*first, *([] if front == "subject" else [_german_subject(clause)])]
+    words += [p for p in pronouns if p not in first]
     words += [adverb.de] if adverb and adverb.de_slot == "early" else []
     words += [*definite, *late, *indefinite]
     words += [clause.place.german()] if clause.place and front != "place" else []

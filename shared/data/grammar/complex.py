@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from shared.data.grammar.adjectives import ADJECTIVES, adjectives_for
-from shared.data.grammar.clauses import Clause, english, german
+from shared.data.grammar.adjectives import ADJECTIVES, adjectives_for, compatible
+from shared.data.grammar.clauses import Clause, two_readings
 from shared.data.grammar.drawing import (
     FUTURE,
     PAST,
@@ -16,150 +16,156 @@ from shared.data.grammar.drawing import (
     draw_clause,
     draw_definite,
     draw_situation,
+    predicates_for,
     verbs_for,
 )
+from shared.data.grammar.feelings import COMES_FROM, DESPITE, HINDERS, LEADS_TO
 from shared.data.grammar.nouns import nouns_with
-from shared.data.grammar.phrases import Nominal, Phrase, reference, relative
-from shared.data.grammar.sentences import Sentence, sentence
+from shared.data.grammar.phrases import PERSONAL, Phrase, reference, relative
+from shared.data.grammar.sentences import (
+    Sentence,
+    ahead,
+    contrasting,
+    in_a_row,
+    statement,
+    then,
+    with_object_clause,
+    with_relative_end,
+)
 from shared.data.grammar.verbs import BE, verb
-from shared.data.grammar.words import tags
+from shared.data.grammar.words import Adjective, Verb, tags
 
 _FEELINGS = tuple(a for a in ADJECTIVES if a.en in ("tired", "happy", "sad", "sick", "hungry"))
 _EVENT = Situation("past")
-
-
-def _join(construction: str, words: tuple[str, str], main: Clause, sub: Clause) -> Sentence:
-    """The main clause, a comma in German, the conjunction and the subordinate clause."""
-    texts = (
-        f"{english(main)} {words[0]} {english(sub)}",
-        f"{german(main)}, {words[1]} {german(sub, final=True)}",
-    )
-    return sentence(construction, *texts, main, sub)
-
-
-def _ahead(construction: str, words: tuple[str, str], sub: Clause, main: Clause) -> Sentence:
-    """The subordinate clause first: it fills the front, so the German main clause begins with
-    its verb."""
-    texts = (
-        f"{words[0]} {english(sub)}, {english(main)}",
-        f"{words[1]} {german(sub, final=True)}, {german(main, 'none')}",
-    )
-    return sentence(f"{construction} first", *texts, main, sub)
 
 
 def _person(dice: Dice) -> Phrase:
     return draw_definite(dice, nouns_with(tags("named")), plural=0.15)
 
 
-def _taken_up(dice: Dice, subject: Nominal) -> Nominal:
-    """The pronoun for a person already named."""
-    return reference(subject) if isinstance(subject, Phrase) else subject
-
-
-def _feeling(dice: Dice, subject: Nominal, tense: str) -> Clause:
-    return Clause(subject, BE, tense, predicate=dice.pick(_FEELINGS))
+def _felt(dice: Dice) -> tuple[Phrase, Adjective]:
+    """A person and a feeling; the person is not called tired before we say so."""
+    subject, feeling = _person(dice), dice.pick(_FEELINGS)
+    if subject.adjective in _FEELINGS:
+        subject = replace(subject, adjective=None)
+    return subject, feeling
 
 
 def reason(dice: Dice) -> Sentence:
-    """weil and obwohl; the subject returns as a pronoun."""
+    """weil and obwohl: what a feeling leads to, and what leads to a feeling."""
     words = dice.pick((("because", "weil"), ("because", "weil"), ("although", "obwohl")))
-    situation = dice.pick((PROGRESSIVE, PAST, PAST, PERFECT, Situation(dice.pick(PRESENT_MODALS))))
-    tense = "past" if situation.tense == "past" else "present"
-    subject = _person(dice)
-    again = _taken_up(dice, subject)
-    denied = dice.chance(0.25)
-    if dice.chance(0.5):
+    subject, feeling = _felt(dice)
+    again = reference(subject)
+    denied = dice.chance(0.3)
+    expected = (words[0] == "because") != denied
+    if dice.chance(0.6):
+        modal = Situation(dice.pick(("want", "must") if expected != denied else ("can", "must")))
+        situation = dice.pick((PROGRESSIVE, PAST, PAST, PERFECT, FUTURE, modal))
+        tense = "past" if situation.tense == "past" else "present"
+        act = verb(dice.pick((LEADS_TO if expected else HINDERS)[feeling.en]))
         if dice.chance(0.5):
-            main = draw_clause(dice, situation, subject=again, negated=denied)
-            return _ahead(words[0], words, _feeling(dice, subject, tense), main)
-        main = draw_clause(dice, situation, subject=subject, negated=denied)
-        return _join(words[0], words, main, _feeling(dice, again, tense))
-    sub = draw_clause(
-        dice, dice.pick((PAST, PERFECT)) if tense == "past" else PERFECT, subject=subject
-    )
-    sub = sub if tense == "present" else replace(sub, tense="past", adverb=None)
+            main = draw_clause(dice, situation, subject=again, verb=act, negated=denied)
+            sub = Clause(subject, BE, tense, predicate=feeling)
+            return ahead(words[0], words, sub, main)
+        main = draw_clause(dice, situation, subject=subject, verb=act, negated=denied)
+        return then(words[0], words, main, Clause(again, BE, tense, predicate=feeling))
+    act = verb(dice.pick((COMES_FROM if expected else DESPITE)[feeling.en]))
+    tense = dice.pick(("past", "perfect"))
+    state = Clause(again, BE, "past" if tense == "past" else "present", predicate=feeling)
     if dice.chance(0.5):
-        return _ahead(words[0], words, sub, _feeling(dice, again, tense))
-    sub = replace(
-        draw_clause(dice, _EVENT if tense == "past" else PERFECT, subject=again), adverb=None
-    )
-    return _join(words[0], words, _feeling(dice, subject, tense), sub)
+        sub = draw_clause(dice, Situation(tense), subject=subject, verb=act, negated=denied)
+        return ahead(words[0], words, sub, state)
+    sub = draw_clause(dice, Situation(tense), subject=again, verb=act, negated=denied)
+    return then(words[0], words, replace(state, subject=subject), sub)
+
+
+_SPEAKERS = {
+    "that": (
+        ("I know", "ich weiß"),
+        ("we know", "wir wissen"),
+        ("everyone knows", "jeder weiß"),
+        ("she says", "sie sagt"),
+        ("he believes", "er glaubt"),
+        ("the doctor says", "der Arzt sagt"),
+    ),
+    "hope": (("they hope", "sie hoffen"), ("I hope", "ich hoffe")),
+    "whether": (
+        ("I do not know", "ich weiß nicht"),
+        ("we do not know", "wir wissen nicht"),
+        ("nobody knows", "niemand weiß"),
+        ("the teacher asks", "der Lehrer fragt"),
+    ),
+}
 
 
 def content(dice: Dice) -> Sentence:
     """I know that ...: dass and ob."""
-    speaker = dice.pick((("I know", "ich weiß"), ("we know", "wir wissen")))
-    kind = dice.weighted((("that", 6), ("whether", 3)))
-    if kind == "whether":
-        speaker = dice.pick(
-            (
-                ("I do not know", "ich weiß nicht"),
-                ("we do not know", "wir wissen nicht"),
-                ("nobody knows", "niemand weiß"),
-                ("the teacher asks", "der Lehrer fragt"),
-            )
-        )
-        situation = dice.pick((PERFECT, FUTURE, PROGRESSIVE, Situation(dice.pick(PRESENT_MODALS))))
-    else:
-        speaker = dice.pick(
-            (
-                speaker,
-                ("she says", "sie sagt"),
-                ("he believes", "er glaubt"),
-                ("everyone sees", "jeder sieht"),
-                ("they hope", "sie hoffen"),
-                ("the doctor says", "der Arzt sagt"),
-            )
-        )
-        situation = draw_situation(dice)
+    kind = dice.weighted((("that", 6), ("hope", 2), ("whether", 4)))
+    modal = Situation(dice.pick(PRESENT_MODALS), "modal", 0.4)
+    situation = {
+        "that": draw_situation(dice),
+        "hope": dice.pick((PERFECT, FUTURE)),
+        "whether": dice.pick((PERFECT, FUTURE, PROGRESSIVE, modal)),
+    }[kind]
     sub = draw_clause(dice, situation, negated=kind == "that" and dice.chance(0.2))
-    conjunction = "dass" if kind == "that" else "ob"
-    texts = (
-        f"{speaker[0]} {kind} {english(sub)}",
-        f"{speaker[1]}, {conjunction} {german(sub, final=True)}",
-    )
-    return sentence(kind, *texts, sub)
+    words = ("whether", "ob") if kind == "whether" else ("that", "dass")
+    return with_object_clause(words[0], dice.pick(_SPEAKERS[kind]), words, sub)
 
 
-def moment(dice: Dice) -> Sentence:
-    """When in the past is als; if is falls; before is bevor."""
-    kind = dice.pick((("when", "als"), ("if", "falls"), ("before", "bevor")))
-    if kind[0] == "if":
-        chosen = dice.pick(verbs_for(_EVENT, ("", "into", "dat")))
-        subject = _person(dice)
-        denied = dice.chance(0.3)
-        sub = draw_clause(
-            dice, Situation("present"), subject=subject, verb=_human(chosen), negated=denied
-        )
-        if dice.chance(0.4):
-            sub = _feeling(dice, subject, "present")
-        main = draw_clause(dice, Situation("future"), subject=_taken_up(dice, subject))
-    else:
-        chosen = _human(dice.pick(verbs_for(_EVENT, ("", "into", "acc into", "dat"))))
-        sub = draw_clause(dice, _EVENT, subject=_person(dice), verb=chosen)
-        other = _person(dice)
-        if dice.chance(0.4) or other.noun == sub.subject.noun:
-            other = _taken_up(dice, sub.subject)
-        main = draw_clause(dice, _EVENT, ("", "acc", "dat", "into"), subject=other)
+def earlier(dice: Dice) -> Sentence:
+    """When in the past is als; before is bevor."""
+    words = dice.pick((("when", "als"), ("before", "bevor")))
+    subject, other = _person(dice), _person(dice)
+    if dice.chance(0.4) or other.noun == subject.noun:
+        other = reference(subject)
+    chosen = dice.pick(_human_acts("", "into", "acc into", "dat"))
+    sub = draw_clause(dice, _EVENT, subject=subject, verb=chosen)
+    main = draw_clause(dice, _EVENT, subject=other, verb=dice.pick(_human_acts()))
+    return _either_order(dice, words, sub, main)
+
+
+def later(dice: Dice) -> Sentence:
+    """When in the future is wenn; if is falls. The subordinate clause is in the present."""
+    words = dice.pick((("when", "wenn"), ("if", "falls")))
+    subject, feeling = _felt(dice)
+    if dice.chance(0.35):
+        sub = Clause(subject, BE, "present", predicate=feeling)
+        act = verb(dice.pick(LEADS_TO[feeling.en]))
+        main = draw_clause(dice, Situation("future"), subject=reference(subject), verb=act)
+        return _either_order(dice, words, sub, main)
+    denied = words[0] == "if" and dice.chance(0.3)
+    names = ("arrive", "come back", "help", "ask", "answer", "call", "invite", "come", "thank")
+    chosen = verb(dice.pick((*names, "get up", "fall asleep", "cry", "laugh", "go", "visit")))
+    sub = draw_clause(dice, Situation("present"), subject=subject, verb=chosen, negated=denied)
+    main = draw_clause(dice, Situation("future"), subject=dice.pick(PERSONAL))
+    return _either_order(dice, words, sub, main)
+
+
+def _human_acts(*frames: str) -> tuple[Verb, ...]:
+    """What people did at some moment: no states, no trains."""
+    acts = verbs_for(_EVENT, frames)
+    return tuple(v for v in acts if "person" in v.subjects and v.aspect != "state")
+
+
+def _either_order(dice: Dice, words: tuple[str, str], sub: Clause, main: Clause) -> Sentence:
+    """The subordinate clause first or last; a pronoun comes after the noun that it stands for."""
+    name = f"{words[0]} ({words[1]})"
     if dice.chance(0.6):
-        return _ahead(kind[0], kind, sub, main)
-    if not isinstance(main.subject, Phrase):
-        main, sub = replace(main, subject=sub.subject), replace(sub, subject=main.subject)
-    return _join(kind[0], kind, main, sub)
-
-
-def _human(entry):
-    return entry if "person" in entry.subjects else verb("sleep")
+        return ahead(name, words, sub, main)
+    if isinstance(sub.subject, Phrase) and main.subject == reference(sub.subject):
+        named = sub.subject
+        main, sub = replace(main, subject=named), replace(sub, subject=reference(named))
+    return then(name, words, main, sub)
 
 
 def relative_subject(dice: Dice) -> Sentence:
     """The man who helps the child is old: the relative clause inside the main clause."""
-    head = replace(draw_definite(dice, nouns_with(tags("person"))), owner=None)
+    head = replace(draw_definite(dice, nouns_with(tags("person"))), determiner="the")
     situation = dice.pick((STATE, PROGRESSIVE, _EVENT, PERFECT))
     inner = draw_clause(dice, situation, subject=relative(head))
-    choices = [a for a in adjectives_for(head.noun) if a != head.adjective]
-    main = Clause(head, BE, "present", predicate=dice.pick(choices), relative=(inner, "subject"))
-    return _with_relative("relative subject", main)
+    quality = dice.pick(predicates_for(head))
+    main = Clause(head, BE, "present", predicate=quality, relative=(inner, "subject"))
+    return statement("relative subject", main)
 
 
 def relative_object(dice: Dice) -> Sentence:
@@ -168,18 +174,14 @@ def relative_object(dice: Dice) -> Sentence:
     while True:
         inner = draw_clause(dice, situation, ("acc", "dat"))
         case, nominal = inner.objects[-1]
-        if isinstance(nominal, Phrase) and not inner.verb.en_particle:
+        if isinstance(nominal, Phrase) and not inner.verb.en_particle and not two_readings(inner):
             head = replace(nominal, determiner="the", owner=None)
-            choices = [a for a in adjectives_for(head.noun) if a != head.adjective]
+            choices = predicates_for(head)
             if choices and "drink" not in head.noun.tags:
                 break
     inner = replace(inner, objects=((case, relative(head)),), adverb=None)
     main = Clause(head, BE, "present", predicate=dice.pick(choices), relative=(inner, "object"))
-    return _with_relative(f"relative {case}", main)
-
-
-def _with_relative(construction: str, main: Clause) -> Sentence:
-    return sentence(construction, english(main), german(main), main)
+    return statement(f"relative {case}", main)
 
 
 def relative_end(dice: Dice) -> Sentence:
@@ -192,13 +194,7 @@ def relative_end(dice: Dice) -> Sentence:
     head = replace(draw_definite(dice, nouns), determiner="the", owner=None)
     inner = draw_clause(dice, _EVENT, subject=relative(head))
     main = replace(main, objects=((case, head),))
-    closing = german(main).split(" ")
-    last = f" {closing.pop()}" if main.verb.prefix else ""
-    texts = (
-        f"{english(main)} {english(inner)}",
-        f"{' '.join(closing)}{last}, {german(inner, final=True)}",
-    )
-    return sentence("relative end", *texts, main, inner)
+    return with_relative_end("relative end", main, inner)
 
 
 def contrast(dice: Dice) -> Sentence:
@@ -211,35 +207,17 @@ def contrast(dice: Dice) -> Sentence:
         denied = dice.chance(0.4)
         fair, other_fair = first.en in _GOOD, (second.en in _GOOD) != denied
         judged = {first.en, second.en} <= _GOOD | _BAD
-        if judged and fair != other_fair and compatible(first.en, second.en) and not subject.owner:
+        if judged and fair != other_fair and compatible(first, second) and not subject.owner:
             break
     tense = dice.pick(("present", "present", "past"))
     main = Clause(subject, BE, tense, predicate=first)
     other = Clause(reference(subject), BE, tense, predicate=second, negated=denied)
-    texts = (
-        f"{english(main)}, but {english(other)}",
-        f"{german(main)}, aber {german(other)}",
-    )
     held = replace(other, subject=replace(subject, adjective=None))
-    return sentence("contrast", *texts, main, held)
+    return contrasting("contrast", main, other, held)
 
 
 _GOOD = tags("new beautiful cheap clean good warm")
 _BAD = tags("old expensive dirty bad heavy dark cold")
-_GROUPS = (
-    tags("old new young"),
-    tags("big small tall"),
-    tags("expensive cheap"),
-    tags("clean dirty"),
-    tags("warm cold"),
-    tags("good bad"),
-    tags("red blue green black white yellow"),
-)
-
-
-def compatible(first: str, second: str) -> bool:
-    """Whether one thing can be both: not new and old, not red and blue, not twice the same."""
-    return first != second and not any({first, second} <= group for group in _GROUPS)
 
 
 def two_acts(dice: Dice) -> Sentence:
@@ -255,7 +233,6 @@ def two_acts(dice: Dice) -> Sentence:
             ("write", "lose"),
             ("buy", "forget"),
             ("look for", "find"),
-            ("draw", "sell"),
         )
     )
     second = verb(second_verb)
@@ -267,10 +244,5 @@ def two_acts(dice: Dice) -> Sentence:
         if thing.noun.tags & second.objects:
             break
     other = Clause(main.subject, second, "past", (("acc", reference(thing)),))
-    subject_english, subject_german = main.subject.english("nom"), main.subject.german("nom")
-    texts = (
-        f"{english(main)} and {english(other).removeprefix(subject_english + ' ')}",
-        f"{german(main)} und {german(other).removeprefix(subject_german + ' ')}",
-    )
     held = replace(other, objects=(("acc", replace(thing, adjective=None, owner=None)),))
-    return sentence("two acts", *texts, main, held)
+    return in_a_row("two acts", main, other, held)

@@ -5,19 +5,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from shared.data.grammar.adjectives import adjectives_for
+from shared.data.grammar.adjectives import adjectives_for, compatible
 from shared.data.grammar.adverbials import ADVERBS, INSIDE, LOCATED, PLACES
 from shared.data.grammar.clauses import Clause, Place
 from shared.data.grammar.nouns import nouns_with
 from shared.data.grammar.phrases import PERSONAL, THEY, YOU, I, Nominal, Phrase, possessive
 from shared.data.grammar.verbs import BE, COST, VERBS
-from shared.data.grammar.words import Adverb, Case, Noun, Verb, tags
+from shared.data.grammar.words import Adjective, Adverb, Case, Noun, Verb, tags
 
 T = TypeVar("T")
 PRESENT_MODALS = ("can", "must", "want", "may", "should")
 PAST_MODALS = ("could", "had to", "wanted", "might")
 _OWNED = tags("relative pet goods small mail tidy estate")
 _HABITUAL = tags("food drink writable drawable mail daily")
+_INDEFINITE = {"have": 1.0, "write": 1.0, "drink": 0.7, "know": 0.0, "love": 0.0}
+_ONE_BY_ONE = ("put on", "open", "close", "tidy up", "switch on", "switch off", "clean", "wash")
 _LEXICAL = tuple(entry for entry in VERBS if entry not in (BE, COST))
 
 
@@ -86,13 +88,15 @@ _PLAIN = ("state", "perception")
 def draw_situation(dice: Dice) -> Situation:
     """A situation for a statement."""
     kind = dice.weighted(
-        (("plain", 3), ("habit", 4), ("now", 4), ("past", 6), ("cause", 1), ("perfect", 4))
-        + (("future", 2), ("modal", 4), ("past modal", 2))
+        (
+            *(("plain", 3), ("habit", 4), ("now", 4), ("past", 6), ("cause", 1)),
+            *(("perfect", 4), ("future", 2), ("modal", 4), ("past modal", 2)),
+        )
     )
     if kind == "modal":
         return Situation(dice.pick(PRESENT_MODALS), "modal", 0.4)
     if kind == "past modal":
-        return Situation(dice.pick(PAST_MODALS), "past", 0.5)
+        return Situation(dice.pick(PAST_MODALS), "past", 0.8)
     named = {"plain": STATE, "habit": HABIT, "now": PROGRESSIVE, "past": PAST, "cause": CAUSE}
     return (named | {"perfect": PERFECT, "future": FUTURE})[kind]
 
@@ -108,6 +112,12 @@ def draw_adjective(dice: Dice, phrase: Phrase, share: float = 0.45) -> Phrase:
     if not choices or not dice.chance(share):
         return phrase
     return replace(phrase, adjective=dice.pick(choices))
+
+
+def predicates_for(phrase: Phrase) -> tuple[Adjective, ...]:
+    """The adjectives that can be said of the phrase without contradicting its own."""
+    own = phrase.adjective
+    return tuple(a for a in adjectives_for(phrase.noun) if not own or compatible(a, own))
 
 
 def draw_definite(dice: Dice, nouns: Sequence[Noun], plural: float = 0.25) -> Phrase:
@@ -137,19 +147,19 @@ def draw_indefinite(dice: Dice, nouns: Sequence[Noun]) -> Phrase:
     """An indefinite phrase: a dog, dogs, cold milk."""
     noun = dice.pick(tuple(n for n in nouns if "relative" not in n.tags))
     mass = noun.en == noun.en_plural
-    many = not mass and dice.chance(0.35 if "person" not in noun.tags else 0.1)
+    many = not mass and "person" not in noun.tags and dice.chance(0.35)
     return draw_adjective(dice, Phrase(noun, "" if mass or many else "a", many), 0.55)
 
 
-def draw_subject(dice: Dice, verb: Verb, situation: Situation, pronouns: float = 0.2) -> Nominal:
-    """A subject that the verb can have."""
-    if "person" in verb.subjects and dice.chance(pronouns):
+def draw_subject(dice: Dice, verb: Verb, situation: Situation, negated: bool) -> Nominal:
+    """A subject that the verb can have; states and denials are about somebody definite."""
+    if "person" in verb.subjects and dice.chance(0.2):
         pronoun = dice.pick(PERSONAL)
         if pronoun == YOU and situation.tense in ("past", *PAST_MODALS):
             return I
         return pronoun
     nouns = nouns_with(verb.subjects)
-    if verb.en != "belong to" and verb.frame != "at" and dice.chance(0.15):
+    if verb.aspect != "state" and not negated and dice.chance(0.15):
         return draw_indefinite(dice, nouns)
     return draw_definite(dice, nouns)
 
@@ -166,14 +176,30 @@ def draw_object(dice: Dice, verb: Verb, case: Case, subject: Nominal, habit: boo
     owner = possessive(subject)
     own = tuple(noun for noun in nouns if noun.tags & _OWNED)
     if owner and own and not habit and dice.chance(0.15):
-        return draw_adjective(dice, Phrase(dice.pick(own), owner), 0.4)
+        return _made(dice, verb, draw_adjective(dice, Phrase(dice.pick(own), owner), 0.4))
     usual = tuple(noun for noun in nouns if noun.tags & _HABITUAL) if habit else ()
     if usual and not people:
-        return draw_indefinite(dice, usual)
-    indefinite = {"have": 1.0, "drink": 0.7, "know": 0.0, "love": 0.0}.get(verb.en, 0.4)
-    if case == "dat" or people:
-        indefinite = 0.0 if "acc" in verb.frame else 0.15
-    return (draw_indefinite if dice.chance(indefinite) else draw_definite)(dice, nouns)
+        return _made(dice, verb, draw_indefinite(dice, usual))
+    indefinite = _INDEFINITE.get(verb.en, 0.4)
+    if case == "dat" or people or habit:
+        indefinite = 0.15 if verb.frame != "dat acc" and people and not habit else 0.0
+    if not dice.chance(indefinite):
+        return _made(dice, verb, draw_definite(dice, nouns))
+    phrase = draw_indefinite(dice, nouns)
+    if phrase.plural and verb.en in _ONE_BY_ONE:
+        phrase = replace(phrase, determiner="a", plural=False)
+    return _made(dice, verb, phrase)
+
+
+def _made(dice: Dice, verb: Verb, phrase: Phrase) -> Phrase:
+    """What somebody writes is new, and nobody else's; one puts on one coat at a time."""
+    if verb.en == "put on" and phrase.plural:
+        return replace(phrase, plural=False, determiner=phrase.determiner or "a")
+    if verb.en != "write":
+        return phrase
+    fitting = [a for a in adjectives_for(phrase.noun) if a.en in ("new", "long", "beautiful")]
+    adjective = dice.pick(fitting) if phrase.adjective else None
+    return replace(phrase, adjective=adjective, owner=None)
 
 
 def _distinct(pronoun: Nominal, subject: Nominal) -> bool:
@@ -198,12 +224,13 @@ def draw_place(dice: Dice, verb: Verb) -> Place | None:
 
 
 def draw_adverb(dice: Dice, situation: Situation, negated: bool = False) -> Adverb | None:
-    """An adverb that goes with the situation; denials take none that nicht would have to precede."""
+    """An adverb that goes with the situation, in denials one that can stand before nicht."""
     if not situation.adverbs or not dice.chance(situation.share):
         return None
     choices = ADVERBS[situation.adverbs]
     if negated:
-        choices = tuple(a for a in choices if a.en_slot == "end" and not a.en.startswith("every"))
+        unfit = ("every", "soon")
+        choices = tuple(a for a in choices if a.en_slot == "end" and not a.en.startswith(unfit))
     return dice.pick(choices)
 
 
@@ -220,7 +247,7 @@ def draw_clause(
     if subject:
         choices = tuple(entry for entry in choices if "person" in entry.subjects)
     verb = verb or dice.pick(choices)
-    subject = subject or draw_subject(dice, verb, situation)
+    subject = subject or draw_subject(dice, verb, situation, negated)
     if isinstance(subject, Phrase) and "transport" in subject.noun.tags:
         modal = situation.tense in (*PRESENT_MODALS, *PAST_MODALS)
         situation = FUTURE if modal else situation
@@ -228,5 +255,5 @@ def draw_clause(
     cases: list[Case] = [case for case in ("dat", "acc") if case in verb.frame.split()]
     objects = [(case, draw_object(dice, verb, case, subject, habit)) for case in cases]
     adverb = draw_adverb(dice, situation, negated)
-    place = draw_place(dice, verb)
+    place = draw_place(dice, verb) if not (negated and verb.frame == "acc") else None
     return Clause(subject, verb, situation.tense, tuple(objects), adverb, place, negated=negated)

@@ -22,7 +22,7 @@ NUM_TRAIN, NUM_VALIDATION, NUM_TEST = 15_000, 1_000, 1_000
 MIN_WORD_COUNT = 10
 _TEST_PERMILLE, _VALIDATION_PERMILLE = 50, 30
 
-_MARKS = str.maketrans({mark: " " for mark in ",.?'"})
+_MARKS = str.maketrans(",.?'", "    ")
 _LEMMAS = {form: noun.en for noun in NOUNS for form in (noun.en, noun.en_plural)}
 
 CONSTRUCTIONS: tuple[tuple[Callable[[Dice], Sentence], int], ...] = (
@@ -38,13 +38,14 @@ CONSTRUCTIONS: tuple[tuple[Callable[[Dice], Sentence], int], ...] = (
     (one.when_why, 3),
     (one.describe, 6),
     (one.belongings, 4),
-    (one.price, 5),
-    (one.age, 2),
+    (one.price, 8),
+    (one.age, 4),
     (one.count, 6),
     (one.clock, 3),
     (two.reason, 8),
     (two.content, 8),
-    (two.moment, 8),
+    (two.earlier, 5),
+    (two.later, 4),
     (two.relative_subject, 4),
     (two.relative_object, 5),
     (two.relative_end, 3),

@@ -72,7 +72,7 @@ _TABLE: tuple[tuple[str, str, str, str], ...] = (
     ("picture pictures", "Bild Bilder", "n Bildes", "goods portable drawable hangs mail"),
     ("flower flowers", "Blume Blumen", "f Blume", "goods portable drawable daily"),
     ("table tables", "Tisch Tische", "m Tisches", "goods surface heavy cleanable top legs"),
-    ("chair chairs", "Stuhl Stühle", "m Stuhles", "goods stands heavy surface seat legs"),
+    ("chair chairs", "Stuhl Stühle", "m Stuhles", "goods heavy surface seat legs cleanable"),
     ("shelf shelves", "Regal Regale", "n Regals", "goods surface heavy top"),
     ("lamp lamps", "Lampe Lampen", "f Lampe", "goods stands machine switchable"),
     ("bag bags", "Tasche Taschen", "f Tasche", "goods portable openable heavy"),

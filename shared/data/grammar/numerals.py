@@ -1,15 +1,13 @@
 """Numbers, prices and times of day in words."""
 
-_EN = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
-    "sixteen seventeen eighteen nineteen"
-).split()
-_EN_TENS = "zero ten twenty thirty forty fifty sixty seventy eighty ninety".split()
-_DE = (
-    "null eins zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn vierzehn fünfzehn "
-    "sechzehn siebzehn achtzehn neunzehn"
-).split()
-_DE_TENS = "null zehn zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig".split()
+_EN_WORDS = """zero one two three four five six seven eight nine ten eleven twelve thirteen
+fourteen fifteen sixteen seventeen eighteen nineteen"""
+_EN_TENS_WORDS = "zero ten twenty thirty forty fifty sixty seventy eighty ninety"
+_DE_WORDS = """null eins zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn
+vierzehn fünfzehn sechzehn siebzehn achtzehn neunzehn"""
+_DE_TENS_WORDS = "null zehn zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig"
+_EN, _EN_TENS = tuple(_EN_WORDS.split()), tuple(_EN_TENS_WORDS.split())
+_DE, _DE_TENS = tuple(_DE_WORDS.split()), tuple(_DE_TENS_WORDS.split())
 
 
 def _require(number: int) -> None:

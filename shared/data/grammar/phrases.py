@@ -6,7 +6,7 @@ school grammars (weak, mixed, strong) follow from it.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 from shared.data.grammar.numerals import english_number, german_number
 from shared.data.grammar.words import Adjective, Case, Noun
@@ -57,13 +57,16 @@ class Nominal(Protocol):
 
 @dataclass(frozen=True)
 class Phrase:
-    """A noun with its determiner, number, adjective and owner (the old man's dog)."""
+    """A noun with its determiner, number, adjective and owner (the old man's dog).
+
+    `count` is a numeral before the noun; 1 reads `only one`, nur ein, to differ from `a`.
+    """
 
     noun: Noun
     determiner: str = "the"
     plural: bool = False
     adjective: Adjective | None = None
-    owner: "Phrase | None" = None
+    owner: Self | None = None
     count: int = 0
 
     person = 3
@@ -82,7 +85,7 @@ class Phrase:
         if self.owner:
             words.insert(0, self.owner.english("gen"))
         elif self.count:
-            words.insert(0, english_number(self.count))
+            words.insert(0, "only one" if self.count == 1 else english_number(self.count))
         elif self.determiner == "a":
             words.insert(0, "an" if words[0][0] in "aeiou" else "a")
         elif self.determiner == "this" and self.plural:
@@ -115,7 +118,7 @@ class Phrase:
             return german_number(self.count), unmarked
         if self.count == 1 or determiner in _EIN_WORDS:
             ending = _ein_ending(column, case)
-            article = ("ein" if self.count else _EIN_WORDS[determiner]) + ending
+            article = ("nur ein" if self.count else _EIN_WORDS[determiner]) + ending
             return article, _weak_ending(column, case) if ending else marked
         if determiner in _DIES_WORDS:
             return _DIES_WORDS[determiner] + marked, _weak_ending(column, case)

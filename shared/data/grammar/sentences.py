@@ -42,6 +42,68 @@ def question(construction: str, clause: Clause, front: Front = "none") -> Senten
     return sentence(construction, *texts, clause, end="?")
 
 
+def then(construction: str, words: tuple[str, str], main: Clause, sub: Clause) -> Sentence:
+    """A main clause and a subordinate clause after it: `..., weil ...` with the verb at the end."""
+    texts = (
+        f"{english(main)} {words[0]} {english(sub)}",
+        f"{german(main)}, {words[1]} {german(sub, final=True)}",
+    )
+    return sentence(construction, *texts, main, sub)
+
+
+def ahead(construction: str, words: tuple[str, str], sub: Clause, main: Clause) -> Sentence:
+    """The subordinate clause first: it fills the front, so the German main clause starts with
+    its verb."""
+    texts = (
+        f"{words[0]} {english(sub)}, {english(main)}",
+        f"{words[1]} {german(sub, final=True)}, {german(main, 'none')}",
+    )
+    return sentence(f"{construction} first", *texts, main, sub)
+
+
+def with_object_clause(
+    construction: str, speaker: tuple[str, str], words: tuple[str, str], sub: Clause
+) -> Sentence:
+    """What somebody knows, says or asks: `Ich weiß, dass ...`."""
+    texts = (
+        f"{speaker[0]} {words[0]} {english(sub)}",
+        f"{speaker[1]}, {words[1]} {german(sub, final=True)}",
+    )
+    return sentence(construction, *texts, sub)
+
+
+def with_relative_end(construction: str, main: Clause, inner: Clause) -> Sentence:
+    """A main clause that ends in an object and a relative clause about that object."""
+    texts = f"{english(main)} {english(inner)}", f"{german(main)}, {german(inner, final=True)}"
+    return sentence(construction, *texts, main, inner)
+
+
+def contrasting(construction: str, main: Clause, other: Clause, *held: Clause) -> Sentence:
+    """Two main clauses with but; aber stands before the second and takes no place in it."""
+    texts = f"{english(main)}, but {english(other)}", f"{german(main)}, aber {german(other)}"
+    return sentence(construction, *texts, main, *held)
+
+
+def in_a_row(construction: str, main: Clause, other: Clause, *held: Clause) -> Sentence:
+    """Two main clauses of one subject, which the second does not repeat; no comma."""
+    named = main.subject.english("nom"), main.subject.german("nom")
+    texts = (
+        f"{english(main)} and {english(other).removeprefix(named[0] + ' ')}",
+        f"{german(main)} und {german(other).removeprefix(named[1] + ' ')}",
+    )
+    return sentence(construction, *texts, main, *held)
+
+
+def with_measure(construction: str, clause: Clause, measure: tuple[str, str]) -> Sentence:
+    """A clause that ends in a price or an age: `Das Buch kostet zwei Euro`."""
+    texts = f"{english(clause)} {measure[0]}", f"{german(clause)} {measure[1]}"
+    made = sentence(construction, *texts, clause)
+    if not isinstance(clause.subject, Phrase):
+        return made
+    number = f"number:{measure[0]}+{clause.subject.noun.en}"
+    return made._replace(combinations=made.combinations | {number})
+
+
 def _combinations(construction: str, clause: Clause) -> Iterator[str]:
     phrases = [clause.subject, *(nominal for _, nominal in clause.objects)]
     if clause.verb not in (BE, COST):

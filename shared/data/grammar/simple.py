@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-from shared.data.grammar.adjectives import adjectives_for
 from shared.data.grammar.adverbials import ADVERBS, WHEN, WHY
-from shared.data.grammar.clauses import Clause, Front, Where
+from shared.data.grammar.clauses import Clause, Front, Where, two_readings
 from shared.data.grammar.drawing import (
     FUTURE,
     HABIT,
@@ -17,6 +16,7 @@ from shared.data.grammar.drawing import (
     draw_clause,
     draw_definite,
     draw_situation,
+    predicates_for,
     verbs_for,
 )
 from shared.data.grammar.nouns import nouns_with
@@ -27,11 +27,12 @@ from shared.data.grammar.numerals import (
     german_time,
 )
 from shared.data.grammar.phrases import WHAT, WHO, Phrase
-from shared.data.grammar.sentences import Sentence, question, sentence, statement
+from shared.data.grammar.sentences import Sentence, question, statement, with_measure
 from shared.data.grammar.verbs import BE, COST, VERBS, verb
 from shared.data.grammar.words import Adverb, tags
 
 _PASSING = ("tired", "happy", "sad", "sick", "hungry", "dirty", "clean", "cold", "warm")
+_SCOPED = ("must", "had to", "should", "may", "might")
 HUNDREDS = (*range(100, 1000, 100), 101, 112, 125, 150, 199, 231, 250, 365, 480, 516, 777, 999)
 
 
@@ -126,7 +127,9 @@ def which(dice: Dice) -> Sentence:
     while True:
         clause = draw_clause(dice, _question_situation(dice), ("acc", "dat"))
         case, nominal = clause.objects[-1]
-        if isinstance(nominal, Phrase) and not nominal.owner and "drink" not in nominal.noun.tags:
+        if not isinstance(nominal, Phrase) or nominal.owner or two_readings(clause):
+            continue
+        if "drink" not in nominal.noun.tags:
             asked = replace(nominal, determiner="which")
             return question("which", replace(clause, objects=((case, asked),)), "object")
 
@@ -163,9 +166,7 @@ def describe(dice: Dice) -> Sentence:
     nouns = nouns_with(tags("person animal goods mail place transport small part"))
     while True:
         subject = draw_definite(dice, nouns)
-        choices = [a for a in adjectives_for(subject.noun) if a != subject.adjective]
-        if subject.adjective and {"tall", "big", "small"} & {subject.adjective.en}:
-            choices = [a for a in choices if a.en not in ("tall", "big", "small")]
+        choices = predicates_for(subject)
         if choices:
             break
     tense, predicate = dice.pick(("present", "present", "past")), dice.pick(choices)
@@ -179,15 +180,17 @@ def describe(dice: Dice) -> Sentence:
 
 def price(dice: Dice) -> Sentence:
     """The book costs twenty-one euros: Euro has no plural after numbers."""
-    number = dice.pick(HUNDREDS) if dice.chance(0.25) else 2 + dice.pick(range(98))
+    nouns = tuple(n for n in nouns_with(COST.subjects) if n.en != "car")
+    subject = draw_definite(dice, nouns)
+    dear = bool(subject.noun.tags & tags("machine surface"))
+    number = dice.pick(HUNDREDS) if dear and dice.chance(0.6) else 2 + dice.pick(range(98))
+    number = max(number, 20) if dear else number
     if dice.chance(0.1):
-        subject = draw_definite(dice, nouns_with(COST.subjects))
         amount = Adverb("how much", "wie viel")
         return question("price asked", Clause(subject, COST, "present", (), amount), "adverb")
-    subject = draw_definite(dice, nouns_with(COST.subjects))
     clause = Clause(subject, COST, "present")
-    texts = _append(clause, f"{english_number(number)} euros", f"{german_number(number)} Euro")
-    return sentence("price", *texts, clause)
+    words = f"{english_number(number)} euros", f"{german_number(number)} Euro"
+    return with_measure("price", clause, words)
 
 
 def age(dice: Dice) -> Sentence:
@@ -199,12 +202,7 @@ def age(dice: Dice) -> Sentence:
         return question("age asked", asked, "adverb")
     number = 2 + dice.pick(range(98))
     text = f"{english_number(number)} years old", f"{german_number(number)} Jahre alt"
-    return sentence("age", *_append(clause, *text), clause)
-
-
-def _append(clause: Clause, english_end: str, german_end: str) -> tuple[str, str]:
-    own = statement("", clause).pair
-    return f"{own.src[:-1]} {english_end}", f"{own.tgt[:-1]} {german_end}"
+    return with_measure("age", clause, text)
 
 
 def count(dice: Dice) -> Sentence:
@@ -248,6 +246,6 @@ def belongings(dice: Dice) -> Sentence:
         subject = draw_definite(dice, nouns)
         if subject.owner:
             break
-    choices = [a for a in adjectives_for(subject.noun) if a != subject.adjective]
-    clause = Clause(subject, BE, dice.pick(("present", "past")), predicate=dice.pick(choices))
+    quality = dice.pick(predicates_for(subject))
+    clause = Clause(subject, BE, dice.pick(("present", "past")), predicate=quality)
     return statement("belongings", clause)
