@@ -27,7 +27,7 @@ def lesson_parser(
     """The parser with the flags that all scripts have; add the lesson's own to it.
 
     `lesson` is the folder's name and the default folder under runs/. `dataset`, when given, is
-    the default of a `--dataset` flag.
+    the default of a `--dataset` flag; `--empty` says what to do with half pairs in it.
     """
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -41,6 +41,8 @@ def lesson_parser(
     parser.add_argument("--out", type=Path, default=out, help=f"results (runs/{lesson})")
     if dataset is not None:
         parser.add_argument("--dataset", default=dataset, help=f"data ({dataset})")
+        what = "pairs with an empty side: refuse the data, or leave them out (error)"
+        parser.add_argument("--empty", choices=("error", "drop"), default="error", help=what)
     return parser
 
 

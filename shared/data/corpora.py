@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from shared.data.folder import Empty, PairReader, find_splits, refuse
+from shared.data.folder import Empty, PairReader, announce, find_splits, refuse
 from shared.data.hub import load_from_hub
 from shared.data.pairs import Pair
 from shared.errors import InputError
@@ -24,7 +24,7 @@ class ParallelCorpus:
     """Sentence pairs to train on, to choose by and to report on.
 
     `notes` says what the reader did that the user should know: a split that it made, pairs that
-    it dropped, files that it left aside. Scripts print them.
+    it dropped, files that it left aside. load_corpus says them on stderr too.
     """
 
     name: str
@@ -72,6 +72,7 @@ def load_corpus(
     for split in ("train", "validation", "test"):
         if not getattr(corpus, split):
             raise InputError(f"dataset {dataset!r}: no pairs in {split}")
+    announce(corpus.name, corpus.notes)
     return corpus
 
 

@@ -1,6 +1,8 @@
 """A folder of parallel text: which of its files are which split, and the pairs in them."""
 
 import difflib
+import logging
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -225,3 +227,10 @@ def refuse(
         f"dataset {dataset!r} is neither a folder nor {offer}"
         + (f"; did you mean {close[0]!r}?" if close else "")
     )
+
+
+def announce(name: str, notes: Sequence[str]) -> None:
+    """Say notes on stderr, or wherever the caller's logging goes; of several ranks rank 0 does."""
+    if os.environ.get("RANK", "0") == "0":
+        for note in notes:
+            logging.getLogger(__name__).warning("%s: %s", name, note)

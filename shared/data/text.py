@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.data.files import read_lines
-from shared.data.folder import refuse, split_of
+from shared.data.folder import announce, refuse, split_of
 from shared.data.hub import load_from_hub
 from shared.errors import InputError
 
@@ -125,6 +125,7 @@ def _load_folder(folder: Path) -> TextCorpus:
             parts["train"], parts[split] = _cut(parts["train"], folder)
             notes.append(f"no {split} split: the last lines of train are taken for it")
     name = folder.resolve().name
+    announce(name, notes)
     return TextCorpus(name, parts["train"], parts["validation"], parts["test"], tuple(notes))
 
 

@@ -162,6 +162,15 @@ def test_missing_splits_are_cut_from_train(tmp_path):
     assert "no validation split: 14 pairs" in corpus.notes[1]
 
 
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_notes_are_said_once(tmp_path, monkeypatch, caplog, rank):
+    write_text(tmp_path, {"train": PAIRS})
+    monkeypatch.setenv("RANK", rank)
+    corpus = load_corpus(tmp_path)
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ([f"{corpus.name}: {note}" for note in corpus.notes] if rank == "0" else [])
+
+
 def test_one_unnamed_source_is_all_training_data(tmp_path):
     write_text(tmp_path, {"europarl.de-en": PAIRS})
     assert len(load_corpus(tmp_path).notes) == 2
