@@ -125,5 +125,5 @@ def test_rotary_takes_positions_of_each_sentence() -> None:
 
 
 def test_rotary_refuses_an_odd_head() -> None:
-    with pytest.raises(InputError, match="not 5$"):
+    with pytest.raises(InputError, match=r"not 5$"):
         rotary(torch.zeros(3, 5), torch.arange(3))
