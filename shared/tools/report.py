@@ -129,19 +129,20 @@ def _table(rows: Any) -> str:
     if not _is_table(rows):
         return ""
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    head = "".join(f"<th>{html.escape(str(column))}</th>" for column in columns)
+    numeric = {c for c in columns if all(_is_number(row.get(c, 0)) for row in rows)}
+    kinds = {column: ' class="number"' if column in numeric else "" for column in columns}
+    head = "".join(f"<th{kinds[c]}>{html.escape(str(c))}</th>" for c in columns)
     body = []
     for row in rows[:MAX_ROWS]:
-        body.append("<tr>" + "".join(_cell(row.get(column, "")) for column in columns) + "</tr>")
+        cells = (f"<td{kinds[c]}>{html.escape(_text(row.get(c, '')))}</td>" for c in columns)
+        body.append(f"<tr>{''.join(cells)}</tr>")
     left = len(rows) - MAX_ROWS
     note = f'<p class="facts">{left} more rows in metrics.json</p>' if left > 0 else ""
     return f'<div class="scroll"><table><tr>{head}</tr>{"".join(body)}</table></div>{note}'
 
 
-def _cell(value: Any) -> str:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    kind = ' class="number"' if is_number else ""
-    return f"<td{kind}>{html.escape(_text(value))}</td>"
+def _is_number(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def _text(value: Any) -> str:
@@ -223,12 +224,12 @@ section, header { background: var(--card); border: 1px solid var(--line); border
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .92rem; }
 th, td { padding: .35rem .9rem .35rem 0; text-align: left; border-bottom: 1px solid var(--line);
   vertical-align: top; } th { color: var(--soft); font-weight: 600; }
-td.number { text-align: right; } header table { width: 100%; }
+.number { text-align: right; } header table { width: 100%; }
 dl { display: flex; flex-wrap: wrap; gap: .4rem 2rem; margin: 1rem 0; } dd { margin: 0; }
 .figures { display: grid; gap: 1rem; margin-top: 1rem;
   grid-template-columns: repeat(auto-fit, minmax(min(420px, 100%), 1fr)); }
 figure { margin: 0; }
-figure img { width: 100%; height: auto; border-radius: 6px; background: #fff; }
+figure img { max-width: 100%; height: auto; border-radius: 6px; background: #fff; }
 pre { overflow-x: auto; background: var(--page); padding: .8rem; font-size: .82rem; }
 summary { cursor: pointer; color: var(--soft); margin-top: 1rem; font-size: .9rem; }
 """

@@ -99,7 +99,7 @@ def test_strange_values_and_long_tables(runs):
     write_metrics(runs / "01_positions", table=rows, second=[{"only": "<i>"}], recipe="adam")
     page = write_report(runs).read_text()
     assert "5 more rows" in page
-    assert "<td>–</td>" in page
+    assert ">–</td>" in page
     assert "<td>yes</td>" in page
     assert "&lt;i&gt;" in page
     assert "<dt>recipe</dt><dd>adam</dd>" in page
