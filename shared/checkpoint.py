@@ -1,0 +1,133 @@
+"""A trained translator on disk: written whole or not at all, refused with a reason when unsound."""
+
+import dataclasses
+import os
+import pickle
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shared.data.tokenizer import Tokenizer
+from shared.errors import InputError
+from shared.model.config import TransformerConfig
+from shared.model.transformer import Transformer
+
+MARK = "torch-handle checkpoint 1"  # the number changes when older files can no longer be read
+
+
+def write_atomically(path: Path, content: Mapping[str, Any]) -> None:
+    """Save tensors, numbers and strings so that `path` is at every moment either old or new.
+
+    The file is written aside in the same folder, flushed to the disk and then renamed: a rename
+    within one file system replaces the name in one step (POSIX rename), and the flush comes first
+    because a rename may otherwise reach the disk before the data. Call it on one rank only.
+    Raises InputError, leaving the old file as it was, when the folder cannot be written.
+    """
+    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with aside.open("wb") as file:
+            torch.save({"mark": MARK, **content}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+        _flush_folder(path.parent)
+    except (OSError, RuntimeError) as error:  # torch.save turns a full disk into a RuntimeError
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise InputError(f"checkpoint {path} cannot be written: {reason}") from error
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _flush_folder(folder: Path) -> None:
+    """The new name is an entry of the folder, which has to reach the disk as well."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Read what `write_atomically` wrote, with all tensors on the CPU.
+
+    Only tensors and plain values are unpickled (`weights_only`): a checkpoint from elsewhere can
+    be wrong, but it cannot run code. Raises InputError when the file is missing, is a folder,
+    is cut short or damaged, or is some other file.
+    """
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; give the checkpoint file inside it")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise InputError(
+            f"there is no checkpoint at {path}: train first, or check the name"
+        ) from None
+    except (RuntimeError, EOFError, pickle.UnpicklingError, OSError, ValueError, KeyError) as error:
+        raise InputError(_why_unreadable(path)) from error
+    if not isinstance(content, dict) or content.get("mark") != MARK:
+        raise InputError(
+            f"{path} is a file of PyTorch's, but not one of this course's checkpoints "
+            f"({MARK!r} expected in it): give a file that the course's train.py wrote"
+        )
+    return content
+
+
+def _why_unreadable(path: Path) -> str:
+    """torch.save writes a zip archive, whose directory stands at its end: a cut file has none."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        is_archive = file.read(2) == b"PK"
+    if is_archive and not zipfile.is_zipfile(path):
+        return f"{path} is cut short ({size:,} bytes): use an older checkpoint or train again"
+    if is_archive:
+        return f"{path} is damaged ({size:,} bytes): use an older checkpoint or train again"
+    return f"{path} ({size:,} bytes) is not a checkpoint: give a file that train.py wrote"
+
+
+def save_translator(path: Path, model: Transformer, tokenizer: Tokenizer, **notes: Any) -> None:
+    """Write weights, configuration and tokenizer into one file: what translating needs.
+
+    `notes` are plain values to keep with it, such as the step or the score. A run that is to be
+    continued needs more (optimizer, schedule, random states): lesson 08.
+    """
+    content = {
+        "config": dataclasses.asdict(model.config),
+        "weights": model.state_dict(),
+        "tokenizer": tokenizer.to_json(),
+        "notes": notes,
+    }
+    write_atomically(path, content)
+
+
+def load_translator(path: Path) -> tuple[Transformer, Tokenizer, dict[str, Any]]:
+    """Model (in eval mode, on the CPU), tokenizer and notes of a file of `save_translator`.
+
+    Raises InputError as `read_checkpoint` does, and when parts are missing or do not fit.
+    """
+    content = read_checkpoint(path)
+    missing = [name for name in ("config", "weights", "tokenizer", "notes") if name not in content]
+    if missing:
+        raise InputError(f"{path} holds no translator: {', '.join(missing)} missing in it")
+    tokenizer = Tokenizer.from_json(content["tokenizer"], origin=str(path))
+    try:
+        model = Transformer(TransformerConfig(**content["config"]))
+        model.load_state_dict(content["weights"])
+    except (TypeError, RuntimeError) as error:
+        first_line = str(error).splitlines()[0]
+        raise InputError(f"{path}: configuration and weights do not fit: {first_line}") from error
+    if tokenizer.vocab_size > model.config.vocab_size:
+        raise InputError(
+            f"{path}: the tokenizer has {tokenizer.vocab_size} ids, the model embeds "
+            f"{model.config.vocab_size}: they are not from one run"
+        )
+    return model.eval(), tokenizer, content["notes"]
+
+
+def copy_weights(model: torch.nn.Module) -> dict[str, Tensor]:
+    """A copy of the weights on the CPU, which further training does not change."""
+    return {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
