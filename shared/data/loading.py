@@ -1,8 +1,9 @@
 """Encoded pairs for torch's DataLoader: shared by workers, shared out among ranks."""
 
-from collections.abc import Callable, Sequence
-from itertools import accumulate, chain
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -21,10 +22,28 @@ class PairDataset(Dataset[EncodedPair]):
     copied into every worker, page by page. A tensor stays shared.
     """
 
-    def __init__(self, encoded: Sequence[EncodedPair]) -> None:
-        sides = [side for pair in encoded for side in pair]
-        self._ids = torch.tensor(list(chain.from_iterable(sides)), dtype=torch.int32)
-        self._ends = torch.tensor([0, *accumulate(map(len, sides))])  # side k: ends[k]..ends[k + 1]
+    def __init__(self, encoded: Iterable[EncodedPair]) -> None:
+        ids, ends = array("i"), array("q", [0])  # side k of all sides is ids[ends[k] : ends[k + 1]]
+        for pair in encoded:
+            for side in pair:
+                ids.extend(side)
+                ends.append(len(ids))
+        self._ids = torch.from_numpy(np.array(ids))
+        self._ends = torch.from_numpy(np.array(ends))
+
+    @classmethod
+    def encode(
+        cls, pairs: Sequence[Pair], tokenizer: Tokenizer, max_len: int | None = None
+    ) -> "PairDataset":
+        """The pairs in token ids; a pair with a side longer than `max_len` tokens is left out.
+
+        Lengths are counted as collate makes them, with eos.
+        """
+        return cls(
+            (src, tgt)
+            for src, tgt in _encoded(pairs, tokenizer)
+            if max_len is None or max(len(src), len(tgt)) < max_len
+        )
 
     def __len__(self) -> int:
         return (len(self._ends) - 1) // 2
@@ -41,19 +60,15 @@ class PairDataset(Dataset[EncodedPair]):
         return [(src, tgt) for src, tgt in sizes.tolist()]
 
 
-def encode_pairs(
-    pairs: Sequence[Pair], tokenizer: Tokenizer, max_len: int | None = None
-) -> list[EncodedPair]:
-    """Token ids of both sides of each pair; pairs longer than `max_len` tokens are left out.
-
-    Lengths are counted as collate makes them, with eos.
-    """
-    src = tokenizer.encode_batch([pair.src for pair in pairs])
-    tgt = tokenizer.encode_batch([pair.tgt for pair in pairs])
-    encoded = list(zip(src, tgt, strict=True))
-    if max_len is None:
-        return encoded
-    return [(a, b) for a, b in encoded if max(len(a), len(b)) < max_len]
+def _encoded(
+    pairs: Sequence[Pair], tokenizer: Tokenizer, at_once: int = 10_000
+) -> Iterator[EncodedPair]:
+    """Token ids of each pair: in blocks, since a list of ids takes nine times a tensor's bytes."""
+    for start in range(0, len(pairs), at_once):
+        block = pairs[start : start + at_once]
+        src = tokenizer.encode_batch([pair.src for pair in block])
+        tgt = tokenizer.encode_batch([pair.tgt for pair in block])
+        yield from zip(src, tgt, strict=True)
 
 
 def batch_loader(

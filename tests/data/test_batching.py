@@ -18,7 +18,7 @@ from shared.data.batching import (
     random_batches,
     rank_slice,
 )
-from shared.data.loading import PairDataset, batch_loader, encode_pairs
+from shared.data.loading import PairDataset, batch_loader
 from shared.data.pairs import Pair
 from shared.data.tokenizer import Tokenizer
 from shared.errors import InputError
@@ -250,8 +250,17 @@ def test_the_learners_collate_can_be_used():
 def test_encoding_pairs_and_leaving_out_long_ones():
     pairs = [Pair("a b", "a"), Pair("a", "a b c d e f g h"), Pair("", "a")]
     tokenizer = Tokenizer.train(["a b c d e f g h"] * 3, 300)
-    encoded = encode_pairs(pairs, tokenizer)
-    assert encoded == [(tokenizer.encode(p.src), tokenizer.encode(p.tgt)) for p in pairs]
+    encoded = [(tokenizer.encode(pair.src), tokenizer.encode(pair.tgt)) for pair in pairs]
     assert pair_lengths(encoded) == [(3, 2), (2, 9), (1, 2)]
-    assert encode_pairs(pairs, tokenizer, max_len=9) == encoded
-    assert encode_pairs(pairs, tokenizer, max_len=8) == [encoded[0], encoded[2]]
+    for max_len, kept in ((None, [0, 1, 2]), (9, [0, 1, 2]), (8, [0, 2]), (1, [])):
+        data = PairDataset.encode(pairs, tokenizer, max_len)
+        assert [data[i] for i in range(len(data))] == [encoded[i] for i in kept]
+
+
+def test_encoding_in_blocks_changes_nothing():
+    pairs = [Pair(f"a {n}", f"b {n}") for n in range(25_000)]
+    tokenizer = Tokenizer.train(["a b 1234567890"] * 3, 300)
+    data = PairDataset.encode(pairs, tokenizer)
+    assert len(data) == len(pairs)
+    for n in (0, 9_999, 10_000, 20_000, 24_999):
+        assert tuple(map(tokenizer.decode, data[n])) == pairs[n]
