@@ -8,8 +8,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from shared.data.batching import Batch, EncodedPair, collate, rank_slice
+from shared.data.files import shorten
+from shared.data.folder import announce
 from shared.data.pairs import Pair
 from shared.data.tokenizer import Tokenizer
+from shared.errors import InputError
 
 Collate = Callable[[list[EncodedPair]], Batch]
 
@@ -37,13 +40,23 @@ class PairDataset(Dataset[EncodedPair]):
     ) -> "PairDataset":
         """The pairs in token ids; a pair with a side longer than `max_len` tokens is left out.
 
-        Lengths are counted as collate makes them, with eos.
+        How many were left out is said on stderr. Lengths are counted as collate makes them, with
+        eos; `max_len` is the model's. One endless line in a million, met after hours of training,
+        would otherwise end it.
+
+        Raises:
+            InputError: no pair is short enough.
         """
-        return cls(
+        data = cls(
             (src, tgt)
             for src, tgt in _encoded(pairs, tokenizer)
             if max_len is None or max(len(src), len(tgt)) < max_len
         )
+        if left_out := len(pairs) - len(data):
+            if len(data) == 0:
+                raise InputError(f"all {left_out} pairs are longer than {max_len} tokens")
+            announce("training data", [f"left out {left_out} pairs longer than {max_len} tokens"])
+        return data
 
     def __len__(self) -> int:
         return (len(self._ends) - 1) // 2
@@ -69,6 +82,22 @@ def _encoded(
         src = tokenizer.encode_batch([pair.src for pair in block])
         tgt = tokenizer.encode_batch([pair.tgt for pair in block])
         yield from zip(src, tgt, strict=True)
+
+
+def check_lengths(
+    sentences: Sequence[str], tokenizer: Tokenizer, max_len: int, what: str = "sentences"
+) -> None:
+    """Refuse sentences longer than a model takes, before the hours that it takes to train it.
+
+    Lengths are counted with eos. What is to be translated cannot be left out as training pairs
+    can: a score over the rest would be another score.
+    """
+    for number, ids in enumerate(tokenizer.encode_batch(sentences), start=1):
+        if len(ids) + 1 > max_len:
+            raise InputError(
+                f"{what}: sentence {number} has {len(ids) + 1} tokens and the model takes "
+                f"{max_len}; shorten it or take it out; it begins: {shorten(sentences[number - 1])}"
+            )
 
 
 def batch_loader(

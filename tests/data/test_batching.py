@@ -18,7 +18,7 @@ from shared.data.batching import (
     random_batches,
     rank_slice,
 )
-from shared.data.loading import PairDataset, batch_loader
+from shared.data.loading import PairDataset, batch_loader, check_lengths
 from shared.data.pairs import Pair
 from shared.data.tokenizer import Tokenizer
 from shared.errors import InputError
@@ -247,14 +247,27 @@ def test_the_learners_collate_can_be_used():
     assert list(loader) == [2, 2]
 
 
-def test_encoding_pairs_and_leaving_out_long_ones():
+def test_encoding_pairs_and_leaving_out_long_ones(caplog):
     pairs = [Pair("a b", "a"), Pair("a", "a b c d e f g h"), Pair("", "a")]
     tokenizer = Tokenizer.train(["a b c d e f g h"] * 3, 300)
     encoded = [(tokenizer.encode(pair.src), tokenizer.encode(pair.tgt)) for pair in pairs]
     assert pair_lengths(encoded) == [(3, 2), (2, 9), (1, 2)]
-    for max_len, kept in ((None, [0, 1, 2]), (9, [0, 1, 2]), (8, [0, 2]), (1, [])):
+    for max_len, kept in ((None, [0, 1, 2]), (9, [0, 1, 2]), (8, [0, 2])):
         data = PairDataset.encode(pairs, tokenizer, max_len)
         assert [data[i] for i in range(len(data))] == [encoded[i] for i in kept]
+    assert [r.getMessage() for r in caplog.records] == [
+        "training data: left out 1 pairs longer than 8 tokens"
+    ]
+    with pytest.raises(InputError, match="all 3 pairs are longer than 1 tokens"):
+        PairDataset.encode(pairs, tokenizer, max_len=1)
+
+
+def test_sentences_that_the_model_cannot_take():
+    tokenizer = Tokenizer.train(["a b c d e f g h"] * 3, 300)
+    sentences = ["a b", "a b c d e", "a b c d e f g h"]
+    check_lengths(sentences, tokenizer, 9, "test")
+    with pytest.raises(InputError, match=r"test: sentence 3 has 9 tokens .* takes 8; .*: a b c d"):
+        check_lengths(sentences, tokenizer, 8, "test")
 
 
 def test_encoding_in_blocks_changes_nothing():
