@@ -9,9 +9,8 @@ from shared.data.grammar.generator import Splits, generate
 FOLDER = Path(__file__).resolve().parents[3] / "datasets" / "grammar_en_de"
 
 
-def contents() -> dict[str, str]:
+def contents(splits: Splits) -> dict[str, str]:
     """The text of every file of the corpus, by file name."""
-    splits = generate()
     files = {}
     for name, pairs in zip(Splits._fields, splits, strict=True):
         files[f"{name}.en"] = "".join(f"{pair.src}\n" for pair in pairs)
@@ -25,7 +24,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="compare only, write nothing")
     args = parser.parse_args()
     status = 0
-    for name, text in contents().items():
+    for name, text in contents(generate()).items():
         path = FOLDER / name
         if args.check:
             same = path.is_file() and path.read_bytes() == text.encode()

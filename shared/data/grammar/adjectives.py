@@ -1,5 +1,7 @@
 """The adjectives and the kinds of nouns that each can describe."""
 
+from functools import cache
+
 from shared.data.grammar.words import Adjective, Noun, tags
 
 _TABLE: tuple[tuple[str, str, str], ...] = (
@@ -51,6 +53,7 @@ def _adjective(en: str, german: str, words: str) -> Adjective:
 ADJECTIVES: tuple[Adjective, ...] = tuple(_adjective(*row) for row in _TABLE)
 
 
+@cache
 def adjectives_for(noun: Noun) -> tuple[Adjective, ...]:
     """The adjectives that can describe the noun, in the table's order."""
     fitting = (entry for entry in ADJECTIVES if entry.tags & noun.tags)

@@ -69,7 +69,11 @@ PLACES: dict[str, tuple[tuple[str, str, str, str], ...]] = {
     "come": (INSIDE,),
     "jump": (("", "onto", "auf", "top seat"), ("", "into", "in", "outdoors")),
     "put": (SURFACE, ("", "under", "unter", "legs"), ("", "next to", "neben", "seat")),
-    "place": (("", "on", "auf", "top"), ("", "next to", "neben", "surface"), INSIDE),
+    "place": (
+        ("", "on", "auf", "top"),
+        ("", "next to", "neben", "surface"),
+        ("", "in", "in", "indoors"),
+    ),
     "hang": (("", "on", "an", "wall"),),
     "lie": (SURFACE, ("under", "", "unter", "legs"), ("next to", "", "neben", "seat"), INSIDE),
     "stand": (("on", "", "auf", "top"), ("next to", "", "neben", "surface"), INSIDE),

@@ -108,6 +108,8 @@ def content(dice: Dice) -> Sentence:
         "whether": dice.pick((PERFECT, FUTURE, PROGRESSIVE, modal)),
     }[kind]
     sub = draw_clause(dice, situation, negated=kind == "that" and dice.chance(0.2))
+    while kind == "hope" and sub.verb.en in ("cry", "lose", "forget"):
+        sub = draw_clause(dice, situation)
     words = ("whether", "ob") if kind == "whether" else ("that", "dass")
     return with_object_clause(words[0], dice.pick(_SPEAKERS[kind]), words, sub)
 

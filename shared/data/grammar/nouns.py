@@ -5,6 +5,8 @@ marks people to whom he/she, er/sie and his/her, sein/ihr may refer; das Kind an
 it not, because German speakers waver between es and sie.
 """
 
+from functools import cache
+
 from shared.data.grammar.words import Gender, Noun, tags
 
 _TABLE: tuple[tuple[str, str, str, str], ...] = (
@@ -67,7 +69,7 @@ _TABLE: tuple[tuple[str, str, str, str], ...] = (
         "newspaper newspapers",
         "Zeitung Zeitungen",
         "f Zeitung",
-        "goods portable readable lies daily",
+        "portable readable lies daily",
     ),
     ("picture pictures", "Bild Bilder", "n Bildes", "goods portable drawable hangs mail"),
     ("flower flowers", "Blume Blumen", "f Blume", "goods portable drawable daily"),
@@ -124,6 +126,7 @@ def _noun(english: str, german: str, grammar: str, words: str) -> Noun:
 NOUNS: tuple[Noun, ...] = tuple(_noun(*row) for row in _TABLE)
 
 
+@cache
 def nouns_with(wanted: frozenset[str]) -> tuple[Noun, ...]:
     """The nouns that carry at least one of the wanted tags, in the table's order."""
     return tuple(noun for noun in NOUNS if noun.tags & wanted)

@@ -21,7 +21,7 @@ love | lieben | acc | person | person pet | *
 know knew known | kennen kannte gekannt | acc | person | person sight | *
 have had had | haben hast hat hatte gehabt | acc | person | goods small pet | *
 need | brauchen | acc | person | goods small | *
-buy bought bought | kaufen | acc | person | goods food | food daily
+buy bought bought | kaufen | acc | person | goods food daily | food daily
 sell sold sold | verkaufen | acc | person | goods food estate | food
 read read read | lesen liest liest las gelesen | acc | person | readable | daily readable
 write wrote written | schreiben schrieb geschrieben | acc | person | writable | writable
