@@ -54,8 +54,8 @@ class PairDataset(Dataset[EncodedPair]):
         )
         if left_out := len(pairs) - len(data):
             if len(data) == 0:
-                raise InputError(f"all {left_out} pairs are longer than {max_len} tokens")
-            announce("training data", [f"left out {left_out} pairs longer than {max_len} tokens"])
+                raise InputError(f"none of {left_out} pairs is as short as {max_len} tokens")
+            announce("data", [f"left out {left_out} pairs longer than {max_len} tokens"])
         return data
 
     def __len__(self) -> int:
@@ -66,6 +66,9 @@ class PairDataset(Dataset[EncodedPair]):
             raise IndexError(f"pair {index} of {len(self)}")
         start, middle, end = self._ends[2 * index : 2 * index + 3].tolist()
         return self._ids[start:middle].tolist(), self._ids[middle:end].tolist()
+
+    def __iter__(self) -> Iterator[EncodedPair]:
+        return (self[index] for index in range(len(self)))
 
     def lengths(self) -> list[tuple[int, int]]:
         """Source and target length of each pair as collate makes them: one more, for eos."""

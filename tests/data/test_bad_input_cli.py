@@ -52,6 +52,10 @@ def no_folder(folder: Path) -> None:
     pass
 
 
+def endless(folder: Path) -> None:
+    write(folder, test_en=text([*ENGLISH[:4], "endless " * 3000, *ENGLISH[5:]]))
+
+
 def no_column(folder: Path) -> None:
     folder.mkdir(parents=True)
     rows = [{"en": en, "ger": de} for en, de in zip(ENGLISH, GERMAN, strict=True)]
@@ -63,6 +67,7 @@ CASES: dict[Callable[[Path], None], list[str]] = {
     empty_lines: ["val.en: 1 line is empty (5)", "--empty drop"],
     not_utf8: ["test.de, line 8", "0xfc", "iconv"],
     truncated: ["train.en.gz", "truncated"],
+    endless: ["test: sentence 5", "the model takes 512", "endless endless"],
     no_folder: ["neither a folder nor one of grammar, multi30k, wmt16"],
     no_column: ["train.jsonl, line 1", "en, ger", "'de'"],
 }
@@ -130,9 +135,10 @@ def test_two_ranks_say_it_once(tmp_path):
     assert "line 58 of train.en has no partner" in done.stderr
 
 
-def test_empty_lines_can_be_dropped_and_the_run_says_so(tmp_path):
-    empty_lines(tmp_path / "data")
+def test_half_and_endless_pairs_can_be_left_out_and_the_run_says_so(tmp_path):
+    write(tmp_path / "data", train_en=text(["", "endless " * 3000, *ENGLISH[2:]]))
     done = run(*command(tmp_path / "data", tmp_path / "out", "--empty", "drop"))
     assert done.returncode == 0, done.stderr
     assert "dropped 1 pairs with an empty side" in done.stderr
+    assert "left out 1 pairs longer than 512 tokens" in done.stderr
     assert (tmp_path / "out" / "metrics.json").is_file()

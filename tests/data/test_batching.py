@@ -256,9 +256,9 @@ def test_encoding_pairs_and_leaving_out_long_ones(caplog):
         data = PairDataset.encode(pairs, tokenizer, max_len)
         assert [data[i] for i in range(len(data))] == [encoded[i] for i in kept]
     assert [r.getMessage() for r in caplog.records] == [
-        "training data: left out 1 pairs longer than 8 tokens"
+        "data: left out 1 pairs longer than 8 tokens"
     ]
-    with pytest.raises(InputError, match="all 3 pairs are longer than 1 tokens"):
+    with pytest.raises(InputError, match="none of 3 pairs is as short as 1 tokens"):
         PairDataset.encode(pairs, tokenizer, max_len=1)
 
 
