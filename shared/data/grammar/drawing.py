@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TypeVar
 
 from shared.data.grammar.adjectives import adjectives_for, compatible
@@ -101,7 +102,8 @@ def draw_situation(dice: Dice) -> Situation:
     return (named | {"perfect": PERFECT, "future": FUTURE})[kind]
 
 
-def verbs_for(situation: Situation, frames: Sequence[str] = ()) -> tuple[Verb, ...]:
+@cache
+def verbs_for(situation: Situation, frames: tuple[str, ...] = ()) -> tuple[Verb, ...]:
     """The verbs that suit a situation, of the given frames (any frame if none is given)."""
     return tuple(v for v in _LEXICAL if suits(v, situation) and (not frames or v.frame in frames))
 
@@ -192,7 +194,9 @@ def draw_object(dice: Dice, verb: Verb, case: Case, subject: Nominal, habit: boo
 
 
 def _made(dice: Dice, verb: Verb, phrase: Phrase) -> Phrase:
-    """What somebody writes is new, and nobody else's; one puts on one coat at a time."""
+    """What somebody writes is new, what somebody buys was not his, and one wears one coat."""
+    if verb.en == "buy" and not phrase.owner and phrase.determiner not in ("the", "a", "this", ""):
+        return replace(phrase, determiner="the")
     if verb.en == "put on" and phrase.plural:
         return replace(phrase, plural=False, determiner=phrase.determiner or "a")
     if verb.en != "write":
@@ -237,7 +241,7 @@ def draw_adverb(dice: Dice, situation: Situation, negated: bool = False) -> Adve
 def draw_clause(
     dice: Dice,
     situation: Situation,
-    frames: Sequence[str] = (),
+    frames: tuple[str, ...] = (),
     subject: Nominal | None = None,
     negated: bool = False,
     verb: Verb | None = None,

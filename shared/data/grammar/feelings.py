@@ -19,12 +19,12 @@ COMES_FROM: dict[str, tuple[str, ...]] = {
     "happy": ("find", "meet", "buy", "visit", "sleep", "dance", "see", "come back", "arrive"),
     "sad": ("lose", "forget", "sell", "cry"),
     "sick": ("swim", "eat", "drink", "work"),
-    "hungry": ("work", "swim", "wait", "dance", "run"),
+    "hungry": ("work", "swim", "dance", "run"),
 }
 DESPITE: dict[str, tuple[str, ...]] = {
     "tired": ("sleep", "drink", "sit"),
     "happy": ("lose", "forget", "work", "wait"),
     "sad": ("find", "meet", "eat", "sing", "dance", "visit", "swim"),
-    "sick": ("sleep", "visit", "call", "drink"),
+    "sick": ("sleep", "drink", "eat"),
     "hungry": ("eat", "drink"),
 }

@@ -56,7 +56,6 @@ _TABLE: tuple[tuple[str, str, str, str], ...] = (
     ("milk milk", "Milch Milch", "f Milch", "drink hot"),
     ("lemonade lemonade", "Limonade Limonade", "f Limonade", "drink"),
     ("water water", "Wasser Wasser", "n Wassers", "drink hot"),
-    ("beer beer", "Bier Bier", "n Bieres", "drink"),
     # Things
     ("book books", "Buch Bücher", "n Buches", "goods portable readable writable lies heavy"),
     (

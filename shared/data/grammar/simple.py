@@ -200,7 +200,8 @@ def age(dice: Dice) -> Sentence:
     if dice.chance(0.1):
         asked = Clause(subject, BE, "present", (), Adverb("how old", "wie alt"))
         return question("age asked", asked, "adverb")
-    number = 2 + dice.pick(range(98))
+    years = range(2, 15) if "young" in subject.noun.tags else range(18, 100)
+    number = dice.pick(years)
     text = f"{english_number(number)} years old", f"{german_number(number)} Jahre alt"
     return with_measure("age", clause, text)
 
