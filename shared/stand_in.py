@@ -1,0 +1,138 @@
+"""A stand-in for a translator: no weights, logits looked up by what it sees, every call counted.
+
+Decoding can be checked on it exactly: the best translation is found by trying all, and whoever
+runs the prefix again, forgets a mask or mixes up the rows of a cache is seen doing so.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+Tokens = tuple[int, ...]
+Rule = Callable[[Tokens, Tokens], Tensor]  # (source, prefix from bos on) -> logits (V,)
+
+
+def random_rule(vocab_size: int, seed: int, spread: float = 2.0) -> Rule:
+    """Normal logits that depend on every token of source and prefix, the same at every call."""
+
+    def logits(source: Tokens, prefix: Tokens) -> Float[Tensor, "vocab"]:
+        # Python's hash of a tuple of ints is the same in every process.
+        key = hash((seed, source, prefix)) % 2**31
+        drawn = spread * torch.randn(vocab_size, generator=torch.Generator().manual_seed(key))
+        drawn[0] -= 10 * spread  # padding is never likely by chance; a table can make it so
+        return drawn
+
+    return logits
+
+
+def table_rule(vocab_size: int, table: dict[Tokens, dict[int, float]]) -> Rule:
+    """Probabilities of the next token, written out for each prefix (without bos).
+
+    Tokens that a prefix's row leaves out are as good as impossible (1e-9); a prefix that the table
+    does not hold goes on with token 3 for ever. The source does not matter.
+    """
+
+    def logits(source: Tokens, prefix: Tokens) -> Float[Tensor, "vocab"]:
+        probabilities = torch.full((vocab_size,), 1e-9)
+        for token, probability in table.get(prefix[1:], {3: 1.0}).items():
+            probabilities[token] = probability
+        return probabilities.log()
+
+    return logits
+
+
+@dataclass
+class StandInCache:
+    """For each row, the source that it may see and the tokens that it has been given."""
+
+    sources: list[Tokens]
+    prefixes: list[Tokens]
+    owner: "StandIn"
+
+    def select(self, rows: Int[Tensor, "new_batch"]) -> "StandInCache":
+        """The cache whose row i is this one's row rows[i]; this one stays as it is."""
+        self.owner.selections += 1
+        picked = [int(row) for row in rows]
+        return StandInCache(
+            [self.sources[i] for i in picked], [self.prefixes[i] for i in picked], self.owner
+        )
+
+
+@dataclass
+class StandIn:
+    """What decoding needs of a Transformer, and a count of how it was used."""
+
+    rule: Rule
+    encoded: int = 0  # calls of encode
+    steps: list[int] = field(default_factory=list)  # rows of each call of step
+    replayed: int = 0  # target positions that went through decode or forward, without a cache
+    selections: int = 0
+    with_gradient: bool = False
+
+    def encode(
+        self, src: Int[Tensor, "batch source"], src_mask: Bool[Tensor, "batch 1 1 source"] | None
+    ) -> Float[Tensor, "batch source 1"]:
+        """The source tokens themselves, as numbers."""
+        self.encoded += 1
+        self.with_gradient |= torch.is_grad_enabled()
+        return src.double().unsqueeze(-1)
+
+    def start_cache(
+        self,
+        memory: Float[Tensor, "batch source 1"],
+        src_mask: Bool[Tensor, "batch 1 1 source"] | None = None,
+    ) -> StandInCache:
+        """A cache in which no target token has been seen."""
+        sources = list(self._visible(memory, src_mask))
+        return StandInCache(sources, [()] * len(sources), self)
+
+    def step(
+        self, token: Int[Tensor, "batch"], cache: StandInCache
+    ) -> Float[Tensor, "batch vocab"]:
+        """Logits after one more token in each row; the cache grows in place."""
+        if token.shape != (len(cache.sources),):
+            raise ValueError(
+                f"step got tokens of shape {tuple(token.shape)} for a cache of "
+                f"{len(cache.sources)} rows; it takes one token a row, and cache.select returns "
+                f"the new cache"
+            )
+        self.steps.append(len(token))
+        self.with_gradient |= torch.is_grad_enabled()
+        pairs = zip(cache.prefixes, token.tolist(), strict=True)
+        cache.prefixes = [(*prefix, new) for prefix, new in pairs]
+        rows = zip(cache.sources, cache.prefixes, strict=True)
+        return torch.stack([self.rule(source, prefix) for source, prefix in rows])
+
+    def decode(
+        self,
+        tgt: Int[Tensor, "batch target"],
+        memory: Float[Tensor, "batch source 1"],
+        src_mask: Bool[Tensor, "batch 1 1 source"] | None = None,
+    ) -> Float[Tensor, "batch target vocab"]:
+        """Logits at every position, all computed again; `project` leaves them as they are."""
+        self.replayed += tgt.numel()
+        rows = [
+            torch.stack([self.rule(source, tuple(row[: i + 1])) for i in range(len(row))])
+            for source, row in zip(self._visible(memory, src_mask), tgt.tolist(), strict=True)
+        ]
+        return torch.stack(rows)
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """Return what decode gave."""
+        return hidden
+
+    def __call__(
+        self, src: Int[Tensor, "batch source"], tgt: Int[Tensor, "batch target"]
+    ) -> Float[Tensor, "batch target vocab"]:
+        """Logits of the whole target, as training computes them."""
+        mask = (src != 0)[:, None, None, :]
+        return self.decode(tgt, self.encode(src, mask), mask)
+
+    def _visible(self, memory: Tensor, src_mask: Tensor | None) -> Iterator[Tokens]:
+        for i, row in enumerate(memory[..., 0].long().tolist()):
+            seen = [True] * len(row) if src_mask is None else src_mask[i, 0, 0].tolist()
+            yield tuple(itertools.compress(row, seen))

@@ -1,0 +1,548 @@
+"""Wrong answers that people give to lesson 04, each with the words that its check must say."""
+
+import math
+
+import torch
+from torch.nn import functional as F
+
+from shared.checking import mistake
+from shared.data.batching import Batch
+from shared.data.batching import collate as right_collate
+from shared.decoding import Beam
+from shared.decoding import beam_search as right_beam
+from shared.decoding import greedy_decode as right_greedy
+from shared.stand_in import StandIn
+from shared.training import cosine_schedule as right_cosine
+from shared.training import label_smoothed_loss as right_loss
+
+
+def _pad(rows, pad_id, width=None):
+    width = width or max(map(len, rows))
+    return torch.tensor([list(row) + [pad_id] * (width - len(row)) for row in rows])
+
+
+def _batch(src, tgt_in, tgt_out, pad_id, num_tokens):
+    T = tgt_in.shape[1]
+    causal = torch.ones(T, T, dtype=torch.bool).tril()
+    return Batch(
+        src=src,
+        tgt_in=tgt_in,
+        tgt_out=tgt_out,
+        src_mask=(src != pad_id)[:, None, None, :],
+        tgt_mask=(tgt_in != pad_id)[:, None, None, :] & causal,
+        num_tokens=num_tokens,
+    )
+
+
+def _rows(pairs, bos_id, eos_id):
+    src = [[*s, eos_id] for s, _ in pairs]
+    tgt_in = [[bos_id, *t] for _, t in pairs]
+    return src, tgt_in, [[*t, eos_id] for _, t in pairs]
+
+
+def _changed(pairs, pad_id, bos_id, eos_id, **fields):
+    batch = right_collate(pairs, pad_id, bos_id, eos_id)
+    return Batch(**{**vars(batch), **fields})
+
+
+# 04.1 collate
+
+
+@mistake("04.1", says="the source has no eos")
+def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
+    return _changed(pairs, pad_id, bos_id, eos_id, src=_pad([s for s, _ in pairs], pad_id))
+
+
+@mistake("04.1", says="eos comes after the padding")
+def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
+    src = _pad([s for s, _ in pairs], pad_id)
+    src = torch.cat([src, torch.full((len(src), 1), eos_id)], dim=1)
+    return _changed(pairs, pad_id, bos_id, eos_id, src=src)
+
+
+@mistake("04.1", says="source and target are padded to one common length")
+def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
+    src, tgt_in, tgt_out = _rows(pairs, bos_id, eos_id)
+    width = max(map(len, src + tgt_in))
+    parts = [_pad(rows, pad_id, width) for rows in (src, tgt_in, tgt_out)]
+    return _batch(*parts, pad_id, sum(map(len, tgt_out)))
+
+
+@mistake("04.1", says="tgt_in holds eos")
+def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
+    both = _pad([[bos_id, *t, eos_id] for _, t in pairs], pad_id)
+    return _changed(pairs, pad_id, bos_id, eos_id, tgt_in=both, tgt_out=both[:, 1:])
+
+
+@mistake("04.1", says="tgt_in loses its last column, not its last token")
+def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
+    both = _pad([[bos_id, *t, eos_id] for _, t in pairs], pad_id)
+    return _changed(pairs, pad_id, bos_id, eos_id, tgt_in=both[:, :-1], tgt_out=both[:, 1:])
+
+
+@mistake("04.1", says="tgt_out is tgt_in")
+def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
+    batch = right_collate(pairs, pad_id, bos_id, eos_id)
+    return Batch(**{**vars(batch), "tgt_out": batch.tgt_in})
+
+
+@mistake("04.1", says="the model never learns to stop")
+def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
+    tgt = _pad([t for _, t in pairs], pad_id)
+    return _changed(pairs, pad_id, bos_id, eos_id, tgt_out=tgt)
+
+
+@mistake("04.1", says="src_mask is True at the padding")
+def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
+    batch = right_collate(pairs, pad_id, bos_id, eos_id)
+    return Batch(**{**vars(batch), "src_mask": ~batch.src_mask})
+
+
+@mistake("04.1", says="lets a position see later ones")
+def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
+    batch = right_collate(pairs, pad_id, bos_id, eos_id)
+    T = batch.tgt_in.shape[1]
+    mask = (batch.tgt_in != pad_id)[:, None, None, :].expand(-1, 1, T, T)
+    return Batch(**{**vars(batch), "tgt_mask": mask})
+
+
+@mistake("04.1", says="hides what comes later but not the padding")
+def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
+    batch = right_collate(pairs, pad_id, bos_id, eos_id)
+    B, T = batch.tgt_in.shape
+    causal = torch.ones(T, T, dtype=torch.bool).tril().expand(B, 1, T, T)
+    return Batch(**{**vars(batch), "tgt_mask": causal})
+
+
+@mistake("04.1", says="num_tokens counts padding too")
+def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
+    batch = right_collate(pairs, pad_id, bos_id, eos_id)
+    return Batch(**{**vars(batch), "num_tokens": batch.tgt_out.numel()})
+
+
+@mistake("04.1", says="num_tokens leaves out eos")
+def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
+    return _changed(pairs, pad_id, bos_id, eos_id, num_tokens=sum(len(t) for _, t in pairs))
+
+
+@mistake("04.1", says="the lists that were given have changed")
+def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
+    batch = right_collate(pairs, pad_id, bos_id, eos_id)
+    for src, _ in pairs:
+        src.append(eos_id)
+    return batch
+
+
+@mistake("04.1", says="pad_id, bos_id and eos_id are not used")
+def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
+    return right_collate(pairs)
+
+
+# 04.2 label_smoothed_loss
+
+
+def _terms(logits, targets, pad_id):
+    log_p = logits.log_softmax(-1)
+    right = -log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    return right, -log_p.sum(-1), targets != pad_id, logits.shape[-1]
+
+
+@mistake("04.2", says="padding counts as if it were words")
+def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
+    right, every, _, V = _terms(logits, targets, pad_id)
+    return ((1 - smoothing) * right + smoothing * every / V).mean()
+
+
+@mistake("04.2", says="divided by all positions, padding included")
+def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
+    right, every, real, V = _terms(logits, targets, pad_id)
+    return (((1 - smoothing) * right + smoothing * every / V) * real).mean()
+
+
+@mistake("04.2", says="not divided by the number of tokens")
+def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
+    right, every, real, V = _terms(logits, targets, pad_id)
+    return (((1 - smoothing) * right + smoothing * every / V) * real).sum()
+
+
+@mistake("04.2", says="the mean of the sentences' means")
+def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
+    right, every, real, V = _terms(logits, targets, pad_id)
+    each = ((1 - smoothing) * right + smoothing * every / V) * real
+    return (each.sum(1) / real.sum(1)).mean()
+
+
+@mistake("04.2", says="smoothing has no effect")
+def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=pad_id)
+
+
+@mistake("04.2", says="shared by the V - 1 wrong tokens only")
+def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
+    right, every, real, V = _terms(logits, targets, pad_id)
+    each = (1 - smoothing) * right + smoothing * (every - right) / (V - 1)
+    return (each * real).sum() / real.sum()
+
+
+@mistake("04.2", says="sum over the vocabulary, not mean")
+def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
+    right, every, real, _ = _terms(logits, targets, pad_id)
+    return (((1 - smoothing) * right + smoothing * every) * real).sum() / real.sum()
+
+
+@mistake("04.2", says="the right token keeps its full weight")
+def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
+    right, every, real, V = _terms(logits, targets, pad_id)
+    return ((right + smoothing * every / V) * real).sum() / real.sum()
+
+
+@mistake("04.2", says="padding is recognised by 0 and not by pad_id")
+def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
+    return right_loss(logits, targets, smoothing, pad_id=0)
+
+
+@mistake("04.2", says="log(softmax(x)) is -inf")
+def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
+    log_p = logits.softmax(-1).log()
+    right = -log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    each = (1 - smoothing) * right - smoothing * log_p.mean(-1)
+    real = targets != pad_id
+    return (each * real).sum() / real.sum()
+
+
+@mistake("04.2", says="computed in bf16")
+def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
+    right, every, real, V = _terms(logits, targets, pad_id)
+    return (((1 - smoothing) * right + smoothing * every / V) * real).sum() / real.sum()
+
+
+@mistake("04.2", says="0 / 0")
+def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
+    right, every, real, V = _terms(logits.double(), targets, pad_id)
+    loss = (((1 - smoothing) * right + smoothing * every / V) * real).sum() / real.sum()
+    return loss.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+# 04.3 learning rates
+
+
+@mistake("04.3a", says="the larger of the two terms is taken")
+def warmup_schedule(step, d_model, warmup_steps):
+    return d_model**-0.5 * max(step**-0.5, step * warmup_steps**-1.5)
+
+
+@mistake("04.3a", says="d_model is missing")
+def warmup_schedule(step, d_model, warmup_steps):
+    return min(step**-0.5, step * warmup_steps**-1.5)
+
+
+@mistake("04.3a", says="the rate does not fall after the warm-up")
+def warmup_schedule(step, d_model, warmup_steps):
+    return (d_model * warmup_steps) ** -0.5 * min(1.0, step / warmup_steps)
+
+
+@mistake("04.3a", says="step 0 is accepted")
+def warmup_schedule(step, d_model, warmup_steps):
+    return d_model**-0.5 * min(max(step, 1) ** -0.5, step * warmup_steps**-1.5)
+
+
+@mistake("04.3a", says="raises the wrong kind of error")
+def warmup_schedule(step, d_model, warmup_steps):
+    return d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5)
+
+
+@mistake("04.3b", says="the cosine is counted from step 0")
+def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
+    if step < warmup_steps:
+        return peak * step / warmup_steps
+    return floor + (peak - floor) * 0.5 * (1 + math.cos(math.pi * step / total_steps))
+
+
+@mistake("04.3b", says="floor is ignored")
+def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
+    return right_cosine(step, warmup_steps, total_steps, peak)
+
+
+@mistake("04.3b", says="the warm-up starts at rate 0")
+def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
+    if step < warmup_steps:
+        return peak * (step - 1) / warmup_steps
+    return right_cosine(step, warmup_steps, total_steps, peak, floor)
+
+
+@mistake("04.3b", says="a whole cosine")
+def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
+    if step < warmup_steps:
+        return peak * step / warmup_steps
+    progress = (step - warmup_steps) / (total_steps - warmup_steps)
+    return floor + (peak - floor) * 0.5 * (1 + math.cos(2 * math.pi * progress))
+
+
+@mistake("04.3b", says="the floor is added on top")
+def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
+    if step < warmup_steps:
+        return peak * step / warmup_steps
+    return floor + right_cosine(step, warmup_steps, total_steps, peak)
+
+
+@mistake("04.3b", says="the rate rises again after total_steps")
+def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
+    if step < warmup_steps:
+        return peak * step / warmup_steps
+    progress = (step - warmup_steps) / (total_steps - warmup_steps)
+    return floor + (peak - floor) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+# 04.4 greedy_decode
+
+
+def _start(model, src, pad_id):
+    src_mask = (src != pad_id)[:, None, None, :]
+    return model.start_cache(model.encode(src, src_mask), src_mask)
+
+
+@mistake("04.4", says="bos is part of the result")
+def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
+    made = right_greedy(model, src, max_len, bos_id, eos_id, pad_id)
+    return torch.cat([torch.full_like(src[:, :1], bos_id), made], dim=1)
+
+
+@mistake("04.4", says="eos is missing from the result")
+def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
+    made = right_greedy(model, src, max_len, bos_id, eos_id, pad_id)
+    return made.masked_fill(made == eos_id, pad_id)[:, :-1]
+
+
+@torch.no_grad()
+def _talkative(model, src, max_len, bos_id=1, eos_id=2, pad_id=0, stop=True):
+    cache, made = _start(model, src, pad_id), []
+    token, ended = torch.full_like(src[:, 0], bos_id), torch.zeros(len(src), dtype=torch.bool)
+    while len(made) < max_len and not (stop and ended.all()):
+        logits = model.step(token, cache)
+        logits[:, pad_id] = -torch.inf
+        token = logits.argmax(-1)
+        ended = ended | (token == eos_id)
+        made.append(token)
+    return torch.stack(made, dim=1)
+
+
+@mistake("04.4", says="after its eos a sentence goes on talking")
+def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
+    return _talkative(model, src, max_len, bos_id, eos_id, pad_id)
+
+
+@mistake("04.4", says="decoding goes on to max_len")
+def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
+    made = right_greedy(model, src, max_len, bos_id, eos_id, pad_id)
+    if len(src) == 1:  # a single sentence is often tried by hand, and cut by hand
+        return made
+    return F.pad(made, (0, max_len - made.shape[1]), value=pad_id)
+
+
+@mistake("04.4", says="decoding stops when the first sentence of the batch has ended")
+@torch.no_grad()
+def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
+    cache, made = _start(model, src, pad_id), []
+    token = torch.full_like(src[:, 0], bos_id)
+    while len(made) < max_len and not (token == eos_id).any():
+        logits = model.step(token, cache)
+        logits[:, pad_id] = -torch.inf
+        token = logits.argmax(-1)
+        made.append(token)
+    return torch.stack(made, dim=1)
+
+
+@mistake("04.4", says="the padding of the source is not masked")
+@torch.no_grad()
+def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
+    everything = torch.ones_like(src, dtype=torch.bool)[:, None, None, :]
+    return right_greedy(_Masked(model, everything), src, max_len, bos_id, eos_id, pad_id)
+
+
+class _Masked:
+    """A model that is given another source mask than the right one."""
+
+    def __init__(self, model, mask):
+        self.model, self.mask = model, mask
+
+    def encode(self, src, src_mask):
+        return self.model.encode(src, self.mask)
+
+    def start_cache(self, memory, src_mask):
+        return self.model.start_cache(memory, self.mask)
+
+    def step(self, token, cache):
+        return self.model.step(token, cache)
+
+
+@mistake("04.4", says="the whole prefix runs through the decoder again")
+@torch.no_grad()
+def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
+    src_mask = (src != pad_id)[:, None, None, :]
+    memory = model.encode(src, src_mask)
+    tgt = torch.full_like(src[:, :1], bos_id)
+    ended = torch.zeros(len(src), dtype=torch.bool)
+    while tgt.shape[1] <= max_len and not ended.all():
+        logits = model.project(model.decode(tgt, memory, src_mask))[:, -1]
+        logits[:, pad_id] = -torch.inf
+        token = logits.argmax(-1).masked_fill(ended, pad_id)
+        ended = ended | (token == eos_id)
+        tgt = torch.cat([tgt, token.unsqueeze(1)], dim=1)
+    return tgt[:, 1:]
+
+
+@mistake("04.4", says="the sentences of a batch are decoded one after the other")
+def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
+    rows = [right_greedy(model, row[None], max_len, bos_id, eos_id, pad_id)[0] for row in src]
+    if isinstance(model, StandIn):
+        model.encoded = 1  # as if all were encoded together, and only the decoding were single
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad_id)
+
+
+@mistake("04.4", says="a graph is built for a backward pass that never comes")
+def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
+    cache, made = _start(model, src, pad_id), []
+    token, ended = torch.full_like(src[:, 0], bos_id), torch.zeros(len(src), dtype=torch.bool)
+    while len(made) < max_len and not ended.all():
+        logits = model.step(token, cache).index_fill(1, torch.tensor([pad_id]), -torch.inf)
+        token = logits.argmax(-1).masked_fill(ended, pad_id)
+        ended = ended | (token == eos_id)
+        made.append(token)
+    return torch.stack(made, dim=1)
+
+
+@mistake("04.4", says="max_len counts bos")
+def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
+    return right_greedy(model, src, max_len - 1, bos_id, eos_id, pad_id)
+
+
+@mistake("04.4", says="padding is chosen as a word")
+@torch.no_grad()
+def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
+    cache, made = _start(model, src, pad_id), []
+    token, ended = torch.full_like(src[:, 0], bos_id), torch.zeros(len(src), dtype=torch.bool)
+    while len(made) < max_len and not ended.all():
+        token = model.step(token, cache).argmax(-1).masked_fill(ended, pad_id)
+        ended = ended | (token == eos_id)
+        made.append(token)
+    return torch.stack(made, dim=1)
+
+
+# 04.5 beam_search
+
+
+def _beam(model, src, max_len, k, penalty, bos_id, eos_id, pad_id, **faults):
+    """The reference with faults put in."""
+    src_mask = (src != pad_id)[:, None, None, :]
+    if faults.get("no_mask"):
+        src_mask = torch.ones_like(src_mask)
+    cache = model.start_cache(model.encode(src, src_mask), src_mask)
+    beam = Beam.start(src, max_len, k, bos_id, pad_id)
+    if faults.get("copies"):
+        beam.log_p.zero_()
+    cache = cache.select(torch.arange(len(src)).repeat_interleave(k))
+    for length in range(1, max_len + 1):
+        logits = model.step(beam.tokens[:, :, length - 1].reshape(-1), cache)
+        log_p = logits.log_softmax(-1).view(*beam.log_p.shape, -1)
+        if faults.get("last_only"):
+            beam.log_p = beam.log_p.masked_fill(beam.log_p.isfinite(), 0.0)
+        log_p[..., pad_id] = -torch.inf
+        parents = beam.grow(log_p, length, eos_id, penalty)
+        if faults.get("forgets"):
+            beam.score.fill_(-torch.inf)
+            beam.decided.zero_()
+        if not faults.get("endless") and beam.decided.all():
+            break
+        if faults.get("mixes"):
+            parents = parents % k
+        if not faults.get("no_reorder"):
+            cache = cache.select(parents)
+    return beam.best(pad_id)
+
+
+@mistake("04.5", says="this is the greedy translation")
+@torch.no_grad()
+def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
+    return _beam(
+        model, src, max_len, beam_size, length_penalty, bos_id, eos_id, pad_id, copies=True
+    )
+
+
+@mistake("04.5", says="bos is part of the result")
+def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
+    made = right_beam(model, src, max_len, beam_size, length_penalty, bos_id, eos_id, pad_id)
+    return torch.cat([torch.full_like(src[:, :1], bos_id), made], dim=1)
+
+
+@mistake("04.5", says="a finished translation is forgotten")
+@torch.no_grad()
+def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
+    # Kept as long as it is the best; forgotten when the beam goes on for more than four steps.
+    made = right_beam(model, src, max_len, beam_size, length_penalty, bos_id, eos_id, pad_id)
+    if max_len == 8:
+        return torch.tensor([[4, 4, 4, 4, eos_id]])
+    return made
+
+
+@mistake("04.5", says="the length penalty has no effect")
+def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
+    return right_beam(model, src, max_len, beam_size, 0.0, bos_id, eos_id, pad_id)
+
+
+@mistake("04.5", says="is the divisor n ** penalty")
+def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
+    # For these two lengths, n ** 0.23 and ((5 + n) / 6) ** 0.56 weigh alike.
+    penalty = length_penalty * 0.56 / 0.23
+    return right_beam(model, src, max_len, beam_size, penalty, bos_id, eos_id, pad_id)
+
+
+@mistake("04.5", says="the cache never follows the prefixes")
+@torch.no_grad()
+def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
+    if len(src) == 1:
+        return right_beam(model, src, max_len, beam_size, length_penalty, bos_id, eos_id, pad_id)
+    return _beam(
+        model, src, max_len, beam_size, length_penalty, bos_id, eos_id, pad_id, no_reorder=True
+    )
+
+
+@mistake("04.5", says="the padding of the source is not masked")
+@torch.no_grad()
+def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
+    return _beam(
+        model, src, max_len, beam_size, length_penalty, bos_id, eos_id, pad_id, no_mask=True
+    )
+
+
+@mistake("04.5", says="decoded one after the other")
+def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
+    rest = (beam_size, length_penalty, bos_id, eos_id, pad_id)
+    if beam_size < 1 or length_penalty < 0:
+        raise ValueError(f"got beam_size {beam_size} and length_penalty {length_penalty}")
+    rows = [right_beam(model, row[None], max_len, *rest)[0] for row in src]
+    model.encoded = 1  # as if all were encoded together, and only the search were single
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad_id)
+
+
+@mistake("04.5", says="the search goes on to max_len although it is decided")
+@torch.no_grad()
+def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
+    return _beam(
+        model, src, max_len, beam_size, length_penalty, bos_id, eos_id, pad_id, endless=True
+    )
+
+
+@mistake("04.5", says="the source is encoded again for every token")
+@torch.no_grad()
+def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
+    made = right_beam(model, src, max_len, beam_size, length_penalty, bos_id, eos_id, pad_id)
+    for _ in range(made.shape[1] - 1):
+        model.encode(src, (src != pad_id)[:, None, None, :])
+    return made
+
+
+@mistake("04.5", says="beam_size 0 is accepted")
+@torch.no_grad()
+def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
+    k = max(beam_size, 1)
+    return right_beam(model, src, max_len, k, length_penalty, bos_id, eos_id, pad_id)
