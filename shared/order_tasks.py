@@ -87,12 +87,12 @@ def draw_tasks(runs: Sequence[Run]) -> Figure:
     use_style()
     figure, axes = plt.subplots(len(TASKS), 2, figsize=(8.6, 5.8), sharey=True)
     length = runs[0]["by_length"][0][0]
-    titles = {"distance": "the word 3 to the left", "place": "the 4th word of the sentence"}
+    titles = {"distance": "distance (3 to the left)", "place": "place (the 4th word)"}
     for (left, right), task in zip(axes, TASKS, strict=True):
         draw_learning(left, runs, task, length)
         draw_lengths(right, runs, task)
-        left.set_title(f"{titles[task]}: learning, {length} words")
-        right.set_title("the same models, longer sentences")
+        left.set_title(f"{titles[task]}: learning")
+        right.set_title("longer sentences than in training (grey)")
     axes[0, 0].legend(loc=(0.66, 0.3), fontsize=8)
     return figure
 
@@ -103,7 +103,11 @@ def draw_learning(ax: Axes, runs: Sequence[Run], task: str, length: int) -> None
         _band(ax, [run["curve"] for run in mine], variant)
     ceiling = 100 * order_blind_ceiling(task, length)
     ax.axhline(ceiling, color=MEANING["theory"], linewidth=1, linestyle="--", label="order-blind")
-    ax.set(xlabel="training step", ylabel="right answers (%)", ylim=(0, 104))
+    ax.set(
+        xlabel=f"training step (tested on {length} words)",
+        ylabel="right answers (%)",
+        ylim=(0, 104),
+    )
 
 
 def draw_lengths(ax: Axes, runs: Sequence[Run], task: str) -> None:

@@ -144,6 +144,13 @@ class PositionalEncoding(_Right):
         self.dropout = nn.Dropout(dropout)
 
 
+@mistake("01.2", says="the names and shapes of the buffers = {'encoding': (9, 6)}")
+class PositionalEncoding(_Right):
+    def __init__(self, d_model, max_len=5000, dropout=0.0):
+        super().__init__(d_model, max_len, dropout)
+        self.register_buffer("positions", torch.arange(max_len))
+
+
 @mistake("01.2", says="the buffer is not persistent")
 class PositionalEncoding(_Right):
     def __init__(self, d_model, max_len=5000, dropout=0.0):
@@ -283,6 +290,20 @@ def rotary(x, positions):
     x[..., 0::2] = x[..., 0::2] * cos - x[..., 1::2] * sin
     x[..., 1::2] = x[..., 0::2] * sin + x[..., 1::2] * cos
     return x
+
+
+@mistake("01.4", says="the angles were computed in float32")
+def rotary(x, positions):
+    angles = positions[..., None].float() * _frequencies(x.shape[-1]).float()
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    return _rotate(x, angles.cos().to(dtype), angles.sin().to(dtype)).to(x.dtype)
+
+
+@mistake("01.4", says="the score depends on where the two words stand")
+def rotary(x, positions):
+    # Right at position 0 to 100, which small tests never leave: the table is too short.
+    cos, sin = _cos_sin(x, positions.clamp(max=100))
+    return _rotate(x, cos, sin).to(x.dtype)
 
 
 @mistake("01.4", says="(B, H, L, K) with positions of each sentence")
