@@ -327,6 +327,28 @@ CASES: dict[str, list[tuple[Callable[[], Sentence], str, str]]] = {
             "Trotz des schlechten Wetters schlief der König.",
         ),
     ],
+    "an adverb before a subject that is new": [
+        (
+            lambda: ask(do("a train", "depart", "progressive", when="right now")),
+            "Is a train departing right now?",
+            "Fährt gerade ein Zug ab?",
+        ),
+        (
+            lambda: with_object_clause(
+                "test",
+                ("I know", "ich weiß"),
+                ("that", "dass"),
+                do("a tall man", "help", "past", ("dat", I), when="yesterday"),
+            ),
+            "I know that a tall man helped me yesterday.",
+            "Ich weiß, dass mir gestern ein großer Mann half.",
+        ),
+        (
+            lambda: ask(do("the train", "depart", "progressive", when="right now")),
+            "Is the train departing right now?",
+            "Fährt der Zug gerade ab?",
+        ),
+    ],
     "subordinate clauses": [
         (
             lambda: then(

@@ -134,11 +134,17 @@ def _german_middle(clause: Clause, front: Front) -> list[str]:
     if clause.negated and not others:
         late.append("nicht")
     indefinite = [n.german(case, negated=clause.negated) for case, n in others]
-    # A pronoun goes before a noun as subject, but sie and es would be taken for the subject.
-    first = [] if clause.subject.pronoun else [p for p in pronouns if p not in ("sie", "es")]
-    words = [*first, *([] if front == "subject" else [_german_subject(clause)])]
-    words += [p for p in pronouns if p not in first]
-    words += [adverb.de] if adverb and adverb.de_slot == "early" else []
+    early = [adverb.de] if adverb and adverb.de_slot == "early" else []
+    subject = [] if front == "subject" else [_german_subject(clause)]
+    if clause.subject.pronoun:
+        words = [*subject, *pronouns, *early]
+    else:
+        # A pronoun goes before a noun as subject, but sie and es would be taken for the subject;
+        # an adverb goes before a subject that is new: Fährt gerade ein Zug ab?
+        first = [p for p in pronouns if p not in ("sie", "es")]
+        rest = [p for p in pronouns if p not in first]
+        new = not clause.subject.definite and not rest and front != "subject"
+        words = [*first, *early, *subject] if new else [*first, *subject, *rest, *early]
     words += [*definite, *late, *indefinite]
     words += [clause.place.german()] if clause.place and front != "place" else []
     words += [clause.predicate.de] if clause.predicate else []

@@ -260,4 +260,6 @@ def draw_clause(
     objects = [(case, draw_object(dice, verb, case, subject, habit)) for case in cases]
     adverb = draw_adverb(dice, situation, negated)
     place = draw_place(dice, verb) if not (negated and verb.frame == "acc") else None
+    if place and negated and place.phrase.determiner == "a":
+        place = replace(place, phrase=replace(place.phrase, determiner="the"))
     return Clause(subject, verb, situation.tense, tuple(objects), adverb, place, negated=negated)

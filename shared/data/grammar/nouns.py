@@ -86,7 +86,7 @@ _TABLE: tuple[tuple[str, str, str, str], ...] = (
     ("shirt shirts", "Hemd Hemden", "n Hemdes", "goods portable clothing washable lies"),
     ("coat coats", "Mantel Mäntel", "m Mantels", "goods portable clothing washable"),
     ("jacket jackets", "Jacke Jacken", "f Jacke", "goods portable clothing washable"),
-    ("dress dresses", "Kleid Kleider", "n Kleides", "goods portable clothing washable"),
+    ("sweater sweaters", "Pullover Pullover", "m Pullovers", "goods portable clothing washable"),
     ("car cars", "Auto Autos", "n Autos", "goods vehicle machine washable heavy"),
     ("bicycle bicycles", "Fahrrad Fahrräder", "n Fahrrads", "goods vehicle machine washable"),
     ("radio radios", "Radio Radios", "n Radios", "goods machine switchable stands"),

@@ -23,7 +23,7 @@ have had had | haben hast hat hatte gehabt | acc | person | goods small pet | *
 need | brauchen | acc | person | goods small | *
 buy bought bought | kaufen | acc | person | goods food daily | food daily
 sell sold sold | verkaufen | acc | person | goods food estate | food
-read read read | lesen liest liest las gelesen | acc | person | readable | daily readable
+read read read | lesen liest liest las gelesen | acc | person | readable | readable
 write wrote written | schreiben schrieb geschrieben | acc | person | writable | writable
 eat ate eaten | essen isst isst aß gegessen | acc | person | food | food
 drink drank drunk | trinken trank getrunken | acc | person | drink | drink
