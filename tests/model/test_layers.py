@@ -1,0 +1,126 @@
+"""Layer norm, feed-forward, encoder and decoder layer, against torch.nn."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from shared.errors import InputError
+from shared.memory import saved_bytes
+from shared.model.config import TransformerConfig
+from shared.model.layers import (
+    DecoderLayer,
+    EncoderLayer,
+    FusedLayerNorm,
+    LayerNorm,
+    PositionwiseFeedForward,
+)
+from shared.model.torch_twin import layer_tensors
+
+CONFIG = TransformerConfig(11, d_model=12, num_heads=3, num_layers=1, d_ff=20, dropout=0.0)
+
+
+@pytest.mark.parametrize("kind", [LayerNorm, FusedLayerNorm])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_layer_norm_equals_torch(kind, dtype):
+    norm = kind(9, eps=1e-3).to(dtype)
+    with torch.no_grad():
+        norm.weight.uniform_(0.5, 2)
+        norm.bias.normal_()
+    x = (3 * torch.randn(2, 5, 9) + 1).to(dtype)
+    want = F.layer_norm(x, (9,), norm.weight, norm.bias, 1e-3)
+    tolerance = {"atol": 6e-2, "rtol": 2e-2} if dtype == torch.bfloat16 else {}
+    torch.testing.assert_close(norm(x), want, **tolerance)
+
+
+def test_layer_norm_gradients_are_right():
+    norm = LayerNorm(5).double()
+    x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(norm, (x,))
+
+
+def test_layer_norm_of_a_constant_vector_is_its_bias():
+    norm = LayerNorm(4)
+    assert torch.equal(norm(torch.full((2, 4), 7.0)), torch.zeros(2, 4))
+
+
+def test_feed_forward_drops_hidden_units_in_training_alone():
+    ffn = PositionwiseFeedForward(6, 50, dropout=0.9)
+    x = torch.randn(3, 6)
+    assert not torch.equal(ffn(x), ffn(x))
+    ffn.eval()
+    assert torch.equal(ffn(x), ffn.linear2(F.relu(ffn.linear1(x))))
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("fused", [True, False])
+def test_encoder_layer_equals_torch(norm, fused):
+    config = replace(CONFIG, norm=norm, fused=fused)
+    layer = EncoderLayer(config).double()
+    engine = nn.TransformerEncoderLayer(
+        12, 3, 20, dropout=0.0, batch_first=True, norm_first=norm == "pre", dtype=torch.float64
+    )
+    engine.load_state_dict(layer_tensors(layer, lambda parameter: parameter))
+    x = torch.randn(2, 7, 12, dtype=torch.float64)
+    kept = torch.arange(7) < torch.tensor([[7], [4]])
+    torch.testing.assert_close(
+        layer(x, kept[:, None, None]), engine(x, src_key_padding_mask=~kept), atol=1e-12, rtol=0
+    )
+    later = torch.ones(7, 7, dtype=torch.bool).triu(1)
+    torch.testing.assert_close(layer(x, causal=True), engine(x, src_mask=later), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("fused", [True, False])
+def test_decoder_layer_equals_torch(norm, fused):
+    config = replace(CONFIG, norm=norm, fused=fused)
+    layer = DecoderLayer(config).double()
+    engine = nn.TransformerDecoderLayer(
+        12, 3, 20, dropout=0.0, batch_first=True, norm_first=norm == "pre", dtype=torch.float64
+    )
+    engine.load_state_dict(layer_tensors(layer, lambda parameter: parameter))
+    x, memory = torch.randn(2, 5, 12).double(), torch.randn(2, 7, 12).double()
+    kept = torch.arange(7) < torch.tensor([[7], [4]])
+    want = engine(
+        x,
+        memory,
+        tgt_mask=torch.ones(5, 5, dtype=torch.bool).triu(1),
+        memory_key_padding_mask=~kept,
+    )
+    torch.testing.assert_close(layer(x, memory, kept[:, None, None]), want, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_fused_layer_keeps_no_more_than_torch(norm, dropout):
+    config = replace(CONFIG, norm=norm, dropout=dropout, inner_dropout=dropout)
+    layer = EncoderLayer(config)
+    engine = nn.TransformerEncoderLayer(
+        12, 3, 20, dropout=dropout, batch_first=True, norm_first=norm == "pre"
+    )
+    x = torch.randn(2, 9, 12, requires_grad=True)
+    ours = saved_bytes(lambda: layer(x), ignore=tuple(layer.parameters()))
+    theirs = saved_bytes(lambda: engine(x), ignore=tuple(engine.parameters()))
+    assert 0 < ours <= theirs
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"d_model": 13}, "13 is not divisible by num_heads=3"),
+        ({"d_model": 15}, "d_model=15 is odd"),
+        ({"d_model": 9, "positions": "rotary"}, "head_dim=3, which is odd"),
+        ({"num_layers": 0}, "num_layers must be at least 1, not 0"),
+        ({"dropout": 1.0}, "dropout must be in [0, 1), not 1.0"),
+        ({"inner_dropout": -0.1}, "inner_dropout must be in [0, 1), not -0.1"),
+        ({"norm": "sandwich"}, "'pre' or 'post', not 'sandwich'"),
+        ({"positions": "alibi"}, "sinusoidal, learned, rotary, none, not 'alibi'"),
+        ({"pad_id": 11}, "pad_id must be in [0, 11), not 11"),
+    ],
+)
+def test_a_bad_configuration_says_which_field_and_value(change, words):
+    with pytest.raises(InputError) as caught:
+        replace(CONFIG, **change)
+    assert words in str(caught.value)
