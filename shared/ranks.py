@@ -75,10 +75,9 @@ def _start(
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     stack = folder / f"stack_{rank}"
+    # Not daemons: those may not have children, and a rank's DataLoader starts workers.
     process = context.Process(
-        target=_child,
-        args=(rank, world_size, folder, fn, args, timeout, sender, stack),
-        daemon=True,
+        target=_child, args=(rank, world_size, folder, fn, args, timeout, sender, stack)
     )
     process.start()
     sender.close()

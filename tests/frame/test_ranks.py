@@ -58,6 +58,14 @@ def test_backward_in_the_parent_does_not_hang_the_ranks():
     assert run_ranks(product, 2, timeout=30) == [1, 1]
 
 
+def test_a_rank_may_start_workers_of_its_own():
+    def load(rank):
+        loader = torch.utils.data.DataLoader(range(6), batch_size=3, num_workers=1)
+        return [batch.tolist() for batch in loader]
+
+    assert run_ranks(load, 2) == [[[0, 1, 2], [3, 4, 5]]] * 2
+
+
 def test_an_exception_surfaces_with_rank_and_line():
     def fail(rank):
         if rank == 1:

@@ -108,8 +108,8 @@ def test_launch_ends_a_script_that_hangs_and_all_its_ranks(tmp_path):
         "file.write_text(str(os.getpid()))\n"
         "time.sleep(600)"
     )
-    with pytest.raises(LaunchFailed, match="not done after 15 s"):
-        launch(script, 2, timeout=15)
+    with pytest.raises(LaunchFailed, match="not done after 8 s"):
+        launch(script, 2, timeout=8)
     pids = [int((tmp_path / f"pid{rank}").read_text()) for rank in (0, 1)]
     wait_until_gone(pids)
 
