@@ -67,6 +67,7 @@ PAST = Situation("past", "past", 0.6)
 CAUSE = Situation("past", "cause", 1.0)
 PERFECT = Situation("perfect", "perfect", 0.5)
 FUTURE = Situation("future", "future", 0.7)
+_PLAIN = ("state", "perception")
 
 
 def suits(verb: Verb, situation: Situation) -> bool:
@@ -81,9 +82,6 @@ def suits(verb: Verb, situation: Situation) -> bool:
     if tense == "progressive":
         return verb.aspect == "activity"
     return verb.aspect == "activity" or (tense in ("can", "could") and verb.aspect == "perception")
-
-
-_PLAIN = ("state", "perception")
 
 
 def draw_situation(dice: Dice) -> Situation:

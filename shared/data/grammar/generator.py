@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from shared.data.grammar import complex as two
-from shared.data.grammar import simple as one
+from shared.data.grammar import one_clause as one
+from shared.data.grammar import two_clauses as two
 from shared.data.grammar.drawing import Dice
 from shared.data.grammar.nouns import NOUNS
 from shared.data.grammar.sentences import Sentence

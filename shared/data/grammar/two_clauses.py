@@ -214,7 +214,7 @@ def contrast(dice: Dice) -> Sentence:
     tense = dice.pick(("present", "present", "past"))
     main = Clause(subject, BE, tense, predicate=first)
     other = Clause(reference(subject), BE, tense, predicate=second, negated=denied)
-    held = replace(other, subject=replace(subject, adjective=None))
+    held = replace(other, subject=subject)
     return contrasting("contrast", main, other, held)
 
 

@@ -7,6 +7,7 @@ from shared.data.grammar.clauses import Clause, Front, Where, two_readings
 from shared.data.grammar.drawing import (
     FUTURE,
     HABIT,
+    PAST,
     PERFECT,
     PRESENT_MODALS,
     PROGRESSIVE,
@@ -32,7 +33,8 @@ from shared.data.grammar.verbs import BE, COST, VERBS, verb
 from shared.data.grammar.words import Adverb, tags
 
 _PASSING = ("tired", "happy", "sad", "sick", "hungry", "dirty", "clean", "cold", "warm")
-_SCOPED = ("must", "had to", "should", "may", "might")
+# With no, these leave open what is denied: nobody has to, or everybody has to not.
+_SCOPED = ("must", "had to")
 HUNDREDS = (*range(100, 1000, 100), 101, 112, 125, 150, 199, 231, 250, 365, 480, 516, 777, 999)
 
 
@@ -64,15 +66,13 @@ def nobody(dice: Dice) -> Sentence:
     """No child sleeps: kein as the subject's article."""
     while True:
         clause = draw_clause(dice, draw_situation(dice))
-        subject = clause.subject
-        if clause.tense in ("must", "had to"):
+        subject, adverb = clause.subject, clause.adverb
+        if not isinstance(subject, Phrase) or subject.owner or subject.plural:
             continue
-        if isinstance(subject, Phrase) and not subject.owner and not subject.plural:
-            break_mid = clause.adverb and clause.adverb.en_slot == "mid"
-            if not break_mid and "relative" not in subject.noun.tags:
-                return statement(
-                    "nobody", replace(clause, subject=replace(subject, determiner="no"))
-                )
+        one_denial = not (adverb and adverb.en_slot == "mid") and clause.tense not in _SCOPED
+        if one_denial and "relative" not in subject.noun.tags:
+            denied = replace(subject, determiner="no")
+            return statement("nobody", replace(clause, subject=denied))
 
 
 def _question_situation(dice: Dice) -> Situation:
@@ -97,11 +97,9 @@ def who(dice: Dice) -> Sentence:
     while True:
         clause = draw_clause(dice, _question_situation(dice), ("acc", "dat"))
         case, nominal = clause.objects[-1]
-        if (
-            isinstance(nominal, Phrase)
-            and "person" in nominal.noun.tags
-            and not clause.verb.en_particle
-        ):
+        if not isinstance(nominal, Phrase) or clause.verb.en_particle:
+            continue
+        if "person" in nominal.noun.tags:
             return question("whom", replace(clause, objects=((case, WHO),)), "object")
 
 
@@ -135,7 +133,7 @@ def which(dice: Dice) -> Sentence:
 
 
 def where(dice: Dice) -> Sentence:
-    """Where is the book? wo asks for a place, wohin for a direction."""
+    """Where does the book lie? wo asks for a place, wohin for a direction."""
     frames = ("into",) if dice.chance(0.5) else ("at", "acc", "")
     while True:
         situation = _question_situation(dice)
@@ -207,13 +205,11 @@ def age(dice: Dice) -> Sentence:
 
 
 def count(dice: Dice) -> Sentence:
-    """The farmer buys one cow and two horses."""
+    """The farmer has twenty-one black cows; one is `only one`, to differ from `a`."""
     number = dice.weighted(((1, 2), (2 + dice.pick(range(11)), 6), (2 + dice.pick(range(98)), 6)))
     names = ("buy", "sell", "have", "see", "need", "carry", "eat", "give", "show", "bring")
     chosen = verb(dice.pick(names))
-    situation = (
-        STATE if chosen.aspect in ("state", "perception") else Situation("past", "past", 0.6)
-    )
+    situation = STATE if chosen.aspect in ("state", "perception") else PAST
     if chosen.aspect != "state" and dice.chance(0.3):
         situation = Situation("perfect")
     limit = 12 if chosen.en in ("eat", "carry", "have", "give", "show", "bring") else 99
@@ -223,9 +219,8 @@ def count(dice: Dice) -> Sentence:
         case, nominal = clause.objects[-1]
         if isinstance(nominal, Phrase) and not nominal.noun.tags & tags("drink single"):
             counted = replace(nominal, determiner="", owner=None, count=number, plural=number > 1)
-            return statement(
-                "count", replace(clause, objects=(*clause.objects[:-1], (case, counted)))
-            )
+            objects = (*clause.objects[:-1], (case, counted))
+            return statement("count", replace(clause, objects=objects))
 
 
 def clock(dice: Dice) -> Sentence:
