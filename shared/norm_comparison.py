@@ -1,0 +1,58 @@
+"""What lesson 03's script shows of its four training runs: the figure and the table."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from shared.plots import BLUE, VERMILION, measured, use_style
+
+SMOOTHED = 5  # steps that a point of a loss curve is the mean of
+COLORS = {"pre": BLUE, "post": VERMILION}
+
+
+def draw_runs(runs: Sequence[dict[str, Any]], vocab_size: int) -> Figure:
+    """Training curves and, beside them, the gradients that the first step met."""
+    use_style()
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8))
+    for run in runs:
+        _draw_losses(left, run)
+        if not run["warmup"]:  # the first gradients are the same with and without
+            depths = range(1, len(run["first_gradients"]) + 1)
+            color = COLORS[run["norm"]]
+            measured(right, depths, run["first_gradients"], f"{run['norm']}-LN", color)
+    guess = math.log(vocab_size)
+    left.axhline(guess, color="black", linewidth=0.8, linestyle="--", label="uniform guess")
+    left.set(
+        xlabel="step", ylabel="loss (nats per token)", title="Four variants learn to translate"
+    )
+    right.set(xlabel="layer: encoder, then decoder", ylabel="gradient norm", yscale="log")
+    right.set_title("The gradient of each layer at step 1")
+    left.legend()
+    right.legend()
+    return figure
+
+
+def _draw_losses(ax: Axes, run: dict[str, Any]) -> None:
+    losses = run["losses"]
+    starts = range(len(losses) - SMOOTHED + 1)
+    smooth = [sum(losses[start : start + SMOOTHED]) / SMOOTHED for start in starts]
+    style = "-" if run["warmup"] else ":"
+    ax.plot(smooth, color=COLORS[run["norm"]], linestyle=style, label=run["variant"])
+
+
+def tabulate(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row a run: who trained it, where it got to, and the gradients that it began with."""
+    return [
+        {
+            "variant": run["variant"],
+            "rank": run["rank"],
+            "validation loss": round(run["validation"], 3),
+            "first layer's gradient": round(run["first_gradients"][0], 3),
+            "last layer's gradient": round(run["first_gradients"][-1], 3),
+        }
+        for run in runs
+    ]
