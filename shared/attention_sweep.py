@@ -36,7 +36,7 @@ def kept_by_module(
     return vectors + batch * num_heads * length * length * itemsize + mask
 
 
-def draw_sweep(table: Sequence[Mapping[str, Any]], sizes: Mapping[str, int], path: Path) -> None:
+def draw_sweep(table: Sequence[Mapping[str, Any]], sizes: Mapping[str, Any], path: Path) -> None:
     """Two panels: kept bytes over L with the formulas, and time by hand / time fused.
 
     `table` has the rows of lesson 02's script; `sizes` holds batch, d_model, causal and itemsize
