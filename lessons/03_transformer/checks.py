@@ -102,15 +102,18 @@ def randomise(module: nn.Module, generator: torch.Generator) -> None:
             each.copy_(scale * noise + (1.0 if "norm" in name and name.endswith("weight") else 0.0))
 
 
-def part(module: nn.Module, name: str, kind: type = nn.Module) -> Any:
+def part(module: nn.Module, name: str, kind: type = nn.Module, inside: str = "") -> Any:
     """An attribute that the contract names, of the kind that it asks for."""
     found = getattr(module, name, None)
+    hint = "The names are in the exercise's contract: proofs copy weights by name."
+    if inside:
+        hint = "The part comes from an earlier exercise: mend that one first."
     expect(
         isinstance(found, kind),
-        expected=f"self.{name}, an nn.{kind.__name__}",
+        expected=f"self.{inside}{name}, an nn.{kind.__name__}",
         seen="no such attribute" if found is None else f"a {type(found).__name__}",
-        mistake=f"self.{name} is missing or of another kind",
-        hint="The names are in the exercise's contract: proofs copy weights by name.",
+        mistake=f"self.{inside}{name} is missing or of another kind",
+        hint=hint,
     )
     return found
 
@@ -299,13 +302,12 @@ def layer_state(layer: nn.Module) -> dict[str, Tensor]:
     norms = 3 if hasattr(layer, "cross_attention") else 2
     for name in [f"norm{number + 1}" for number in range(norms)]:
         norm = part(layer, name)
-        state |= {f"{name}.weight": norm.weight, f"{name}.bias": norm.bias}
+        for kind in ("weight", "bias"):
+            state[f"{name}.{kind}"] = part(norm, kind, nn.Parameter, f"{name}.")
     ffn = part(layer, "feed_forward")
     for name in ("linear1", "linear2"):
-        state |= {
-            f"{name}.weight": getattr(ffn, name).weight,
-            f"{name}.bias": getattr(ffn, name).bias,
-        }
+        linear = part(ffn, name, nn.Linear, "feed_forward.")
+        state |= {f"{name}.weight": linear.weight, f"{name}.bias": linear.bias}
     return state
 
 

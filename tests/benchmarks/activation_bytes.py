@@ -1,6 +1,6 @@
 """Bytes that one encoder layer keeps for its backward pass, ours against torch's, counted exactly.
 
-`saved_tensors_hooks` sees every tensor that autograd saves. Tensors that share a storage are
+`shared.memory.saved_bytes` sees every tensor that autograd saves. Tensors that share a storage are
 counted once, with the size of the storage; parameters are left out, since they are kept anyway.
 No clock and no chance: the same numbers on every machine with this version of torch.
 
@@ -10,11 +10,11 @@ No clock and no chance: the same numbers on every machine with this version of t
 
 import argparse
 import sys
-from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from shared.memory import saved_bytes
 from shared.model.config import TransformerConfig
 from shared.model.layers import EncoderLayer
 
@@ -76,29 +76,19 @@ def compare(
             8, d_model, heads, 1, d_ff, dropout, norm, fused, inner_dropout=dropout
         )
         layer = EncoderLayer(config).to(device)
-        counts.append(saved_bytes(lambda layer=layer: layer(x, mask), layer))
+        counts.append(
+            saved_bytes(lambda layer=layer: layer(x, mask), ignore=tuple(layer.parameters()))
+        )
     engine = nn.TransformerEncoderLayer(
         d_model, heads, d_ff, dropout, batch_first=True, norm_first=norm == "pre", device=device
     )
     padding = ~kept if masked else None
-    counts.append(saved_bytes(lambda: engine(x, src_key_padding_mask=padding), engine))
+    counts.append(
+        saved_bytes(
+            lambda: engine(x, src_key_padding_mask=padding), ignore=tuple(engine.parameters())
+        )
+    )
     return counts[0], counts[1], counts[2]
-
-
-def saved_bytes(forward: Callable[[], Tensor], module: nn.Module) -> int:
-    """Bytes in the distinct storages that the forward pass saves for backward, parameters apart."""
-    parameters = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
-    storages: dict[int, torch.UntypedStorage] = {}  # held, so that no address is used twice
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in parameters:
-            storages[storage.data_ptr()] = storage
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        forward()
-    return sum(storage.nbytes() for storage in storages.values())
 
 
 if __name__ == "__main__":
