@@ -101,7 +101,10 @@ def row(
 
 def headline(table: list[dict[str, Any]]) -> str:
     """The longest length at which both fitted, most heads."""
-    last = max((line for line in table if line["bytes ratio"]), key=lambda e: (e["L"], e["heads"]))
+    fitted = [line for line in table if line["bytes ratio"]]
+    if not fitted:
+        return "no length fitted into memory by hand"
+    last = max(fitted, key=lambda line: (line["L"], line["heads"]))
     return (
         f"L {last['L']}, {last['heads']} heads: by hand keeps {last['bytes ratio']:.1f} times "
         f"the bytes and takes {last['time ratio']:.1f} times the time of the fused kernel"
