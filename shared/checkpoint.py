@@ -1,9 +1,11 @@
 """A trained translator on disk: written whole or not at all, refused with a reason when unsound."""
 
+import contextlib
 import dataclasses
 import os
 import pickle
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,16 @@ from shared.errors import InputError
 from shared.model.config import TransformerConfig
 from shared.model.transformer import Transformer
 
+UNREADABLE = (
+    RuntimeError,
+    EOFError,
+    pickle.UnpicklingError,
+    zipfile.BadZipFile,
+    zlib.error,
+    OSError,
+    ValueError,
+    KeyError,
+)
 MARK = "torch-handle checkpoint 1"  # the number changes when older files can no longer be read
 
 
@@ -40,7 +52,8 @@ def write_atomically(path: Path, content: Mapping[str, Any]) -> None:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise InputError(f"checkpoint {path} cannot be written: {reason}") from error
     finally:
-        aside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the reason is in the error that is on its way
+            aside.unlink(missing_ok=True)
 
 
 def _flush_folder(folder: Path) -> None:
@@ -57,17 +70,22 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
     Only tensors and plain values are unpickled (`weights_only`): a checkpoint from elsewhere can
     be wrong, but it cannot run code. Raises InputError when the file is missing, is a folder,
-    is cut short or damaged, or is some other file.
+    is cut short or damaged (checksums are compared), or is some other file.
     """
     if path.is_dir():
         raise InputError(f"{path} is a folder; give the checkpoint file inside it")
     try:
+        # torch.load does not look at the checksums that torch.save writes: changed bytes in the
+        # middle of a file would pass as weights.
+        damaged = zipfile.ZipFile(path).testzip() if zipfile.is_zipfile(path) else None
+        if damaged is not None:
+            raise zipfile.BadZipFile(f"wrong checksum of {damaged}")
         content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise InputError(
             f"there is no checkpoint at {path}: train first, or check the name"
         ) from None
-    except (RuntimeError, EOFError, pickle.UnpicklingError, OSError, ValueError, KeyError) as error:
+    except UNREADABLE as error:
         raise InputError(_why_unreadable(path)) from error
     if not isinstance(content, dict) or content.get("mark") != MARK:
         raise InputError(

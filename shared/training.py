@@ -90,8 +90,9 @@ def batch_plan(
     """Which pairs this rank trains on in each step: epoch after epoch of length-bucketed batches.
 
     `max_tokens` bounds the padded size of the *global* batch, which the ranks share out, so that
-    the number of ranks changes neither the steps nor what is learnt in them. A batch with fewer
-    pairs than ranks is left out: a rank without data could not take part in the step.
+    the number of ranks changes neither the steps nor what is learnt in them. One exception: a
+    batch with fewer pairs than ranks (an epoch's last few of a length) is left out, because a rank
+    without data could not take part in the step.
     """
     plan: list[list[int]] = []
     for epoch in itertools.count():

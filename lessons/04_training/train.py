@@ -124,9 +124,9 @@ def run(args: argparse.Namespace, rank: Rank) -> None:
     loader = make_loader(corpus.train, tokenizer, config.max_len, rank, args, parts)
     validation = PairDataset.encode(corpus.validation[:200], tokenizer, config.max_len)
     held_out = parts.collate(list(validation)).to(rank.device)
-    began = time.perf_counter()
+    began, cpu_began = time.perf_counter(), time.process_time()
     losses, curve = train(model, loader, held_out, recipe, rank, args, parts)
-    seconds = time.perf_counter() - began
+    seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
     if rank.is_main:  # first of all: what training took hours for
         save_translator(checkpoint, model, tokenizer, steps=args.steps, dataset=corpus.name)
     translations = translate_together(model, tokenizer, sources, decode)
@@ -141,7 +141,8 @@ def run(args: argparse.Namespace, rank: Rank) -> None:
     headline = f"BLEU {table[0]['value']:.1f}, {table[-1]['value']:.1f} % exact"
     write_metrics(
         args.out, rank, headline=headline, table=table, training_seconds=round(seconds, 1),
-        losses=losses, held_out=curve, examples=examples, notes=list(corpus.notes),
+        cpu_seconds=round(cpu_seconds, 1), losses=losses, held_out=curve, examples=examples,
+        notes=corpus.notes,
     )  # fmt: skip
 
 

@@ -1,0 +1,131 @@
+"""The loss against PyTorch's, the learning rates at their corners, a step against its twin."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.data.batching import collate
+from shared.errors import InputError
+from shared.model.config import TransformerConfig
+from shared.model.transformer import Transformer
+from shared.ranks import run_ranks
+from shared.training import (
+    average_weights,
+    batch_plan,
+    cosine_schedule,
+    label_smoothed_loss,
+    mean_loss,
+    mean_over_ranks,
+    training_step,
+    warmup_schedule,
+)
+
+CONFIG = TransformerConfig(20, d_model=16, num_heads=2, num_layers=1, d_ff=32, dropout=0.0)
+PAIRS = [([4, 5, 6], [7, 8]), ([9], [10, 11, 12, 13, 14]), ([15, 16], [17]), ([4, 9], [8, 10, 7])]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.tuples(st.integers(1, 6), st.integers(1, 9), st.integers(2, 40)),
+    smoothing=st.floats(0, 0.95),
+    seed=st.integers(0, 2**20),
+)
+def test_loss_and_gradient_equal_the_engine(sizes, smoothing, seed):
+    draw = torch.Generator().manual_seed(seed)
+    logits = torch.randn(sizes, generator=draw, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(0, sizes[2], sizes[:2], generator=draw)
+    targets[0, 0] = 1
+    engine = F.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), ignore_index=0, label_smoothing=smoothing
+    )
+    mine = label_smoothed_loss(logits, targets, smoothing)
+    torch.testing.assert_close(mine, engine)
+    of_mine, of_engine = (torch.autograd.grad(each, logits)[0] for each in (mine, engine))
+    torch.testing.assert_close(of_mine, of_engine)
+
+
+def test_infinite_logits_at_padding_do_not_spoil_the_loss():
+    logits = torch.zeros(1, 2, 4, requires_grad=True)
+    spoilt = logits.masked_fill(torch.tensor([[[False], [True]]]), float("nan"))
+    loss = label_smoothed_loss(spoilt, torch.tensor([[1, 0]]))
+    loss.backward()
+    assert loss.isfinite()
+
+
+def test_the_paper_peaks_where_its_terms_cross():
+    rates = [warmup_schedule(step, 128, 200) for step in range(1, 1001)]
+    assert max(range(1000), key=rates.__getitem__) + 1 == 200
+    assert rates[199] == pytest.approx((128 * 200) ** -0.5)
+    with pytest.raises(ValueError, match="warmup_steps 0"):
+        warmup_schedule(1, 128, 0)
+
+
+def test_the_cosine_ends_at_its_floor():
+    rates = [cosine_schedule(step, 10, 100, 2.0, 0.5) for step in range(1, 121)]
+    assert rates[9] == 2.0
+    assert rates[99:] == pytest.approx([0.5] * 21)
+    assert rates[9:100] == sorted(rates[9:100], reverse=True)
+    with pytest.raises(ValueError, match="100"):
+        cosine_schedule(1, 100, 100, 1.0)
+
+
+def test_the_plan_does_not_depend_on_the_number_of_ranks():
+    lengths = [(n % 7 + 2, n % 5 + 2) for n in range(100)]
+    alone = [whole for whole in batch_plan(lengths, 60, 29, seed=3) if len(whole) >= 4][:25]
+    four = [batch_plan(lengths, 60, 25, 3, rank, 4) for rank in range(4)]
+    assert len(alone) == 25
+    for step, whole in enumerate(alone):
+        parts = [plan[step] for plan in four]
+        assert sorted(index for part in parts for index in part) == sorted(whole)
+        assert all(parts)
+
+
+def test_a_plan_without_room_for_all_ranks_is_refused():
+    with pytest.raises(InputError, match=r"ranks \(8\)"):
+        batch_plan([(5, 5)] * 20, 10, 3, 0, 0, 8)
+
+
+def one_step(rows: slice) -> tuple[torch.Tensor, float]:
+    torch.manual_seed(0)
+    model = Transformer(CONFIG)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss = training_step(model, optimizer, collate(PAIRS[rows]), 0.1)
+    return torch.cat([p.detach().flatten() for p in model.parameters()]), loss.item()
+
+
+def test_a_step_on_two_ranks_is_the_step_of_one():
+    # 5 target tokens and eos on one rank, 4 on the other: a mean of means would be off.
+    whole, loss = one_step(slice(0, 4))
+    for weights, mine in run_ranks(lambda rank: one_step(slice(2 * rank, 2 * rank + 2)), 2):
+        torch.testing.assert_close(weights, whole, rtol=1e-5, atol=1e-7)
+        assert mine == pytest.approx(loss, rel=1e-6)
+
+
+def test_a_rank_without_tokens_does_no_harm():
+    def on_rank(rank: int) -> torch.Tensor:
+        weight = torch.nn.Parameter(torch.zeros(3))
+        weight.grad = torch.tensor([6.0, 0.0, 3.0]) * (1 - rank)
+        loss = mean_over_ranks([weight], torch.tensor(9.0 * (1 - rank)), 3 * (1 - rank))
+        return torch.cat([weight.grad, loss[None]])
+
+    for seen in run_ranks(on_rank, 2):
+        assert seen.tolist() == [2.0, 0.0, 1.0, 3.0]
+
+
+def test_mean_loss_weighs_by_tokens_and_leaves_the_mode():
+    torch.manual_seed(0)
+    model = Transformer(CONFIG).train()
+    parts = [collate(PAIRS[:1]), collate(PAIRS[1:])]
+    assert mean_loss(model, parts) == pytest.approx(mean_loss(model, [collate(PAIRS)]), rel=1e-5)
+    assert model.training
+
+
+def test_average_weights():
+    states = [{"a": torch.tensor([1.0, 2.0])}, {"a": torch.tensor([3.0, 6.0])}]
+    assert average_weights(states)["a"].tolist() == [2.0, 4.0]
+    with pytest.raises(ValueError, match="same names"):
+        average_weights([*states, {"b": torch.zeros(2)}])
+    with pytest.raises(ValueError, match="one or more"):
+        average_weights([])
