@@ -1,12 +1,13 @@
 """What lesson 03's script shows of its four training runs: the figure and the table."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
+from jaxtyping import Int
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from shared.plots import BLUE, VERMILION, measured, use_style
 
@@ -14,8 +15,18 @@ SMOOTHED = 5  # steps that a point of a loss curve is the mean of
 COLORS = {"pre": BLUE, "post": VERMILION}
 
 
-def draw_runs(runs: Sequence[dict[str, Any]], vocab_size: int) -> Figure:
-    """Training curves and, beside them, the gradients that the first step met."""
+def frequency_loss(targets: Int[Tensor, "batch target"], pad_id: int = 0) -> float:
+    """Nats per token for one who knows how frequent each token is, and nothing else."""
+    _, counts = targets[targets != pad_id].unique(return_counts=True)
+    shares = counts / counts.sum()
+    return float(-(shares * shares.log()).sum())
+
+
+def draw_runs(runs: Sequence[dict[str, Any]], floor: float) -> Figure:
+    """Training curves and, beside them, the gradients that the first step met.
+
+    `floor` is the loss of a model that never looks at its input; a line marks it.
+    """
     use_style()
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8))
     for run in runs:
@@ -24,8 +35,8 @@ def draw_runs(runs: Sequence[dict[str, Any]], vocab_size: int) -> Figure:
             depths = range(1, len(run["first_gradients"]) + 1)
             color = COLORS[run["norm"]]
             measured(right, depths, run["first_gradients"], f"{run['norm']}-LN", color)
-    guess = math.log(vocab_size)
-    left.axhline(guess, color="black", linewidth=0.8, linestyle="--", label="uniform guess")
+    words = "token frequencies alone"
+    left.axhline(floor, color="black", linewidth=0.8, linestyle="--", label=words)
     left.set(
         xlabel="step", ylabel="loss (nats per token)", title="Four variants learn to translate"
     )

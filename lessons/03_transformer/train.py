@@ -24,7 +24,7 @@ from shared.data.tokenizer import Tokenizer
 from shared.distributed import Rank, process_group
 from shared.errors import InputError
 from shared.model.config import TransformerConfig
-from shared.norm_comparison import draw_runs, tabulate
+from shared.norm_comparison import draw_runs, frequency_loss, tabulate
 from shared.plots import save_figure
 
 MAX_LEN = 128  # tokens of a sentence; longer pairs are left out
@@ -135,11 +135,12 @@ def main() -> None:
         dist.gather_object(runs, received)
         if received is not None:
             runs = sorted(itertools.chain(*received), key=lambda run: (run["norm"], run["warmup"]))
-            save_figure(draw_runs(runs, data[2]), out / "norms.png")
-            headline = "validation loss: " + ", ".join(
-                f"{run['variant']} {run['validation']:.2f}" for run in runs
-            )
-            script.write_metrics(out, rank, headline=headline, table=tabulate(runs), runs=runs)
+            floor = frequency_loss(data[1].tgt_out)
+            save_figure(draw_runs(runs, floor), out / "norms.png")
+            losses = ", ".join(f"{run['variant']} {run['validation']:.2f}" for run in runs)
+            headline = f"validation loss (frequencies alone: {floor:.2f}): {losses}"
+            table = tabulate(runs)
+            script.write_metrics(out, rank, headline=headline, table=table, floor=floor, runs=runs)
 
 
 if __name__ == "__main__":
