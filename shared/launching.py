@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from shared.tools.logs import last_words
 from shared.tools.processes import supervise
-
-TAIL = 25  # lines of the log that a failure shows
 
 
 class LaunchFailed(RuntimeError):
@@ -53,7 +52,7 @@ def launch(
             log=log,
             time_limit=timeout,
         )
-        said = _tail(log.read_text(errors="replace"))
+        said = "\n".join(last_words(log.read_text(errors="replace")))
         if outcome.timed_out:
             raise LaunchFailed(f"{path.name} was not done after {timeout:g} s:\n{said}")
         if outcome.status != 0:
@@ -64,11 +63,3 @@ def launch(
     if result["world_size"] != nproc:
         raise LaunchFailed(f"asked for {nproc} ranks, {path.name} saw {result['world_size']}")
     return result
-
-
-def _tail(printed: str) -> str:
-    """The last lines that the script itself printed; torchrun's own report of a failure is cut."""
-    lines = printed.splitlines()
-    marks = [i for i, line in enumerate(lines) if "torch/distributed/elastic/" in line]
-    own = lines[: marks[0]] if marks else lines
-    return "\n".join((own or lines)[-TAIL:])

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from shared.tools.command import ROOT
+from shared.tools.logs import last_words
 from shared.tools.machine import describe_machine
 
 SUMMARY = "summary.json"
 # Shown in the lesson's head or in the machine's line, not among its numbers.
 HEAD_KEYS = {"lesson", "world_size", "device", "backend", "torch", "seconds", "headline", "table"}
 MAX_ROWS = 60
-NUM_LOG_LINES = 25
 
 
 def write_report(runs: Path, results: Sequence[Mapping[str, Any]] = ()) -> Path:
@@ -195,7 +195,7 @@ def _definitions(entries: Mapping[str, str]) -> str:
 
 def _log_tail(log: Path) -> str:
     text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else "no log"
-    return "\n".join(text.splitlines()[-NUM_LOG_LINES:])
+    return "\n".join(last_words(text))
 
 
 _STYLE = """

@@ -16,6 +16,7 @@ from typing import Any
 
 from shared.launching import torchrun_command
 from shared.tools.command import INTERRUPTED, ROOT, all_lessons
+from shared.tools.logs import first_failure, last_words
 from shared.tools.processes import Outcome, raise_on_stop_signals, supervise
 from shared.tools.report import write_report
 
@@ -80,7 +81,8 @@ class Display:
             f"{result.lesson:<{self.width}}  {result.seconds:6.1f} s  {verdict}  {what}", flush=True
         )
         if not result.passed:
-            for line in log_tail(ROOT / result.log):
+            log = (ROOT / result.log).read_text(encoding="utf-8", errors="replace")
+            for line in last_words(log, NUM_LOG_LINES):
                 print(f"    | {line}", flush=True)
 
     def clear(self) -> None:
@@ -123,18 +125,18 @@ def run_lesson(lesson: str, settings: Settings, display: Display) -> Result:
         lesson,
         round(outcome.seconds, 1),
         str(metrics.get("headline", "")),
-        say_problem(outcome) or problem,
+        say_problem(outcome, log.read_text(encoding="utf-8", errors="replace")) or problem,
         str(log.relative_to(ROOT)),
         when,
     )
 
 
-def say_problem(outcome: Outcome) -> str:
+def say_problem(outcome: Outcome, log: str) -> str:
     """What was wrong with how the script ended; empty if nothing was."""
     if outcome.timed_out:
         return f"stopped after {outcome.seconds:.0f} s, the time limit"
     if outcome.status != 0:
-        return f"exit status {outcome.status}"
+        return first_failure(log) or f"exit status {outcome.status}"
     if outcome.num_left:
         return f"left {outcome.num_left} process(es) behind, now ended"
     return ""
@@ -156,13 +158,6 @@ def read_metrics(path: Path, nproc: int) -> tuple[dict[str, Any], str]:
     if metrics["world_size"] != nproc:
         return metrics, f"ran with {metrics['world_size']} rank(s), {nproc} were asked for"
     return metrics, ""
-
-
-def log_tail(log: Path, num_lines: int = NUM_LOG_LINES) -> list[str]:
-    """The last lines of a log, of each redrawn progress bar only what stood there last."""
-    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-    lines = [line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.split("\n")]
-    return [line for line in lines if line.strip()][-num_lines:]
 
 
 def choose_arguments(args: argparse.Namespace) -> tuple[str, ...]:
