@@ -694,6 +694,13 @@ def transformer_parts(answer) -> None:
         for tied in (True, False):
             config = replace(MODEL, norm=norm, tie_embeddings=tied)
             model = answer(config)
+            expect(
+                hasattr(model, "config"),
+                expected="the configuration in self.config",
+                seen="no such attribute",
+                mistake="self.config is missing",
+                hint="Who decodes or saves a model later asks it for its sizes.",
+            )
             for name in ("encoder_layers", "decoder_layers"):
                 layers = part(model, name, nn.ModuleList)
                 expect_equal(
