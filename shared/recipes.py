@@ -26,6 +26,7 @@ class Recipe:
     schedule: Literal["cosine", "paper"] = "cosine"
     average: int = 1  # so many of the last checkpoints are averaged,
     interval: int = 50  # taken so many steps apart
+    num_train: int | None = None  # so many pairs of the corpus; None: all
     num_test: int = 1000
 
     def config(self, vocab_size: int) -> TransformerConfig:
@@ -59,7 +60,8 @@ class Recipe:
 TRANSLATION = {
     "tiny": Recipe(
         d_model=32, d_ff=64, num_heads=2, num_layers=1, dropout=0.0, norm="pre",
-        vocab_size=300, max_tokens=1000, steps=10, warmup=5, peak=3e-3, num_test=8,
+        vocab_size=300, max_tokens=1000, steps=10, warmup=5, peak=3e-3,
+        num_train=2000, num_test=8,
     ),
     "small": Recipe(
         d_model=128, d_ff=512, num_heads=4, num_layers=2, dropout=0.1, norm="pre",

@@ -113,7 +113,7 @@ def run(args: argparse.Namespace, rank: Rank) -> None:
         return
     recipe = choose_preset(args, rank.device, TRANSLATION)
     args.steps, args.max_tokens = args.steps or recipe.steps, args.max_tokens or recipe.max_tokens
-    corpus = load_corpus(args.dataset, empty=args.empty)
+    corpus = load_corpus(args.dataset, empty=args.empty, max_train=recipe.num_train)
     tokenizer = Tokenizer.train((text for pair in corpus.train for text in pair), recipe.vocab_size)
     config = recipe.config(tokenizer.vocab_size)
     sources, references = map(list, zip(*corpus.test[: recipe.num_test], strict=True))
