@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from shared.tools.processes import raise_on_stop_signals, supervise
-from shared.tools.setup import SetupFailed, ensure_environment, environment_python
+from shared.tools.setup import SetupFailed, check_active, ensure_environment, environment_python
 
 ROOT = Path(__file__).resolve().parents[2]
 INTERRUPTED = 130  # what a shell reports after Ctrl-C
@@ -129,6 +129,8 @@ def carry_out(command: Command) -> int:
     """Set up if asked to, then do what the word says."""
     if command.no_setup:
         python = Path(sys.executable)
+        if command.word != "doctor":
+            check_active(python)
     elif command.word == "doctor":  # must also work where set-up does not
         python = environment_python(ROOT) or Path(sys.executable)
     else:

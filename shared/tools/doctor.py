@@ -19,7 +19,7 @@ from shared.tools.accelerators import look_at_compiler, look_at_deepspeed, look_
 from shared.tools.command import ROOT
 from shared.tools.finding import GOOD, MISSING, NOTE, Finding
 from shared.tools.machine import GIB, memory_gib, num_cores, processor_name
-from shared.tools.setup import SetupFailed, find_need
+from shared.tools.setup import SetupFailed, find_need, installed_course
 
 NUM_MIN_GIB_DISK = 3
 
@@ -31,6 +31,7 @@ def examine(root: Path, *, no_setup: bool) -> Iterator[Finding]:
         yield look_at_set_up(root)
     yield from look_at_machine(root)
     yield look_at_pins(root)
+    yield look_at_course(root)
     yield look_at_datasets_name()
     yield from look_at_torch()
     yield from look_at_compiler()
@@ -101,6 +102,17 @@ def pinned(root: Path) -> list[str]:
     with open(root / "pyproject.toml", "rb") as file:
         project = tomllib.load(file)["project"]
     return [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+
+
+def look_at_course(root: Path) -> Finding:
+    """Whether scripts and notebooks, which start elsewhere, import shared/ from this folder."""
+    found = installed_course(Path(sys.executable))
+    advice = "python -m pip install --no-deps -e ."
+    if found is None:
+        return Finding("course", MISSING, "not installed in this environment", advice)
+    if found != root:
+        return Finding("course", MISSING, f"another copy is installed: {found}", advice)
+    return Finding("course", GOOD, "installed from this folder")
 
 
 def look_at_datasets_name() -> Finding:

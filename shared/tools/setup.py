@@ -65,6 +65,32 @@ def environment_python(root: Path) -> Path | None:
     return _interpreter(root) if _version_of(_interpreter(root)) else None
 
 
+def check_active(python: Path) -> None:
+    """Make sure that an environment of the user's own can run the lessons' scripts at all.
+
+    SetupFailed with the command that helps, where torch or the course itself cannot be imported.
+    """
+    if installed_course(python) is None:
+        raise SetupFailed(
+            f"{python} does not know the course: python -m pip install --no-deps -e ."
+            " (./run_all.sh doctor --no-setup says what else it lacks)"
+        )
+    if not _finds(python, "torch"):
+        raise SetupFailed(
+            f"{python} has no torch: activate the environment that has, or leave --no-setup out"
+        )
+
+
+def installed_course(python: Path) -> Path | None:
+    """Where `python` imports shared/ from when it is not started in this folder; None: nowhere."""
+    spec = "importlib.util.find_spec('shared.tools.setup')"
+    code = f"import importlib.util; print({spec}.origin)"
+    done = subprocess.run(
+        [python, "-c", code], cwd="/", capture_output=True, text=True, check=False
+    )
+    return Path(done.stdout.strip()).parents[2] if done.returncode == 0 else None
+
+
 def find_need(root: Path, *, python_named: bool = False) -> Need | None:
     """Compare .venv with what it should be; None when it is ready."""
     folder = root / ".venv"
@@ -194,6 +220,11 @@ def _imports_torch(root: Path) -> bool:
     with open(_log(root), "a", encoding="utf-8") as log:
         command = [str(_interpreter(root)), "-c", "import torch"]
         return subprocess.run(command, stdout=log, stderr=log, check=False).returncode == 0
+
+
+def _finds(python: Path, module: str) -> bool:
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec('{module}') is None)"
+    return subprocess.run([python, "-c", code], cwd="/", check=False).returncode == 0
 
 
 def _tail(log: Path, num_lines: int = NUM_LOG_LINES) -> str:

@@ -89,7 +89,8 @@ class Tree:
         shutil.copytree(ROOT / "shared" / "tools", root / "shared" / "tools")
         for name in ("__init__.py", "launching.py"):
             shutil.copy(ROOT / "shared" / name, root / "shared")
-        (root / "pyproject.toml").write_text("[project]\n")
+        listing = "[project]\ndependencies = []\n[project.optional-dependencies]\ndev = []\n"
+        (root / "pyproject.toml").write_text(listing)
         (root / "torch/__init__.py").write_text(
             "class cuda:\n    device_count = staticmethod(lambda: 0)\n"
         )
@@ -283,6 +284,17 @@ def test_no_python_and_old_pythons_are_said(tree):
     done = course.run("01", PYTHON="/nowhere/python")
     assert done.returncode == 1
     assert "PYTHON=/nowhere/python" in done.stderr
+
+
+def test_an_environment_without_the_course_is_told_how_to_get_it(tree):
+    course = tree("01_good")
+    # A Python that finds what lies in its working folder and nothing else, as a fresh one would.
+    base = getattr(sys, "_base_executable", sys.executable)
+    course.add_program("python", f'#!/bin/sh\nexec {base} "$@"\n')
+    done = course.run("--no-setup", "01")
+    assert done.returncode == 1
+    assert "pip install --no-deps -e ." in done.stderr
+    assert course.run("doctor", "--no-setup").stdout.count("course       MISSING") == 1
 
 
 def test_set_up_once_then_quickly(tree):
