@@ -8,6 +8,8 @@ import argparse
 import time
 from collections import deque
 from functools import partial
+from itertools import islice
+from pathlib import Path
 from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
@@ -20,7 +22,7 @@ from shared.data.batching import Batch
 from shared.data.corpora import Pair, load_corpus
 from shared.data.loading import PairDataset, check_lengths
 from shared.data.tokenizer import Tokenizer
-from shared.decoding import translate, translate_together
+from shared.decoding import Decode, translate, translate_together
 from shared.distributed import Rank, process_group
 from shared.model.transformer import Transformer
 from shared.plots import save_figure, use_style
@@ -36,8 +38,6 @@ from shared.script import (
     write_metrics,
 )
 from shared.training import average_weights, batch_plan, mean_loss, training_step
-
-Curve = list[tuple[int, float]]
 
 
 def make_loader(
@@ -59,7 +59,7 @@ def make_loader(
 def train(
     model: Transformer, loader: DataLoader[Batch], held_out: Batch, recipe: Recipe, rank: Rank,
     args: argparse.Namespace, parts: SimpleNamespace,
-) -> tuple[list[float], Curve]:  # fmt: skip
+) -> tuple[list[float], list[tuple[int, float]]]:  # fmt: skip
     """Train in place; return the loss of every step and the held-out loss at every interval."""
     on_gpu = rank.device.type == "cuda"
     optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.98), eps=1e-9, fused=on_gpu)
@@ -80,7 +80,7 @@ def train(
     return torch.stack(losses).tolist(), held_out_losses
 
 
-def draw(losses: list[float], held_out: Curve, args: argparse.Namespace) -> None:
+def draw(losses: list[float], held_out: list, args: argparse.Namespace) -> None:
     """The loss curve as training.png."""
     use_style()
     figure, ax = plt.subplots()
@@ -98,19 +98,21 @@ def main() -> None:
     parser.add_argument("--translate", nargs="+", metavar="SENTENCE", help="use the model in --out")
     args = parser.parse_args()
     with process_group(args.device) as rank:
-        run(args, rank)
-
-
-def run(args: argparse.Namespace, rank: Rank) -> None:
-    parts = answers("04", mine=args.mine)
-    beam = partial(parts.beam_search, beam_size=args.beam)
-    decode = beam if args.beam > 1 else parts.greedy_decode
-    checkpoint = checked_out(args.out) / "translator.pt"
-    if args.translate:
-        model, tokenizer, _ = load_translator(checkpoint)
-        if rank.is_main:
+        parts = answers("04", mine=args.mine)
+        beam = partial(parts.beam_search, beam_size=args.beam)
+        decode = beam if args.beam > 1 else parts.greedy_decode
+        checkpoint = checked_out(args.out) / "translator.pt"
+        if not args.translate:
+            run(args, rank, parts, decode, checkpoint)
+        elif rank.is_main:
+            model, tokenizer, _ = load_translator(checkpoint)
             print(*translate(model.to(rank.device), tokenizer, args.translate, decode), sep="\n")
-        return
+
+
+def run(
+    args: argparse.Namespace, rank: Rank, parts: SimpleNamespace, decode: Decode, checkpoint: Path
+) -> None:
+    """Train, save, translate the test sentences and write down how well."""
     recipe = choose_preset(args, rank.device, TRANSLATION)
     args.steps, args.max_tokens = args.steps or recipe.steps, args.max_tokens or recipe.max_tokens
     corpus = load_corpus(args.dataset, empty=args.empty, max_train=recipe.num_train)
@@ -134,10 +136,8 @@ def run(args: argparse.Namespace, rank: Rank) -> None:
         return
     draw(losses, curve, args)
     table = score_table(translations, references)
-    examples = [
-        {"source": s, "translation": t, "reference": r}
-        for s, t, r in zip(sources[:10], translations, references, strict=False)
-    ]
+    rows = islice(zip(sources, translations, references, strict=True), 10)
+    examples = [{"source": s, "translation": t, "reference": r} for s, t, r in rows]
     headline = f"BLEU {table[0]['value']:.1f}, {table[-1]['value']:.1f} % exact"
     write_metrics(
         args.out, rank, headline=headline, table=table, training_seconds=round(seconds, 1),

@@ -1,6 +1,7 @@
 """Wrong answers that people give to lesson 04, each with the words that its check must say."""
 
 import math
+from dataclasses import replace
 
 import torch
 from torch.nn import functional as F
@@ -42,7 +43,7 @@ def _rows(pairs, bos_id, eos_id):
 
 def _changed(pairs, pad_id, bos_id, eos_id, **fields):
     batch = right_collate(pairs, pad_id, bos_id, eos_id)
-    return Batch(**{**vars(batch), **fields})
+    return replace(batch, **fields)
 
 
 # 04.1 collate
@@ -83,7 +84,7 @@ def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
 @mistake("04.1", says="tgt_out is tgt_in")
 def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
     batch = right_collate(pairs, pad_id, bos_id, eos_id)
-    return Batch(**{**vars(batch), "tgt_out": batch.tgt_in})
+    return replace(batch, tgt_out=batch.tgt_in)
 
 
 @mistake("04.1", says="the model never learns to stop")
@@ -95,7 +96,7 @@ def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
 @mistake("04.1", says="src_mask is True at the padding")
 def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
     batch = right_collate(pairs, pad_id, bos_id, eos_id)
-    return Batch(**{**vars(batch), "src_mask": ~batch.src_mask})
+    return replace(batch, src_mask=~batch.src_mask)
 
 
 @mistake("04.1", says="lets a position see later ones")
@@ -103,7 +104,7 @@ def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
     batch = right_collate(pairs, pad_id, bos_id, eos_id)
     T = batch.tgt_in.shape[1]
     mask = (batch.tgt_in != pad_id)[:, None, None, :].expand(-1, 1, T, T)
-    return Batch(**{**vars(batch), "tgt_mask": mask})
+    return replace(batch, tgt_mask=mask)
 
 
 @mistake("04.1", says="hides what comes later but not the padding")
@@ -111,13 +112,13 @@ def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
     batch = right_collate(pairs, pad_id, bos_id, eos_id)
     B, T = batch.tgt_in.shape
     causal = torch.ones(T, T, dtype=torch.bool).tril().expand(B, 1, T, T)
-    return Batch(**{**vars(batch), "tgt_mask": causal})
+    return replace(batch, tgt_mask=causal)
 
 
 @mistake("04.1", says="num_tokens counts padding too")
 def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
     batch = right_collate(pairs, pad_id, bos_id, eos_id)
-    return Batch(**{**vars(batch), "num_tokens": batch.tgt_out.numel()})
+    return replace(batch, num_tokens=batch.tgt_out.numel())
 
 
 @mistake("04.1", says="num_tokens leaves out eos")
