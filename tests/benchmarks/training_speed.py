@@ -74,7 +74,7 @@ def parse() -> argparse.Namespace:
     )
     cuda = torch.cuda.is_available()
     parser.add_argument("--device", default="cuda" if cuda else "cpu")
-    default = ["base-gpu", "big-gpu"] if cuda else ["course", "long", "tiny", "base"]
+    default = ["base-gpu", "big-gpu"] if cuda else ["course", "long", "tiny"]  # base: 10 s a step
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=default)
     parser.add_argument("--norms", nargs="+", choices=["pre", "post"], default=["pre", "post"])
     parser.add_argument("--dropout", nargs="+", choices=DROPOUTS, default=list(DROPOUTS))
