@@ -23,7 +23,7 @@ def torchrun_command(script: Path, nproc: int, args: Sequence[str] = ()) -> list
 
 
 def launch(
-    script: str | Path, nproc: int = 2, args: Sequence[str] = (), timeout: float = 120.0
+    script: str | Path, nproc: int = 2, args: Sequence[str] = (), timeout: float = 240.0
 ) -> dict[str, Any]:
     """Run a script with `nproc` ranks under torchrun; return its metrics.json as a dict.
 
