@@ -153,28 +153,3 @@ def rank_slice(batch: Sequence[int], rank: int, world_size: int) -> list[int]:
             "take larger batches or fewer ranks"
         )
     return list(batch[rank::world_size])
-
-
-def check_token_ids(tokens: Int[Tensor, "..."], vocab_size: int, what: str = "tokens") -> None:
-    """Refuse ids outside 0..vocab_size - 1, with the first one's value and place.
-
-    Call it on the CPU, before the transfer: on a GPU an embedding with a bad id ends in a
-    device-side assert that names neither, and asking there would wait for the GPU every step.
-    """
-    if tokens.numel() == 0:
-        return
-    low, high = tokens.aminmax()
-    if low >= 0 and high < vocab_size:
-        return
-    place = ((tokens < 0) | (tokens >= vocab_size)).nonzero()[0].tolist()
-    raise InputError(
-        f"{what}[{', '.join(map(str, place))}] is {int(tokens[tuple(place)])}, outside the "
-        f"vocabulary of {vocab_size} (ids 0..{vocab_size - 1}); "
-        "were the text and the model made with the same tokenizer?"
-    )
-
-
-def check_batch(batch: Batch, vocab_size: int) -> None:
-    """check_token_ids for all ids of a batch."""
-    for what in ("src", "tgt_in", "tgt_out"):
-        check_token_ids(getattr(batch, what), vocab_size, what)

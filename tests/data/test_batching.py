@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 from shared.data.batching import (
     Batch,
     bucketed_batches,
-    check_batch,
-    check_token_ids,
     collate,
     padding_share,
     pair_lengths,
@@ -174,19 +172,6 @@ def test_bad_batch_arguments():
         random_batches([1, 2], 0, 0)
     with pytest.raises(InputError, match=r"pair 1 has 9 source and 30 target tokens.* 20 tokens"):
         bucketed_batches([(2, 2), (9, 30)], 20, 0)
-
-
-# ids outside the vocabulary
-
-
-def test_token_ids_outside_the_vocabulary():
-    batch = collate([([5, 6], [7]), ([8], [9, 10])])
-    check_batch(batch, 11)
-    with pytest.raises(InputError, match=r"tgt_in\[1, 2\] is 10, outside the vocabulary of 10"):
-        check_batch(batch, 10)
-    with pytest.raises(InputError, match=r"prompt\[0\] is -1"):
-        check_token_ids(torch.tensor([-1, 3]), 10, what="prompt")
-    check_token_ids(torch.empty(0, dtype=torch.int64), 10)
 
 
 # DataLoader and ranks
