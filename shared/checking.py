@@ -4,6 +4,7 @@ import math
 import os
 import random
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,14 +32,20 @@ class Wrong(AssertionError):
         self.mistake, self.expected, self.seen, self.hint = mistake, expected, seen, hint
 
     def lines(self) -> list[str]:
-        """The texts that are there, one line each."""
+        """The texts that are there, each with its label."""
         named = [
             ("looks like", self.mistake),
             ("expected", self.expected),
             ("seen", self.seen),
             ("hint", self.hint),
         ]
-        return [f"  {name + ':':<12}{text}" for name, text in named if text]
+        return [labelled(name, text) for name, text in named if text]
+
+
+def labelled(label: str, text: str) -> str:
+    """A labelled text in lines that a notebook shows unbroken."""
+    head, rest = f"  {label + ':':<12}", " " * 14
+    return textwrap.fill(text, 96, initial_indent=head, subsequent_indent=rest)
 
 
 @dataclass(frozen=True)

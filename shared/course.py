@@ -18,7 +18,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeVar
 
-from shared.checking import ExerciseChecks, Fault
+from shared.checking import ExerciseChecks, Fault, labelled
 from shared.launching import launch as launch
 from shared.ranks import run_ranks as run_ranks
 
@@ -230,7 +230,8 @@ def not_solved_words(checks: ExerciseChecks) -> str:
         if (ROOT / "solutions").is_dir()
         else "a cell below that uses it will stop"
     )
-    return f"{checks.id} {checks.name}: not solved yet; {below}\n  hint: {checks.hints[0]}"
+    head = f"{checks.id} {checks.name}: not solved yet; {below}"
+    return f"{head}\n{labelled('hint', checks.hints[0])}"
 
 
 def fault_words(checks: ExerciseChecks, fault: Fault) -> str:

@@ -52,7 +52,7 @@ def test_reading_mode_runs_to_the_end_and_says_what_is_to_do(toy):
     done = toy.run("-c", reading(toy))
     assert done.returncode == 0, done.stderr
     assert "01.1 double: not solved yet; the cells below use the reference" in done.stdout
-    assert "hint: x + x" in done.stdout
+    assert "hint:       x + x" in done.stdout
     assert "(8, 7)" in done.stdout
 
 
