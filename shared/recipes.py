@@ -64,8 +64,8 @@ TRANSLATION = {
         num_train=2000, num_test=8,
     ),
     "small": Recipe(
-        d_model=128, d_ff=512, num_heads=4, num_layers=2, dropout=0.1, norm="pre",
-        vocab_size=4000, max_tokens=2000, steps=450, warmup=150, peak=4e-3,
+        d_model=128, d_ff=512, num_heads=4, num_layers=2, dropout=0.05, norm="pre",
+        vocab_size=4000, max_tokens=2000, steps=450, warmup=150, peak=5e-3,
     ),
     # Wu et al. 2021 (arXiv 2105.14462; github.com/LividWo/Revisit-MMT, README-baseline) for the
     # 29,000 captions of Multi30k: 4096 tokens on each of two GPUs, the last ten epochs averaged
