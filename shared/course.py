@@ -55,7 +55,7 @@ class Exercise:
     solved: bool
 
 
-_exercises: dict[str, Exercise] = {}
+defined: dict[str, Exercise] = {}  # by id, in the notebook or script that runs
 
 
 def solution_mode() -> bool:
@@ -122,7 +122,7 @@ def exercise(id: str) -> Callable[[T], T]:
             bound = _placeholder(id, own.__name__) if reference is None else reference
         else:
             bound = own
-        _exercises[id] = Exercise(id, own, bound, solved=bound is own or solution_mode())
+        defined[id] = Exercise(id, own, bound, solved=bound is own or solution_mode())
         return bound
 
     return decorate
@@ -210,7 +210,7 @@ def check(id: str, candidate: Any) -> None:
     checks = load_checks(id.split(".")[0]).get(id)
     if checks is None:
         raise ValueError(f"there is no exercise {id!r} in {lesson_folder(id).name}/checks.py")
-    state = _exercises.get(id)
+    state = defined.get(id)
     stand_in = state is not None and not state.solved and candidate is state.bound
     if stand_in or is_stub(candidate):
         _tell(NotSolved, not_solved_words(checks))
