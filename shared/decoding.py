@@ -6,7 +6,7 @@ the positions already made never change, so each new token costs one position, n
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -15,14 +15,6 @@ from torch import Tensor
 
 from shared.data.tokenizer import EOS_ID, PAD_ID, Tokenizer
 from shared.model.transformer import Transformer
-
-
-class Cache(Protocol):
-    """Keys and values of every layer, for the prefixes made so far."""
-
-    def select(self, rows: Int[Tensor, "new_batch"], /) -> Self:
-        """The cache whose row i is this one's row rows[i]; a row may be taken several times."""
-        ...
 
 
 class Translator(Protocol):

@@ -20,7 +20,7 @@ from shared.checkpoint import copy_weights, load_translator, save_translator
 from shared.course import answers
 from shared.data.batching import Batch
 from shared.data.corpora import Pair, load_corpus
-from shared.data.loading import PairDataset, check_lengths
+from shared.data.loading import PairDataset, batch_loader, check_lengths
 from shared.data.tokenizer import Tokenizer
 from shared.decoding import Decode, translate, translate_together
 from shared.distributed import Rank, process_group
@@ -50,10 +50,8 @@ def make_loader(
         encoded.lengths(), args.max_tokens, args.steps, args.seed, rank.rank, rank.world_size
     )
     on_gpu = rank.device.type == "cuda"
-    return DataLoader(
-        encoded, batch_sampler=plan, collate_fn=parts.collate, pin_memory=on_gpu,
-        num_workers=2 if on_gpu else 0,
-    )  # fmt: skip
+    workers = 2 if on_gpu else 0
+    return batch_loader(encoded, plan, workers, pin_memory=on_gpu, collate=parts.collate)
 
 
 def train(
