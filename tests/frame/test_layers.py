@@ -50,6 +50,7 @@ def home(name: str) -> int:
         "shared.decoding": 4,
         "shared.checkpoint": 4,
         "shared.reference_run": 4,
+        "shared.traffic": 5,
     }
     for prefix, lesson in introduced.items():
         if name == prefix or name.startswith(f"{prefix}."):
