@@ -45,6 +45,7 @@ def home(name: str) -> int:
         "shared.model.embeddings": 1,
         "shared.model.attention": 2,
         "shared.model": 3,
+        "shared.data.sampling": 7,
         "shared.data": 4,
         "shared.training": 4,
         "shared.decoding": 4,
