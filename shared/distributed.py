@@ -2,7 +2,9 @@
 
 import contextlib
 import datetime
+import faulthandler
 import os
+import signal
 import tempfile
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -11,9 +13,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from shared.errors import InputError
+from shared.errors import InputError, NoGroup
 
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+ADDRESS_VARIABLES = ("MASTER_ADDR", "MASTER_PORT")
+STACKS = "TORCH_HANDLE_STACKS"  # the folder in which launch() looks for what a hung rank was doing
 
 
 @dataclass(frozen=True)
@@ -37,22 +41,28 @@ def process_group(device: str = "auto", timeout: float = 600.0) -> Generator[Ran
     """Join the group that torchrun describes, or one of a single process without it.
 
     `device` is "auto" (CUDA where there is one), "cpu" or "cuda"; CPU groups use gloo, CUDA
-    groups NCCL. The group is torn down whatever happens inside.
+    groups NCCL. The group is torn down whatever happens inside. A rank that got SIGUSR1
+    (kill -USR1 PID) writes where it stands, and goes on: that is how a hang is looked at.
 
-    Raises InputError for a half-set launcher environment, for "cuda" without CUDA, and for more
-    ranks on this machine than GPUs: NCCL refuses two ranks on one device.
+    Raises InputError for a half-set or contradictory launcher environment, for a port in use, for
+    ranks that never arrived, for "cuda" without CUDA, and for more ranks on this machine than
+    GPUs: NCCL refuses two ranks on one device.
     Source: docs.pytorch.org/docs/stable/elastic/run.html, "Environment Variables".
     """
     place = _place()
     chosen = _choose_device(device, place)
     backend = "nccl" if chosen.type == "cuda" else "gloo"
     with contextlib.ExitStack() as stack:
+        _tell_stack_when_asked(place["RANK"], stack)
         options = {} if "RANK" in os.environ else _group_of_one(stack)
         if chosen.type == "cuda":
             torch.cuda.set_device(chosen)
             options["device_id"] = chosen
         wait = datetime.timedelta(seconds=timeout)
-        dist.init_process_group(backend, timeout=wait, **options)
+        try:
+            dist.init_process_group(backend, timeout=wait, **options)
+        except (dist.DistNetworkError, dist.DistStoreError) as error:
+            raise _no_group(error, place["WORLD_SIZE"], timeout) from error
         try:
             yield Rank(place["RANK"], place["LOCAL_RANK"], place["WORLD_SIZE"], chosen, backend)
         finally:
@@ -63,13 +73,24 @@ def _place() -> dict[str, int]:
     given = [name for name in LAUNCHER_VARIABLES if name in os.environ]
     if not given:
         return {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}
-    missing = [name for name in LAUNCHER_VARIABLES if name not in os.environ]
+    wanted = LAUNCHER_VARIABLES + ADDRESS_VARIABLES
+    missing = [name for name in wanted if name not in os.environ]
     if missing:
         raise InputError(
             f"{', '.join(given)} set but not {', '.join(missing)}: "
             "start with torchrun, or unset them to run as one process"
         )
-    return {name: int(os.environ[name]) for name in LAUNCHER_VARIABLES}
+    for name in given:
+        if not os.environ[name].isdecimal():
+            raise InputError(f"{name}={os.environ[name]!r} is not a number: start with torchrun")
+    place = {name: int(os.environ[name]) for name in LAUNCHER_VARIABLES}
+    for number, count in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
+        if place[number] >= place[count]:
+            raise InputError(
+                f"{number}={place[number]} and {count}={place[count]}: "
+                f"ranks count from 0 to {place[count] - 1}; start with torchrun"
+            )
+    return place
 
 
 def _choose_device(device: str, place: dict[str, int]) -> torch.device:
@@ -86,6 +107,31 @@ def _choose_device(device: str, place: dict[str, int]) -> torch.device:
             f"two ranks on one device; use --nproc_per_node={gpus}, or --device cpu (gloo)"
         )
     return torch.device("cuda", place["LOCAL_RANK"])
+
+
+def _tell_stack_when_asked(rank: int, stack: contextlib.ExitStack) -> None:
+    """On SIGUSR1 write this rank's Python stack to stderr, or to a file where launch() asks."""
+    folder = os.environ.get(STACKS)
+    if folder is None:
+        faulthandler.register(signal.SIGUSR1, all_threads=False)
+    else:  # the name tells launch() whom to signal
+        file = stack.enter_context((Path(folder) / f"{rank}_{os.getpid()}").open("w"))
+        faulthandler.register(signal.SIGUSR1, file=file, all_threads=False)
+    stack.callback(faulthandler.unregister, signal.SIGUSR1)
+
+
+def _no_group(error: Exception, world_size: int, timeout: float) -> NoGroup:
+    """Say in one line why the ranks did not meet."""
+    address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    if "EADDRINUSE" in str(error):
+        return NoGroup(
+            f"port {os.environ.get('MASTER_PORT')} is in use, by another run perhaps: give "
+            "another MASTER_PORT, or let torchrun --standalone find a free one"
+        )
+    return NoGroup(
+        f"{world_size} ranks did not meet at {address} within {timeout:g} s: are all of them "
+        f"started, and does that address reach rank 0? ({str(error).splitlines()[0]})"
+    )
 
 
 def _group_of_one(stack: contextlib.ExitStack) -> dict:

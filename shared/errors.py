@@ -7,3 +7,7 @@ class InputError(ValueError):
     The message says what was wrong, the value that was seen, and what would do. It is a
     `ValueError`, so library users and exercises need to know no class of ours.
     """
+
+
+class NoGroup(InputError):
+    """The ranks did not meet. Each says so for itself: rank 0 may be the one that is missing."""

@@ -1,24 +1,56 @@
 """Start a lesson's script under torchrun and take its numbers back."""
 
+import contextlib
 import json
 import os
+import re
+import signal
+import socket
 import sys
 import tempfile
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from shared.distributed import STACKS
 from shared.tools.logs import last_words
-from shared.tools.processes import supervise
+from shared.tools.processes import Outcome, supervise
+
+GRACE = 5.0  # seconds that the other node gets to end by itself after one has failed
 
 
 class LaunchFailed(RuntimeError):
     """A script left with an error, ran out of time, or did not run with the ranks asked for."""
 
 
+@dataclass(frozen=True)
+class _Agent:
+    """One torchrun: its command, and what its environment has that ours has not."""
+
+    command: Sequence[str]
+    log: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+    where: str = ""  # " on node 1", where there are several
+
+
 def torchrun_command(script: Path, nproc: int, args: Sequence[str] = ()) -> list[str]:
     """The command that starts `nproc` ranks on this machine, on a port of torchrun's own choice."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return [*launcher, f"--nproc_per_node={nproc}", str(script), *args]
+
+
+def node_command(
+    script: Path, nodes: int, nproc: int, address: str, args: Sequence[str] = ()
+) -> list[str]:
+    """The command that is given on each of several machines; the same on all of them."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}"]
+    launcher += ["--rdzv_backend=c10d", f"--rdzv_endpoint={address}"]
     return [*launcher, f"--nproc_per_node={nproc}", str(script), *args]
 
 
@@ -31,35 +63,159 @@ def launch(
     `--out`, the results go to a folder that is removed afterwards; figures are then not kept.
 
     Raises LaunchFailed with the last lines of the log when the script fails or takes longer than
-    `timeout` seconds, and when the world size it saw is not `nproc`.
+    `timeout` seconds (then with every rank's stack), and when the world size it saw is not `nproc`.
     """
+    with tempfile.TemporaryDirectory(prefix="launch_") as folder:
+        path, arguments, metrics = _prepare(script, args, Path(folder))
+        command = torchrun_command(path, nproc, arguments)
+        agents = [_Agent(command, Path(folder) / "log")]
+        return _run(agents, path, metrics, nproc, timeout)
+
+
+def launch_nodes(
+    script: str | Path,
+    nodes: int = 2,
+    nproc: int = 1,
+    args: Sequence[str] = (),
+    timeout: float = 240.0,
+) -> dict[str, Any]:
+    """Run a script as on `nodes` machines of `nproc` ranks each; return its metrics.json.
+
+    This machine plays all of them: one torchrun agent a node, which meet at a port that is free
+    now. The nodes share out the GPUs if there is one for each rank, and see none otherwise.
+    Raises LaunchFailed as `launch` does; if one node fails, the others are ended.
+    """
+    with tempfile.TemporaryDirectory(prefix="launch_") as folder:
+        path, arguments, metrics = _prepare(script, args, Path(folder))
+        address = f"127.0.0.1:{free_port()}"
+        command = node_command(path, nodes, nproc, address, arguments)
+        command.insert(3, "--local_addr=127.0.0.1")  # on one machine its name need not resolve
+        agents = [
+            _Agent(
+                command,
+                Path(folder) / f"log{node}",
+                {"CUDA_VISIBLE_DEVICES": gpus},
+                f" on node {node}",
+            )
+            for node, gpus in enumerate(_shares_of_gpus(nodes, nproc))
+        ]
+        return _run(agents, path, metrics, nodes * nproc, timeout)
+
+
+def free_port() -> int:
+    """A TCP port of this machine that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _prepare(script: str | Path, args: Sequence[str], folder: Path) -> tuple[Path, list[str], Path]:
+    """The script's path, its arguments with an --out, and where its metrics will be."""
     path = Path(script).resolve()
     if not path.is_file():
         raise LaunchFailed(f"there is no script {path}")
     arguments = [str(each) for each in args]
-    with tempfile.TemporaryDirectory(prefix="launch_") as folder:
-        if "--out" in arguments:
-            out = Path(arguments[arguments.index("--out") + 1])
-        else:
-            out = Path(folder)
-            arguments += ["--out", folder]
-        metrics = out / "metrics.json"
-        metrics.unlink(missing_ok=True)
-        log = Path(folder) / "log"
-        outcome = supervise(
-            torchrun_command(path, nproc, arguments),
-            env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONUNBUFFERED": "1"},
-            log=log,
-            time_limit=timeout,
-        )
-        said = "\n".join(last_words(log.read_text(errors="replace")))
+    if "--out" not in arguments:
+        arguments += ["--out", str(folder)]
+    metrics = Path(arguments[arguments.index("--out") + 1]) / "metrics.json"
+    metrics.unlink(missing_ok=True)
+    return path, arguments, metrics
+
+
+def _run(
+    agents: Sequence[_Agent], path: Path, metrics: Path, num_ranks: int, timeout: float
+) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="stacks_") as stacks:
+        outcomes = _supervise_all(agents, Path(stacks), timeout)
+        where = _stacks_in(Path(stacks))
+    failed = [
+        (outcome, agent)
+        for agent, outcome in zip(agents, outcomes, strict=True)
+        if outcome is not None and outcome.status != 0
+    ]
+    if failed:  # the first to fail is the cause
+        outcome, agent = min(failed, key=lambda each: each[0].seconds)
+        log = agent.log.read_text(errors="replace")
+        said = "\n".join(last_words(log))
         if outcome.timed_out:
-            raise LaunchFailed(f"{path.name} was not done after {timeout:g} s:\n{said}")
-        if outcome.status != 0:
-            raise LaunchFailed(f"{path.name} left with status {outcome.status}:\n{said}")
-        if not metrics.is_file():
-            raise LaunchFailed(f"{path.name} wrote no {metrics.name}:\n{said}")
-        result = json.loads(metrics.read_text())
-    if result["world_size"] != nproc:
-        raise LaunchFailed(f"asked for {nproc} ranks, {path.name} saw {result['world_size']}")
+            raise LaunchFailed(f"{path.name} was not done after {timeout:g} s:\n{said}\n{where}")
+        if port := re.search(r"port: (\d+).*EADDRINUSE", log):
+            raise LaunchFailed(f"port {port[1]} is in use: try again, or end what uses it")
+        raise LaunchFailed(f"{path.name}{agent.where} left with status {outcome.status}:\n{said}")
+    if not metrics.is_file():
+        said = "\n".join(last_words(agents[0].log.read_text(errors="replace")))
+        raise LaunchFailed(f"{path.name} wrote no {metrics.name}:\n{said}")
+    result = json.loads(metrics.read_text())
+    if result["world_size"] != num_ranks:
+        saw = result["world_size"]
+        raise LaunchFailed(f"asked for {num_ranks} ranks, {path.name} saw {saw}")
     return result
+
+
+class _Ended(Exception):
+    """Another agent failed, or the caller was interrupted."""
+
+
+def _supervise_all(agents: Sequence[_Agent], stacks: Path, timeout: float) -> list[Outcome | None]:
+    """Run every agent to its end; None for one that was ended because another had failed."""
+    over = threading.Event()
+    asking, asked = threading.Lock(), threading.Event()
+
+    def run(agent: _Agent) -> Outcome | None:
+        deadline: list[float] = []
+
+        def tick(seconds: float) -> None:
+            if over.is_set():
+                deadline[:] = deadline or [seconds + GRACE]
+                if seconds > deadline[0]:
+                    raise _Ended
+            if seconds > timeout:
+                with asking:  # nobody ends ranks before all have answered
+                    if not asked.is_set():
+                        _ask_for_stacks(stacks)
+                        asked.set()
+
+        # Before the defaults of ours: the reader's own OMP_NUM_THREADS. After: what a node needs.
+        defaults = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONUNBUFFERED": "1"}
+        environment = {**defaults, STACKS: str(stacks), **agent.environment}
+        outcome = None
+        with contextlib.suppress(_Ended):
+            outcome = supervise(
+                agent.command, env=environment, log=agent.log, time_limit=timeout, tick=tick
+            )
+        if outcome is None or outcome.status != 0:
+            over.set()
+        return outcome
+
+    if len(agents) == 1:  # in the caller's own thread, where Ctrl-C arrives
+        return [run(agents[0])]
+    with ThreadPoolExecutor(len(agents)) as pool:
+        try:
+            return list(pool.map(run, agents))
+        except BaseException:
+            over.set()
+            raise
+
+
+def _ask_for_stacks(folder: Path) -> None:
+    """Let every rank that is still there write down where it stands; see process_group."""
+    for file in folder.iterdir():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(file.name.split("_")[1]), signal.SIGUSR1)
+    time.sleep(0.3)
+
+
+def _stacks_in(folder: Path) -> str:
+    """What the ranks wrote, by rank: innermost frame first."""
+    files = sorted(folder.iterdir(), key=lambda file: int(file.name.split("_")[0]))
+    told = [(file.name.split("_")[0], file.read_text().strip()) for file in files]
+    return "\n".join(f"rank {rank} was here:\n{text}" for rank, text in told if text)
+
+
+def _shares_of_gpus(nodes: int, nproc: int) -> list[str]:
+    """CUDA_VISIBLE_DEVICES of each node: NCCL refuses two ranks on one device."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = given.split(",") if given else [str(i) for i in range(torch.cuda.device_count())]
+    if len(gpus) < nodes * nproc:
+        return [""] * nodes
+    return [",".join(gpus[node * nproc : (node + 1) * nproc]) for node in range(nodes)]

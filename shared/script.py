@@ -13,7 +13,7 @@ import torch
 from tqdm import tqdm
 
 from shared.distributed import Rank
-from shared.errors import InputError
+from shared.errors import InputError, NoGroup
 
 ROOT = Path(__file__).resolve().parent.parent
 PRESETS = ("tiny", "small", "large")
@@ -61,12 +61,13 @@ def choose_preset(args: argparse.Namespace, device: torch.device, presets: Mappi
 def run_script(main: Callable[[], None]) -> None:
     """Run a script's main; a user's mistake is one line on stderr and exit status 2.
 
-    Only rank 0 says it, since all ranks were given the same. Ctrl-C ends with status 130.
+    Only rank 0 says it, since all ranks were given the same; a rank that did not meet the others
+    speaks for itself. Ctrl-C ends with status 130.
     """
     try:
         main()
     except InputError as error:
-        if os.environ.get("RANK", "0") == "0":
+        if isinstance(error, NoGroup) or os.environ.get("RANK", "0") == "0":
             print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(2)
     except KeyboardInterrupt:

@@ -56,7 +56,8 @@ def test_a_half_set_environment_is_named(alone):
 def test_more_ranks_than_devices(alone):
     alone.setattr(torch.cuda, "device_count", lambda: 1)
     place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    for name, value in place.items():
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in (place | address).items():
         alone.setenv(name, value)
     with pytest.raises(InputError, match=r"2 ranks on this machine and 1 GPU.*--device cpu"):
         process_group("cuda").__enter__()
