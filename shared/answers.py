@@ -49,11 +49,25 @@ def read_cells(path: Path) -> Cells:
     return Cells("\n".join(setup), exercises)
 
 
-def lesson_answers(number: str, *, mine: bool) -> SimpleNamespace:
+class Answers(SimpleNamespace):
+    """Answers by name; asking for one that nobody has written says which exercise it is."""
+
+    def __getattr__(self, name: str) -> Any:
+        missing: dict[str, str] = self.__dict__.get("missing", {})
+        if name in missing:
+            raise InputError(
+                f"exercise {missing[name]} ({name}) is not solved yet, and this script uses it:"
+                " solve it in lesson.ipynb first (solutions/ is not here to stand in)"
+            )
+        raise AttributeError(name)
+
+
+def lesson_answers(number: str, *, mine: bool) -> Answers:
     """The lesson's exercise names as attributes; with `mine`, the learner's own where solved.
 
     Without solutions/ the learner's own are taken in any case. `.own` lists the ids that are the
-    learner's. Raises InputError when a cell does not run, or when `mine` finds nothing solved.
+    learner's. Raises InputError when a cell does not run, or when `mine` finds nothing solved;
+    the result raises it when it is asked for an answer that is nowhere.
     """
     module = course.solution_module(number)
     checks = course.load_checks(number)
@@ -71,7 +85,8 @@ def lesson_answers(number: str, *, mine: bool) -> SimpleNamespace:
         if mine and not own:
             raise InputError(f"--mine: no exercise of {path} is solved yet; solve one first")
     names = {each.name: found[each.name] for each in checks.values() if each.name in found}
-    return SimpleNamespace(**names, own=own)
+    missing = {each.name: id for id, each in checks.items() if each.name not in found}
+    return Answers(**names, own=own, missing=missing)
 
 
 def _run_cells(number: str, path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from tqdm import tqdm
 
+from shared.course import NotSolved
 from shared.distributed import Rank
 from shared.errors import InputError, NoGroup
 
@@ -61,12 +62,13 @@ def choose_preset(args: argparse.Namespace, device: torch.device, presets: Mappi
 def run_script(main: Callable[[], None]) -> None:
     """Run a script's main; a user's mistake is one line on stderr and exit status 2.
 
-    Only rank 0 says it, since all ranks were given the same; a rank that did not meet the others
-    speaks for itself. Ctrl-C ends with status 130.
+    So is an exercise that a learner's own answer uses and nobody solved. Only rank 0 says it, since
+    all ranks were given the same; a rank that did not meet the others speaks for itself. Ctrl-C
+    ends with status 130.
     """
     try:
         main()
-    except InputError as error:
+    except (InputError, NotSolved) as error:
         if isinstance(error, NoGroup) or os.environ.get("RANK", "0") == "0":
             print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(2)
