@@ -1,0 +1,234 @@
+"""In the kernel: judges each exercise, notices what was changed, and signs what it says.
+
+This file is copied into the graded course and loaded before the learner's first cell. It runs in
+the learner's process, so a learner who works at it can get past it: the signature keeps a printed
+or forged verdict from counting, the fingerprints and the canaries make the known ways fail or
+show. The standard library, torch and the course are all it imports.
+"""
+
+import contextlib
+import hashlib
+import hmac
+import importlib
+import json
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+MIME = "application/vnd.torch-handle.verdict+json"
+# What the checks lean on. Values are compared one level deep: functions, classes and their methods.
+WATCHED = (
+    "builtins",
+    "hashlib",
+    "hmac",
+    "inspect",
+    "itertools",
+    "json",
+    "math",
+    "os",
+    "random",
+    "sys",
+    "time",
+    "torch",
+    "torch.autograd",
+    "torch.autograd.functional",
+    "torch.distributed",
+    "torch.func",
+    "torch.linalg",
+    "torch.nn",
+    "torch.nn.functional",
+    "torch.nn.init",
+    "torch.optim",
+    "torch.random",
+    "torch.testing",
+    "torch.utils.flop_counter",
+)
+# Counters, caches and hooks that honest code moves.
+MOVING = {"sys.stdout", "sys.stderr", "sys.last_type", "sys.last_value", "sys.last_traceback"}
+MOVING |= {"sys.displayhook", "sys.excepthook", "sys.ps1", "sys.ps2", "sys.ps3"}
+
+
+def _essence(value: Any) -> tuple[Any, ...]:
+    """What makes a function that function: its identity, its code and its defaults."""
+    if isinstance(value, staticmethod | classmethod | MethodType):
+        value = value.__func__
+    value = _without_dynamo(value)
+    if isinstance(value, FunctionType):
+        defaults = (value.__defaults__, value.__kwdefaults__)
+        return (id(value), id(value.__code__), repr(defaults) if any(defaults) else "")
+    return (id(value),)
+
+
+def _without_dynamo(value: Any) -> Any:
+    """torch wraps manual_seed when its compiler is first imported, which some functions do."""
+    wrapper = getattr(sys.modules.get("torch._compile"), "_disable_dynamo", None)
+    code = getattr(value, "__code__", None)
+    if wrapper is None or code is None or code not in wrapper.__code__.co_consts:
+        return value
+    cells = dict(zip(code.co_freevars, value.__closure__ or (), strict=False))
+    return cells["fn"].cell_contents if "fn" in cells else value
+
+
+def _members(name: str, module: ModuleType) -> Iterator[tuple[str, Any]]:
+    """A module's functions and classes, and the methods of the classes that belong to it."""
+    root = name.split(".")[0]
+    for key, value in list(vars(module).items()):
+        label = f"{name}.{key}"
+        if key.startswith("__") and key not in ("__import__", "__build_class__"):
+            continue
+        if isinstance(value, type):
+            yield label, value
+            if str(getattr(value, "__module__", "")).split(".")[0] == root:
+                for inner, method in list(vars(value).items()):
+                    if callable(method) or isinstance(
+                        method, staticmethod | classmethod | property
+                    ):
+                        yield f"{label}.{inner}", method
+        elif callable(value) or isinstance(value, ModuleType):
+            yield label, value
+
+
+class Guard:
+    """One per notebook; bound under a name that nobody knows in advance."""
+
+    def __init__(self, key: bytes, number: str, namespace: dict[str, Any]) -> None:
+        self._key, self._number, self._namespace = key, number, namespace
+        self._prints: dict[str, tuple[Any, ...]] = {}
+        self._kept: list[Any] = []  # keeps what was replaced alive, so that no id is used again
+        self._names: dict[str, Any] = {}
+        self._modules: set[str] = set()
+
+    def settle(self) -> None:
+        """Call after the setup cell: from now on everything must stay what it is."""
+        course = importlib.import_module("shared.course")
+        self._checks = course.load_checks(self._number)
+        self._course, self._checking = course, importlib.import_module("shared.checking")
+        self._torch = importlib.import_module("torch")
+        from IPython.core.getipython import get_ipython
+
+        shell = get_ipython()
+        assert shell is not None, "a guard lives in a kernel"
+        self._publish = shell.display_pub.publish
+        self._names = {k: v for k, v in self._namespace.items() if not k.startswith("_")}
+        for _, value in self._watched():
+            self._kept.append(value)
+        self._prints = {label: _essence(value) for label, value in self._watched()}
+        self._modules = set(sys.modules)
+
+    def _watched(self) -> Iterator[tuple[str, Any]]:
+        mine = sorted(name for name in sys.modules if name.split(".")[0] == "shared")
+        for name in (*WATCHED, *mine, f"_checks_of_lesson_{self._number}"):
+            module = sys.modules.get(name)
+            if module is not None and (not self._prints or name in self._modules):
+                yield name, module
+                for label, value in _members(name, module):
+                    if label not in MOVING:
+                        yield label, value
+        tensor = self._torch.Tensor
+        for key, value in list(vars(tensor).items()):
+            yield f"torch.Tensor.{key}", value
+        for base in tensor.__mro__[1:-1]:
+            for key, value in list(vars(base).items()):
+                yield f"torch.Tensor ({base.__name__}).{key}", value
+        for id, each in self._checks.items():
+            yield f"the checks of {id}", each
+            yield f"the list of checks of {id}", each.checks
+            for title, function in list(each.checks):
+                yield f"the check {id} {title!r}", function
+        for key in self._names:
+            yield f"the setup's {key}", self._namespace.get(key, self)
+
+    def changes(self) -> list[str]:
+        """What is not what it was; at most eight, in the order of their names."""
+        watched = list(self._watched())
+        now = {label: _essence(value) for label, value in watched}
+        # torch imports many of its parts at their first use.
+        lazy = {label for label, value in watched if isinstance(value, ModuleType)}
+        seen = []
+        for label in sorted(self._prints.keys() | now.keys()):
+            if label not in now:
+                seen.append(f"{label} is gone")
+            elif label not in self._prints:
+                if label not in lazy:
+                    seen.append(f"{label} was added")
+            elif now[label] != self._prints[label]:
+                seen.append(f"{label} was replaced")
+        return seen[:8]
+
+    def judge(self, id: str, name: str) -> None:
+        """Run the checks of one exercise on what its cell defined; publish the signed verdict."""
+        tampered = self.changes() or self._canaries()
+        fresh = sorted(m for m in set(sys.modules) - self._modules if m.split(".")[0] == "shared")
+        found: dict[str, Any] = {"kind": "tampered"}
+        if not tampered:
+            self._same_dice(id)
+            found = self._judge(id, name)
+            tampered = self.changes() or self._canaries()
+        self._modules |= set(sys.modules)
+        self._sign({**found, "exercise": id, "tampered": tampered, "imported": fresh})
+
+    def _judge(self, id: str, name: str) -> dict[str, Any]:
+        checks, state = self._checks[id], self._course.defined.get(id)
+        total = len(checks.checks)
+        blank = {"passed": 0, "total": total, "words": "", "mistake": "", "hint": "", "title": ""}
+        if state is None or name not in self._namespace:
+            return {**blank, "kind": "undefined"}
+        candidate = self._namespace[name]
+        if not state.solved or self._course.is_stub(state.own):
+            return {**blank, "kind": "unsolved", "hint": checks.hints[0]}
+        faults = checks.faults(candidate)
+        bad = [fault for fault in faults if fault is not None]
+        blank["passed"] = total - len(bad)
+        if not bad:
+            return {**blank, "kind": "right"}
+        first = bad[0]
+        words = self._course.fault_words(checks, first)
+        if len(bad) > 1:
+            words += "\n  also not right: " + "; ".join(fault.title for fault in bad[1:])
+        hint = first.wrong.hint or checks.hints[0]
+        seen = {"words": words, "mistake": first.wrong.mistake, "hint": hint, "title": first.title}
+        seen["seen"] = first.wrong.seen
+        return {**blank, **seen, "kind": "wrong"}
+
+    def _same_dice(self, id: str) -> None:
+        """The same random numbers for the same submission, whatever ran before."""
+        seed = int(os.environ.get("TORCH_HANDLE_SEED", "0"))
+        random.seed(seed)
+        self._torch.manual_seed(seed)
+        numpy = sys.modules.get("numpy")
+        if numpy is not None:
+            numpy.random.seed(seed % 2**32)
+
+    def _canaries(self) -> list[str]:
+        """Known-wrong values that the course's own comparisons must reject."""
+        torch, checking = self._torch, self._checking
+        zero, one = torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+        traps: dict[str, Callable[[], Any]] = {
+            "expect": lambda: checking.expect(False, expected="a", seen="b"),
+            "expect_equal": lambda: checking.expect_equal(1, 2, what="a number"),
+            "expect_close": lambda: checking.expect_close(zero, one, what="a tensor"),
+            "expect_raises": lambda: checking.expect_raises(ValueError, int, what="a call"),
+        }
+        failed = []
+        for name, trap in traps.items():
+            with contextlib.suppress(checking.Wrong):
+                trap()
+                failed.append(f"{name} accepts a value that is known to be wrong")
+        return failed
+
+    def _sign(self, record: dict[str, Any]) -> None:
+        text = json.dumps(record, sort_keys=True)
+        signature = hmac.new(self._key, text.encode(), hashlib.sha256).hexdigest()
+        self._publish(data={MIME: {"text": text, "signature": signature}}, metadata={})
+
+
+def start(number: str, key_file: str, namespace: dict[str, Any]) -> Guard:
+    """Read the key and remove its file, before anything of the learner's has run."""
+    path = Path(key_file)
+    key = bytes.fromhex(path.read_text())
+    path.unlink()
+    return Guard(key, number, namespace)

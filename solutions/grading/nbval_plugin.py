@@ -1,0 +1,133 @@
+"""The pytest side of one grading: starts the kernel confined, hands on what its cells said.
+
+Loaded with `-p solutions.grading.nbval_plugin`. This process is the grader's own: the learner's
+code runs in the kernel, which cannot reach the pipe that this writes to.
+"""
+
+import json
+import os
+import time
+from pathlib import Path
+from queue import Empty
+from typing import Any, ClassVar
+
+import nbval.kernel
+import nbval.plugin
+import pytest
+import zmq
+from jupyter_client.manager import KernelManager
+from nbval.kernel import RunningKernel
+
+from solutions.grading.assemble import PART
+from solutions.grading.guard import MIME
+
+MAX_MESSAGE = 1 << 20  # bytes; a larger message from the kernel closes the connection
+MAX_WORDS = 2000
+
+
+class ConfinedKernelManager(KernelManager):
+    """Starts the kernel with the command that the grader gave, over sockets in the sandbox."""
+
+    plan: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, **kwargs: Any) -> None:
+        context = zmq.Context()
+        context.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
+        context.setsockopt(zmq.RCVHWM, 200)
+        super().__init__(
+            transport="ipc", connection_file=self.plan["connection"], context=context, **kwargs
+        )
+
+    def format_kernel_cmd(self, extra_arguments: list[str] | None = None) -> list[str]:
+        return list(self.plan["command"])
+
+
+class WatchedKernel(RunningKernel):
+    """Notices at once that the kernel is gone; nbval would wait for the cell's whole timeout."""
+
+    def get_message(self, stream: str, timeout: float | None = None) -> Any:
+        deadline = time.monotonic() + (timeout or 0.0)
+        while True:
+            alive = self.is_alive()
+            try:
+                return super().get_message(stream, timeout=0.25)
+            except Empty:
+                if not alive:
+                    raise KernelGone("the kernel is gone") from None
+                if timeout is not None and time.monotonic() > deadline:
+                    raise
+
+
+class KernelGone(RuntimeError):
+    """The kernel's process ended while a cell ran."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--grading-plan", help="what to start and where to report, as JSON")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    plan = json.loads(Path(config.getoption("--grading-plan")).read_text())
+    os.set_inheritable(plan["pipe"], False)
+    ConfinedKernelManager.plan = plan
+    # nbval has no setting for either.
+    vars(nbval.kernel)["KernelManager"] = ConfinedKernelManager
+    vars(nbval.plugin)["RunningKernel"] = WatchedKernel
+    config.pluginmanager.register(Reporter(plan["pipe"]))
+
+
+class Reporter:
+    """Writes one line of JSON to the grader for each cell."""
+
+    def __init__(self, pipe: int) -> None:
+        self.pipe = pipe
+
+    def tell(self, **event: Any) -> None:
+        data = json.dumps(event).encode() + b"\n"
+        while data:
+            data = data[os.write(self.pipe, data) :]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: Any) -> None:
+        self.tell(event="begins", **item.cell.metadata[PART])
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_makereport(self, item: Any, call: pytest.CallInfo) -> Any:
+        outcome = yield
+        if call.when != "call":
+            if call.when == "setup" and call.excinfo is not None:
+                self.tell(event="broken", why=str(call.excinfo.value)[:MAX_WORDS])
+            return
+        report = outcome.get_result()
+        timed_out = bool(item.parent.timed_out)
+        kernel = item.parent.kernel
+        alive = kernel is not None and kernel.is_alive()
+        self.tell(
+            event="done",
+            **item.cell.metadata[PART],
+            passed=report.outcome == "passed",
+            timed_out=timed_out,
+            alive=alive,
+            status=None if alive else exit_status(kernel),
+            **said(item.test_outputs or []),
+        )
+        if timed_out or not alive:
+            item.session.shouldstop = "the kernel is gone or busy"
+
+
+def exit_status(kernel: Any) -> int | None:
+    """What the kernel's process left with."""
+    process = getattr(getattr(getattr(kernel, "km", None), "provisioner", None), "process", None)
+    return getattr(process, "returncode", None)
+
+
+def said(outputs: list[Any]) -> dict[str, Any]:
+    """The verdicts among a cell's outputs, and the error it ended with."""
+    verdicts, error = [], ""
+    for output in outputs:
+        data = output.get("data", {})
+        if MIME in data and isinstance(data[MIME], dict):
+            verdicts.append(data[MIME])
+        if output.get("output_type") == "error":
+            error = f"{output.get('ename', '')}: {output.get('evalue', '')}"[:MAX_WORDS]
+    return {"verdicts": verdicts[:4], "error": error}
