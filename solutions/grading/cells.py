@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from solutions.grading.notebook import CodeCell
 from solutions.grading.results import Exercise, Outcome
+from solutions.grading.sources import bound_by
 
 DECORATOR = re.compile(r"^@exercise\(\s*['\"]([0-9]{2}\.[0-9]+[a-z]?)['\"]", re.MULTILINE)
 DEFINITION = re.compile(r"^(?:async +def|def|class) +(\w+)", re.MULTILINE)
@@ -16,12 +17,18 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 @dataclass(frozen=True)
 class Found:
-    """One cell, looked at: its exercises as (id, name), the names it defines, and what is wrong."""
+    """One cell, looked at: its exercises as (id, name), and what is wrong with it.
+
+    `names` are the functions and classes that it defines, `binds` all that is known by a name
+    after it, `needs` the names that it reads and does not make itself.
+    """
 
     cell: CodeCell
     exercises: tuple[tuple[str, str], ...] = ()
     names: tuple[str, ...] = ()
     fault: str = ""
+    binds: frozenset[str] = frozenset()
+    needs: frozenset[str] = frozenset()
 
 
 def look(source: str, cell: CodeCell | None = None) -> Found:
@@ -32,17 +39,48 @@ def look(source: str, cell: CodeCell | None = None) -> Found:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # "\d" in a student's text is no matter of ours
-            body = ast.parse(source).body
+            tree = ast.parse(source)
     except SyntaxError as error:
         fault = f"syntax error in line {error.lineno or 1} of the cell: {error.msg}"
         return _look_at_lines(cell, _magic(source) or fault)
     except (ValueError, RecursionError, MemoryError) as error:  # a null byte, 1,000 parentheses
         fault = f"Python cannot read the cell: {str(error) or type(error).__name__}"
         return _look_at_lines(cell, fault)
-    definitions = [node for node in body if isinstance(node, Definition)]
+    definitions = [node for node in tree.body if isinstance(node, Definition)]
     exercises = [(id, node.name) for node in definitions for id in _ids(node)]
     names = tuple(node.name for node in definitions)
-    return Found(cell, tuple(exercises), names)
+    return Found(cell, tuple(exercises), names, "", names_bound(tree), names_needed(tree))
+
+
+def names_bound(tree: ast.Module) -> frozenset[str]:
+    """The names that a cell leaves behind: imports, definitions and assignments at its top."""
+    return frozenset(name for node in tree.body for name in (*bound_by(node), *_imported(node)))
+
+
+def names_needed(tree: ast.Module) -> frozenset[str]:
+    """The names that a cell reads and binds nowhere, neither at its top nor in a function."""
+    read, made = set(), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            (made if isinstance(node.ctx, ast.Store) else read).add(node.id)
+        elif isinstance(node, ast.arg):
+            made.add(node.arg)
+        elif isinstance(node, Definition):
+            made.add(node.name)
+        made.update(_imported(node))
+    return frozenset(read - made)
+
+
+def _imported(node: ast.AST) -> list[str]:
+    aliases = node.names if isinstance(node, ast.Import | ast.ImportFrom) else []
+    return [each.asname or each.name.split(".")[0] for each in aliases]
+
+
+def borrowed(owner: Found, found: Sequence[Found], known: frozenset[str]) -> list[str]:
+    """What an answer takes from cells that are not graded, in words: name and cell."""
+    places = {name: each.cell.place for each in found if not each.exercises for name in each.binds}
+    missing = sorted(name for name in owner.needs - known if name in places)
+    return [f"{name} (cell {places[name]})" for name in missing]
 
 
 def _look_at_lines(cell: CodeCell, fault: str) -> Found:
@@ -73,29 +111,27 @@ def _ids(node: Definition) -> list[str]:
     return ids
 
 
-def find_answer(
-    exercise: Exercise, found: Sequence[Found]
-) -> tuple[str, tuple[Outcome, str] | None]:
-    """The source of the one cell that answers an exercise, or why there is none."""
+def find_answer(exercise: Exercise, found: Sequence[Found]) -> Found | tuple[Outcome, str]:
+    """The one cell that answers an exercise, or why there is none."""
     owners = [each for each in found if exercise.id in [id for id, _ in each.exercises]]
     if not owners:
-        return "", _why_missing(exercise, found)
+        return _why_missing(exercise, found)
     if len(owners) > 1:
         places = " and ".join(str(each.cell.place) for each in owners[:5])
         reason = f"exercise {exercise.id} is there {len(owners)} times (cells {places}): keep one"
-        return "", (Outcome.UNREADABLE, reason)
+        return Outcome.UNREADABLE, reason
     owner = owners[0]
     if owner.fault:
-        return "", (Outcome.UNREADABLE, owner.fault)
+        return Outcome.UNREADABLE, owner.fault
     if len(owner.exercises) > 1:
         ids = " and ".join(id for id, _ in owner.exercises[:5])
         reason = f"cell {owner.cell.place} holds the exercises {ids}: give each a cell of its own"
-        return "", (Outcome.UNREADABLE, reason)
+        return Outcome.UNREADABLE, reason
     name = owner.exercises[0][1]
     if name != exercise.name:
         reason = f"exercise {exercise.id} is called {exercise.name}; the cell defines {name[:60]}"
-        return "", (Outcome.UNREADABLE, reason)
-    return owner.cell.source, None
+        return Outcome.UNREADABLE, reason
+    return owner
 
 
 def _why_missing(exercise: Exercise, found: Sequence[Found]) -> tuple[Outcome, str]:

@@ -4,6 +4,8 @@ An exercise cell is known by `@exercise("02.1")` alone. Where that is missing or
 looked for by what else names it, to say what is wrong; it is not graded.
 """
 
+import ast
+import builtins
 import hashlib
 import importlib.metadata
 import json
@@ -14,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from shared.errors import InputError
-from solutions.grading.cells import Found, find_answer, look
+from solutions.grading.cells import Found, borrowed, find_answer, look, names_bound
 from solutions.grading.notebook import Unreadable, read_code_cells
 from solutions.grading.results import Answers, Exercise, Lesson, Outcome
 
 # What a grade can depend on besides the course: another torch may round another way.
 RELEVANT = ("torch", "numpy", "nbval", "pytest", "ipykernel", "deepspeed", "jaxtyping")
+BORROWED = "only exercise cells are taken, and this one uses from another cell"
 
 
 def read_lessons(course: Path, numbers: Sequence[str] | None = None) -> dict[str, Lesson]:
@@ -117,17 +120,20 @@ def take_answers(student: str, lesson: Lesson, notebook: bytes) -> Answers:
     except Unreadable as reason:
         return no_answers(student, lesson, Outcome.UNREADABLE, str(reason))
     found = [look(cell.source, cell) for cell in cells]
-    taken, problems = {}, {}
+    given = names_bound(ast.parse(lesson.setup)) | {each.name for each in lesson.exercises}
+    taken, problems, more = {}, {}, list(notes)
     for exercise in lesson.exercises:
-        source, problem = find_answer(exercise, found)
-        if problem:
-            problems[exercise.id] = problem
-        else:
-            taken[exercise.id] = source
+        answer = find_answer(exercise, found)
+        if not isinstance(answer, Found):
+            problems[exercise.id] = answer
+            continue
+        taken[exercise.id] = answer.cell.source
+        if names := borrowed(answer, found, given | set(dir(builtins))):
+            more.append(f"{exercise.id}: {BORROWED} {', '.join(names[:3])}")
     if not taken and (other := _other_lesson(lesson, found)):
         reason = f"this notebook holds exercises of lesson {other}, none of lesson {lesson.number}"
         return no_answers(student, lesson, Outcome.MISSING, reason)
-    return Answers(student, lesson.number, taken, problems, notes)
+    return Answers(student, lesson.number, taken, problems, tuple(more))
 
 
 def _other_lesson(lesson: Lesson, found: Sequence[Found]) -> str:

@@ -1,0 +1,180 @@
+"""A class from its submissions to its verdicts: read, grade what is new, remember, put in order."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from shared.errors import InputError
+from solutions.grading.lesson import no_answers, read_lessons, take_answers
+from solutions.grading.notebook import Unreadable
+from solutions.grading.results import Answers, Lesson, Limits, Outcome, Verdict
+from solutions.grading.store import Store, key_of
+from solutions.grading.submissions import Submission
+from solutions.grading.verdicts import make_verdict
+from solutions.grading.words import one_line
+
+
+class Judge(Protocol):
+    """Where answers are run: `solutions.grading.run.Workshop`, or a stand-in in a test."""
+
+    @property
+    def layers(self) -> Sequence[str]:
+        """Lines for the terminal: which walls stand on this machine."""
+        ...
+
+    def grade(self, answers: Answers, lesson: Lesson, limits: Limits) -> list[Verdict]:
+        """Verdicts for the exercises whose cells the answers hold; called from several threads."""
+        ...
+
+
+OpenJudge = Callable[[Path, int], AbstractContextManager[Judge]]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One student's answers to one lesson."""
+
+    answers: Answers
+    lesson: Lesson
+
+
+@dataclass
+class Outcomes:
+    """Verdicts of a class; how many notebooks were run, known already, or failed in the grader."""
+
+    verdicts: list[Verdict] = field(default_factory=list)
+    num_run: int = 0
+    num_known: int = 0
+    num_failed: int = 0
+
+
+def choose_lessons(
+    course: Path, submissions: Iterable[Submission], numbers: Sequence[str] | None
+) -> dict[str, Lesson]:
+    """The lessons that are named, or else those that some submission holds and the course has.
+
+    Raises InputError for unknown numbers, and when no submission holds a lesson.
+    """
+    if numbers is not None:
+        return read_lessons(course, numbers)
+    held = {number for each in submissions for number in (*each.notebooks, *each.problems)}
+    lessons = read_lessons(course)
+    chosen = {number: lesson for number, lesson in lessons.items() if number in held}
+    if not chosen:
+        reasons = [reason for each in submissions for reason in each.problems.values()]
+        shown = "".join(f"\n  {reason}" for reason in reasons[:5])
+        raise InputError(f"no submission holds a lesson; name some with --lessons{shown}")
+    return chosen
+
+
+def read_answers(submission: Submission, lesson: Lesson) -> Answers:
+    """A student's answers to one lesson, or the reason why there are none."""
+    student, number = submission.student, lesson.number
+    if number in submission.problems:
+        return no_answers(student, lesson, Outcome.UNREADABLE, submission.problems[number])
+    if number in submission.notebooks:
+        try:
+            return take_answers(student, lesson, submission.notebooks[number].read())
+        except Unreadable as reason:
+            return no_answers(student, lesson, Outcome.UNREADABLE, str(reason))
+    if "" in submission.problems:
+        return no_answers(student, lesson, Outcome.MISSING, submission.problems[""])
+    held = " ".join(submission.notebooks)
+    reason = f"no notebook of lesson {number} (handed in: {held})"
+    return no_answers(student, lesson, Outcome.MISSING, reason)
+
+
+def grade_class(
+    tasks: Sequence[Task],
+    judge: Judge,
+    store: Store,
+    limits: Limits,
+    *,
+    jobs: int,
+    again: bool,
+    tick: Callable[[], None],
+) -> Outcomes:
+    """Grade what the store does not know; `tick` is called once for every task.
+
+    When interrupted, whatever was finished stays in the store.
+    """
+    result = Outcomes()
+    waiting: dict[str, list[Task]] = {}
+    for task in tasks:
+        key = key_of(task.answers, task.lesson, limits)
+        known = None if again or not task.answers.cells else store.get(key, task.answers.student)
+        if task.answers.cells and known is None:
+            waiting.setdefault(key, []).append(task)
+        else:
+            result.num_known += known is not None
+            result.verdicts += complete(task, known or [])
+            tick()
+    for key, same, found in _run(waiting, judge, limits, jobs):
+        if isinstance(found, list):
+            result.num_run += 1
+            if not _given_up(found, same[0].answers):
+                store.put(key, found)
+        else:
+            result.num_failed += 1
+        for task in same:
+            result.verdicts += complete(task, found)
+            tick()
+    return result
+
+
+def _run(
+    waiting: Mapping[str, list[Task]], judge: Judge, limits: Limits, jobs: int
+) -> Iterator[tuple[str, list[Task], list[Verdict] | str]]:
+    """Have equal answers judged once; verdicts as they come, or why the grader itself failed."""
+    pool = ThreadPoolExecutor(jobs, thread_name_prefix="grading")
+    try:
+        futures = {}
+        for key, same in waiting.items():
+            futures[pool.submit(judge.grade, same[0].answers, same[0].lesson, limits)] = key
+        for future in as_completed(futures):
+            key = futures[future]
+            error = future.exception()
+            yield key, waiting[key], future.result() if error is None else describe(error)
+    finally:
+        # Not waiting: after Ctrl-C the judge, closed next, ends what the threads wait for.
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _given_up(found: Sequence[Verdict], answers: Answers) -> bool:
+    """Whether a notebook could not even be started: that is tried again in the next run."""
+    unread = {each.exercise for each in found if each.outcome is Outcome.UNREADABLE}
+    return bool(unread & set(answers.cells))
+
+
+def describe(error: BaseException) -> str:
+    """What a row says when the fault is the grader's, not the student's."""
+    text = " ".join(str(error).split())[:200]
+    return f"the grader failed ({type(error).__name__}: {text}): grade again with --again"
+
+
+def complete(task: Task, found: list[Verdict] | str) -> list[Verdict]:
+    """A verdict for every exercise: the judged ones, and the reason where nothing was judged."""
+    judged = {each.exercise: each for each in found} if isinstance(found, list) else {}
+    fallback = found if isinstance(found, str) else "the grader gave no verdict"
+    verdicts = []
+    for exercise in task.lesson.exercises:
+        if exercise.id in task.answers.problems:
+            verdict = make_verdict(task.answers, exercise, *task.answers.problems[exercise.id])
+        elif exercise.id in judged:
+            verdict = replace(judged[exercise.id], student=task.answers.student)
+        else:
+            verdict = make_verdict(task.answers, exercise, Outcome.UNREADABLE, fallback)
+        verdicts.append(_with_notes(verdict, task.answers.notes))
+    return verdicts
+
+
+def _with_notes(verdict: Verdict, notes: Sequence[str]) -> Verdict:
+    """Add what was noted of this exercise ("02.1: ...") where points were lost."""
+    head = f"{verdict.exercise}: "
+    mine = [note.removeprefix(head) for note in notes if note.startswith(head)]
+    if not mine or verdict.outcome in (Outcome.RIGHT, Outcome.UNSOLVED):
+        return verdict
+    return replace(verdict, message=one_line("; ".join([verdict.message, *mine])))

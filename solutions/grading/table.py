@@ -1,0 +1,59 @@
+"""Grades as a table for a spreadsheet and as JSON for a program."""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from solutions.grading.results import Verdict
+
+COLUMNS = ("student", "lesson", "exercise", "points", "max", "message")
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet would compute, or worse, run
+
+
+def in_order(verdicts: Iterable[Verdict]) -> list[Verdict]:
+    """By student, lesson and exercise: "02.4b" comes before "02.10"."""
+
+    def place(verdict: Verdict) -> tuple[Any, ...]:
+        digits, letter = re.findall(r"\.(\d+)(.*)", verdict.exercise)[0]
+        return verdict.student.casefold(), verdict.student, verdict.lesson, int(digits), letter
+
+    return sorted(verdicts, key=place)
+
+
+def write_csv(path: Path, verdicts: Iterable[Verdict]) -> None:
+    """One row an exercise of a student, UTF-8; no cell is one that a spreadsheet would compute."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(COLUMNS)
+    for each in in_order(verdicts):
+        points, message = plain_number(each.points), " ".join(each.message.split())
+        row = (each.student, each.lesson, each.exercise, points, str(each.max), message)
+        table.writerow([_defused(cell) for cell in row])
+    replace_file(path, text.getvalue())
+
+
+def write_json(path: Path, verdicts: Iterable[Verdict], meta: Mapping[str, Any]) -> None:
+    """All that is known of every exercise, after `meta`."""
+    content = {**meta, "verdicts": [asdict(each) for each in in_order(verdicts)]}
+    replace_file(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+
+def plain_number(points: float) -> str:
+    """Points with at most two decimals: 3, 2.5, 0.67."""
+    return f"{points:.2f}".rstrip("0").rstrip(".")
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a file in one step: who reads it sees the old one or the new one."""
+    aside = path.with_name(f"{path.name}.part")
+    aside.write_text(text, encoding="utf-8", newline="")
+    aside.replace(path)
+
+
+def _defused(cell: str) -> str:
+    return f"'{cell}" if cell.startswith(FORMULA) else cell
