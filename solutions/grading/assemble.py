@@ -20,18 +20,15 @@ def graded_notebook(
     wanted: Collection[str],
     stubbed: Collection[str],
     name: str,
-    key_file: str,
+    guard: Mapping[str, Any],
 ) -> str:
     """The text of the notebook that judges the exercises in `wanted`.
 
     Every exercise has its cell, because later ones may use it; the pristine stub stands in for
-    those in `stubbed` and for those that were not handed in. `name` is what the guard is called.
+    those in `stubbed` and for those that were not handed in. `name` is what the guard is called,
+    `guard` what it is started with.
     """
-    start = (
-        f"import guard as {name}\n"
-        f"{name} = {name}.start({lesson.number!r}, {key_file!r}, globals())\n"
-        "import sys as _sys; del _sys.modules['guard']"
-    )
+    start = f"import guard as {name}\n{name} = {name}.start(globals(), **{dict(guard)!r})"
     cells = [
         _cell("guard", start, "start"),
         _cell("setup", lesson.setup, "setup"),

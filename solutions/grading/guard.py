@@ -13,8 +13,11 @@ import importlib
 import json
 import os
 import random
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
@@ -92,11 +95,28 @@ def _members(name: str, module: ModuleType) -> Iterator[tuple[str, Any]]:
             yield label, value
 
 
+@dataclass(frozen=True)
+class Options:
+    """The lesson, and limits in bytes. `alone`: all that it can send a signal to is its own."""
+
+    number: str
+    output: int
+    folder_size: int
+    num_files: int
+    alone: bool
+
+
+class PrintedTooMuch(BaseException):
+    """Raised where more is printed than anybody reads."""
+
+
 class Guard:
     """One per notebook; bound under a name that nobody knows in advance."""
 
-    def __init__(self, key: bytes, number: str, namespace: dict[str, Any]) -> None:
-        self._key, self._number, self._namespace = key, number, namespace
+    def __init__(self, key: bytes, namespace: dict[str, Any], options: Options) -> None:
+        self._key, self._namespace, self._options = key, namespace, options
+        self._number = options.number
+        self._printed = 0
         self._prints: dict[str, tuple[Any, ...]] = {}
         self._kept: list[Any] = []  # keeps what was replaced alive, so that no id is used again
         self._names: dict[str, Any] = {}
@@ -118,6 +138,45 @@ class Guard:
             self._kept.append(value)
         self._prints = {label: _essence(value) for label, value in self._watched()}
         self._modules = set(sys.modules)
+        for stream in (sys.stdout, sys.stderr):
+            self._limit(stream)
+
+    def _limit(self, stream: Any) -> None:
+        """Count what is printed; over the limit the cell ends, and other threads are not heard."""
+        write = stream.write
+
+        def counted(text: str) -> int:
+            self._printed += len(text)
+            if self._printed <= self._options.output:
+                return write(text)
+            if threading.current_thread() is threading.main_thread():
+                raise PrintedTooMuch(f"more than {self._options.output} characters")
+            return len(text)
+
+        stream.write = counted
+
+    def _exceeded(self) -> str:
+        """The limit that was passed, as the grader calls it."""
+        if self._printed > self._options.output:
+            return "output"
+        used = files = 0
+        for folder, _, names in os.walk("."):
+            files += len(names) + 1
+            for name in names:
+                with contextlib.suppress(OSError):
+                    used += os.lstat(os.path.join(folder, name)).st_blocks * 512
+        over = used > self._options.folder_size or files > self._options.num_files
+        return "folder" if over else ""
+
+    def _end_others(self) -> bool:
+        """End every process that an answer has left; whether there was one."""
+        if not self._options.alone:
+            return False
+        try:
+            os.kill(-1, signal.SIGKILL)  # all in this process namespace, but its first and this
+        except ProcessLookupError:
+            return False
+        return True
 
     def _watched(self) -> Iterator[tuple[str, Any]]:
         mine = sorted(name for name in sys.modules if name.split(".")[0] == "shared")
@@ -161,15 +220,18 @@ class Guard:
 
     def judge(self, id: str, name: str) -> None:
         """Run the checks of one exercise on what its cell defined; publish the signed verdict."""
+        exceeded = self._exceeded()
         tampered = self.changes() or self._canaries()
         fresh = sorted(m for m in set(sys.modules) - self._modules if m.split(".")[0] == "shared")
         found: dict[str, Any] = {"kind": "tampered"}
-        if not tampered:
-            self._same_dice(id)
+        if not tampered and not exceeded:
+            self._same_dice()
             found = self._judge(id, name)
             tampered = self.changes() or self._canaries()
+            exceeded = self._exceeded()
         self._modules |= set(sys.modules)
-        self._sign({**found, "exercise": id, "tampered": tampered, "imported": fresh})
+        seen = {"tampered": tampered, "imported": fresh, "left": self._end_others()}
+        self._sign({**found, "exercise": id, "exceeded": exceeded, **seen})
 
     def _judge(self, id: str, name: str) -> dict[str, Any]:
         checks, state = self._checks[id], self._course.defined.get(id)
@@ -194,7 +256,7 @@ class Guard:
         seen["seen"] = first.wrong.seen
         return {**blank, **seen, "kind": "wrong"}
 
-    def _same_dice(self, id: str) -> None:
+    def _same_dice(self) -> None:
         """The same random numbers for the same submission, whatever ran before."""
         seed = int(os.environ.get("TORCH_HANDLE_SEED", "0"))
         random.seed(seed)
@@ -226,9 +288,10 @@ class Guard:
         self._publish(data={MIME: {"text": text, "signature": signature}}, metadata={})
 
 
-def start(number: str, key_file: str, namespace: dict[str, Any]) -> Guard:
+def start(namespace: dict[str, Any], *, key_file: str, **options: Any) -> Guard:
     """Read the key and remove its file, before anything of the learner's has run."""
     path = Path(key_file)
     key = bytes.fromhex(path.read_text())
     path.unlink()
-    return Guard(key, number, namespace)
+    sys.modules.pop("guard", None)
+    return Guard(key, namespace, Options(**options))

@@ -6,20 +6,17 @@ the course; `grade_answers` does the same for a single one.
 
 import hashlib
 import json
-import os
 import secrets
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 from queue import Queue
 
 from solutions.grading.assemble import graded_notebook
+from solutions.grading.confine import find_layers
 from solutions.grading.results import Answers, Lesson, Limits, Outcome, Verdict
-from solutions.grading.session import run_notebook
+from solutions.grading.room import Room, furnish
 from solutions.grading.verdicts import SPOILT, Findings, Reader, make_verdict
-
-PARTS = Path(__file__).resolve().parent
 
 
 def grade_answers(answers: Answers, lesson: Lesson, limits: Limits, course: Path) -> list[Verdict]:
@@ -31,20 +28,21 @@ def grade_answers(answers: Answers, lesson: Lesson, limits: Limits, course: Path
 class Workshop:
     """A temporary folder with a read-only copy of the course, and rooms to grade in.
 
-    Threads may grade at the same time, as many as there are `slots`.
+    Threads may grade at the same time, as many as there are `slots`. `layers` says, in lines, what
+    keeps a submission to itself on this machine.
     """
 
     def __init__(self, course: Path, slots: int = 1) -> None:
-        self._original, self._num_slots = course.resolve(), slots
+        self._original = course.resolve()
+        self.isolation = find_layers()
+        self.layers = self.isolation.lines()
+        self._slots: Queue[int] = Queue()
+        for slot in range(slots):
+            self._slots.put(slot)
 
     def __enter__(self) -> "Workshop":
         self.folder = Path(tempfile.mkdtemp(prefix="grading_"))
-        self.folder.chmod(0o755)
-        self.copy = self.folder / "course"
-        copy_course(self._original, self.copy)
-        self._slots: Queue[int] = Queue()
-        for slot in range(self._num_slots):
-            self._slots.put(slot)
+        furnish(self.folder, self._original)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -57,16 +55,6 @@ class Workshop:
             return Grading(self, slot, answers, lesson, limits).verdicts()
         finally:
             self._slots.put(slot)
-
-
-def copy_course(course: Path, place: Path) -> None:
-    """What the sandbox sees of the course: shared/, the lessons, the data; never solutions/."""
-    leave = shutil.ignore_patterns("__pycache__", "*.pyc", "lesson.ipynb")
-    for name in ("shared", "lessons", "datasets"):
-        if (course / name).is_dir():
-            shutil.copytree(course / name, place / name, ignore=leave)
-    for name in ("guard.py", "kernel.py", "inside.py"):
-        shutil.copy(PARTS / name, place / name)
 
 
 class Grading:
@@ -106,79 +94,27 @@ class Grading:
         return make_verdict(self.answers, self.exercises[id], Outcome.UNREADABLE, words)
 
     def _run(self, wanted: list[str], stubbed: set[str]) -> Findings:
-        room = Path(tempfile.mkdtemp(prefix=f"room_{self.slot}_", dir=self.shop.folder))
-        try:
-            return self._run_in(room, wanted, stubbed)
-        finally:
-            shutil.rmtree(room, ignore_errors=True)
-
-    def _run_in(self, room: Path, wanted: list[str], stubbed: set[str]) -> Findings:
-        home = room / "home"
-        home.mkdir()
         key, name = secrets.token_bytes(32), f"g{secrets.token_hex(12)}"
-        key_file = home / "key"
-        key_file.write_text(key.hex())
-        notebook = room / "graded.ipynb"
-        notebook.write_text(
-            graded_notebook(
-                self.lesson,
-                self.answers,
-                wanted=wanted,
-                stubbed=stubbed,
-                name=name,
-                key_file=str(key_file),
+        with Room(self.shop.folder, self.slot, self.shop.isolation, self.limits) as room:
+            room.key_file.write_text(key.hex())
+            room.notebook.write_text(
+                graded_notebook(
+                    self.lesson,
+                    self.answers,
+                    wanted=wanted,
+                    stubbed=stubbed,
+                    name=name,
+                    guard=room.guard_options(self.lesson.number),
+                )
             )
-        )
-        connection = home / "kernel.json"
-        inner = room / "inner.json"
-        inner.write_text(
-            json.dumps(
-                {
-                    "home": str(home),
-                    "argv": [
-                        sys.executable,
-                        str(self.shop.copy / "kernel.py"),
-                        str(connection),
-                        str(self.shop.copy),
-                    ],
-                    "environment": self._environment(home),
-                }
+            report = room.run(len(wanted), seed_of(self.answers))
+            reader = Reader(
+                self.answers, self.exercises, self.limits, key, room.names(), self.flags
             )
-        )
-        launcher = [sys.executable, "-I", "-S", str(self.shop.copy / "inside.py"), str(inner)]
-        report = run_notebook(
-            notebook,
-            {"connection": str(connection), "command": launcher},
-            course=PARTS.parent.parent,
-            exercise_seconds=self.limits.exercise_seconds,
-            total_seconds=60 + 2 * len(wanted) * (self.limits.exercise_seconds + 10),
-            watch=lambda: "",
-        )
-        paths = {str(home): "<home>", str(self.shop.copy): "<course>"}
-        found = Reader(self.answers, self.exercises, self.limits, key, paths, self.flags).read(
-            report
-        )
+        found = reader.read(report)
         if not found.verdicts and not found.broken:
-            found.broken = report.log
+            found.broken = report.log or "it said nothing"
         return found
-
-    def _environment(self, home: Path) -> dict[str, str]:
-        """All that the kernel sees of an environment."""
-        return {
-            "PATH": os.environ.get("PATH", os.defpath),
-            "HOME": str(home),
-            "TMPDIR": str(home),
-            "LANG": "C.UTF-8",
-            "TZ": "UTC",
-            "PYTHONHASHSEED": "0",
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "OMP_NUM_THREADS": "1",
-            "MALLOC_ARENA_MAX": "2",
-            "MPLBACKEND": "module://matplotlib_inline.backend_inline",
-            "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
-            "TORCH_HANDLE_STRICT": "1",
-            "TORCH_HANDLE_SEED": str(seed_of(self.answers)),
-        }
 
 
 def spoils(verdict: Verdict) -> bool:

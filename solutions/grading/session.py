@@ -1,5 +1,6 @@
 """One notebook under `pytest --nbval`: started, watched, ended, and what its cells said."""
 
+import contextlib
 import json
 import os
 import selectors
@@ -32,11 +33,13 @@ def run_notebook(
     course: Path,
     exercise_seconds: float,
     total_seconds: float,
-    watch: Callable[[], str],
+    watch: Callable[[int], str],
+    end: Callable[[int], None],
 ) -> Report:
     """Run a notebook whose kernel starts as the plan says; never raises for what it does.
 
-    `watch` is asked every tick and names the limit that was passed, or returns "".
+    `watch` is asked every tick, with the number of the process, and names the limit that was
+    passed, or returns ""; `end` ends what the process has started, whatever that is.
     """
     reader, writer = os.pipe()
     plan_file = notebook.with_suffix(".plan")
@@ -56,10 +59,11 @@ def run_notebook(
     os.close(writer)
     report = Report()
     try:
-        _listen(reader, report, time.monotonic() + total_seconds, watch)
+        deadline = time.monotonic() + total_seconds
+        _listen(reader, report, deadline, lambda: watch(process.pid))
     finally:
         os.close(reader)
-        _end(process)
+        _end(process, end)
     report.log = log.read_text(errors="replace")[-4000:]
     return report
 
@@ -118,10 +122,12 @@ def _listen(reader: int, report: Report, deadline: float, watch: Callable[[], st
                 return
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Leave no process of the run; it may be gone already."""
-    try:
-        process.wait(timeout=0.0 if process.poll() is None else None)
-    except subprocess.TimeoutExpired:
+def _end(process: subprocess.Popen[bytes], end: Callable[[int], None]) -> None:
+    """Leave no process of the run: first what it started, then itself."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=0.1)
+    end(process.pid)
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    process.wait()
+    end(process.pid)

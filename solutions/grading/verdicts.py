@@ -89,10 +89,10 @@ class Reader:
         """Take the one verdict that is signed; return why the run cannot go on, else ""."""
         records = [r for r in map(self._open, event["verdicts"]) if r and r["exercise"] == id]
         if len(records) != 1:
-            if "PrintedTooMuch" in event["error"]:
-                return self._limit("output")
             return f"its check did not come to an end ({event['error'] or 'no verdict'})"
         record = records[0]
+        if record["exceeded"]:
+            return self._limit(record["exceeded"])
         if record["tampered"]:
             flag = f"while this answer ran, {'; '.join(record['tampered'])}"
             found.verdicts[id] = self._verdict(id, Outcome.WRONG, SPOILT, flags=(flag,))
@@ -114,6 +114,7 @@ class Reader:
     def _judged(self, id: str, record: Mapping[str, Any], error: str) -> Verdict:
         kind, passed, total = record["kind"], record["passed"], record["total"]
         flags = tuple(f"it imports {name}, which can hold answers" for name in record["imported"])
+        flags += ("it left processes running, which were ended",) if record["left"] else ()
         if kind == "undefined":
             why = error or f"it defines no {self.exercises[id].name}"
             return self._verdict(id, Outcome.WRONG, f"the cell does not run: {why}", flags=flags)
