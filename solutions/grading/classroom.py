@@ -1,6 +1,6 @@
 """A class from its submissions to its verdicts: read, grade what is new, remember, put in order."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from shared.errors import InputError
-from solutions.grading.lesson import no_answers, read_lessons, take_answers
+from solutions.grading.lesson import lesson_folders, no_answers, read_lessons, take_answers
 from solutions.grading.notebook import Unreadable
 from solutions.grading.results import Answers, Lesson, Limits, Outcome, Verdict
 from solutions.grading.store import Store, key_of
@@ -43,7 +43,7 @@ class Task:
 
 @dataclass
 class Outcomes:
-    """Verdicts of a class; how many notebooks were run, known already, or failed in the grader."""
+    """Verdicts of a class; how many notebooks were run, were known, or failed in the grader."""
 
     verdicts: list[Verdict] = field(default_factory=list)
     num_run: int = 0
@@ -61,13 +61,12 @@ def choose_lessons(
     if numbers is not None:
         return read_lessons(course, numbers)
     held = {number for each in submissions for number in (*each.notebooks, *each.problems)}
-    lessons = read_lessons(course)
-    chosen = {number: lesson for number, lesson in lessons.items() if number in held}
+    chosen = [number for number in lesson_folders(course) if number in held]
     if not chosen:
         reasons = [reason for each in submissions for reason in each.problems.values()]
         shown = "".join(f"\n  {reason}" for reason in reasons[:5])
         raise InputError(f"no submission holds a lesson; name some with --lessons{shown}")
-    return chosen
+    return read_lessons(course, chosen)
 
 
 def read_answers(submission: Submission, lesson: Lesson) -> Answers:
@@ -87,20 +86,10 @@ def read_answers(submission: Submission, lesson: Lesson) -> Answers:
     return no_answers(student, lesson, Outcome.MISSING, reason)
 
 
-def grade_class(
-    tasks: Sequence[Task],
-    judge: Judge,
-    store: Store,
-    limits: Limits,
-    *,
-    jobs: int,
-    again: bool,
-    tick: Callable[[], None],
-) -> Outcomes:
-    """Grade what the store does not know; `tick` is called once for every task.
-
-    When interrupted, whatever was finished stays in the store.
-    """
+def sort_out(
+    tasks: Iterable[Task], store: Store, limits: Limits, *, again: bool
+) -> tuple[Outcomes, dict[str, list[Task]]]:
+    """What needs no run, with its verdicts, and what does: tasks with equal answers together."""
     result = Outcomes()
     waiting: dict[str, list[Task]] = {}
     for task in tasks:
@@ -111,33 +100,40 @@ def grade_class(
         else:
             result.num_known += known is not None
             result.verdicts += complete(task, known or [])
-            tick()
-    for key, same, found in _run(waiting, judge, limits, jobs):
-        if isinstance(found, list):
-            result.num_run += 1
-            if not _given_up(found, same[0].answers):
-                store.put(key, found)
-        else:
-            result.num_failed += 1
-        for task in same:
-            result.verdicts += complete(task, found)
-            tick()
-    return result
+    return result, waiting
 
 
-def _run(
-    waiting: Mapping[str, list[Task]], judge: Judge, limits: Limits, jobs: int
-) -> Iterator[tuple[str, list[Task], list[Verdict] | str]]:
-    """Have equal answers judged once; verdicts as they come, or why the grader itself failed."""
+def grade_waiting(
+    waiting: Mapping[str, list[Task]],
+    judge: Judge,
+    store: Store,
+    limits: Limits,
+    *,
+    jobs: int,
+    result: Outcomes,
+    tick: Callable[[], object],
+) -> None:
+    """Have equal answers judged once; add the verdicts to `result`, in the order they come.
+
+    `tick` is called once for every task. When interrupted, whatever was finished is in the store.
+    """
     pool = ThreadPoolExecutor(jobs, thread_name_prefix="grading")
     try:
         futures = {}
         for key, same in waiting.items():
             futures[pool.submit(judge.grade, same[0].answers, same[0].lesson, limits)] = key
         for future in as_completed(futures):
-            key = futures[future]
+            key = futures.pop(future)
             error = future.exception()
-            yield key, waiting[key], future.result() if error is None else describe(error)
+            found = future.result() if error is None else describe(error)
+            if isinstance(found, str):
+                result.num_failed += 1
+            elif not _given_up(found, waiting[key][0].answers):
+                store.put(key, found)
+            result.num_run += 1
+            for task in waiting[key]:
+                result.verdicts += complete(task, found)
+                tick()
     finally:
         # Not waiting: after Ctrl-C the judge, closed next, ends what the threads wait for.
         pool.shutdown(wait=False, cancel_futures=True)

@@ -30,13 +30,19 @@ def read_lessons(course: Path, numbers: Sequence[str] | None = None) -> dict[str
 
     Raises InputError for a number that the course does not have.
     """
-    folders = {path.name[:2]: path for path in sorted((course / "lessons").glob("[0-9][0-9]_*"))}
+    folders = lesson_folders(course)
     if numbers is None:
         wanted = list(folders)
     else:
         wanted = sorted({_number(given, folders) for given in numbers})
     machinery = _machinery(course)
     return {number: _read_lesson(folders[number], machinery) for number in wanted}
+
+
+def lesson_folders(course: Path) -> dict[str, Path]:
+    """The folders of the course's lessons by number."""
+    notebooks = sorted((course / "lessons").glob("[0-9][0-9]_*/lesson.ipynb"))
+    return {path.parent.name[:2]: path.parent for path in notebooks}
 
 
 def _number(given: str, folders: Mapping[str, Path]) -> str:

@@ -1,0 +1,165 @@
+"""Grade a class: `python -m solutions.grade SUBMISSIONS --out grades/`.
+
+SUBMISSIONS holds a folder or a zip per student. Only exercise cells are taken, each lesson is run
+in confinement, and grades.csv, grades.json, a page per student and a picture of the class are
+written to --out. A second run grades what changed. See solutions/README.md.
+"""
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from shared.errors import InputError
+from shared.tools.processes import raise_on_stop_signals
+from solutions.grading import classroom, feedback, picture, selftest, summary
+from solutions.grading.results import Lesson, Limits, Verdict
+from solutions.grading.run import Workshop
+from solutions.grading.store import opened
+from solutions.grading.submissions import find_submissions, left_out
+from solutions.grading.table import in_order, write_csv, write_json
+
+COURSE = Path(__file__).resolve().parents[1]
+FAILED, USAGE, INTERRUPTED = 1, 2, 130
+
+
+def parser() -> argparse.ArgumentParser:
+    """The words that the command understands."""
+    words = argparse.ArgumentParser(
+        prog="python -m solutions.grade",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    words.add_argument("submissions", type=Path, nargs="?", help="folder of submissions")
+    words.add_argument("--out", type=Path, help="folder for the grades, new or of an earlier run")
+    words.add_argument("--lessons", type=_numbers, help="such as 02,06 (those handed in)")
+    words.add_argument("--jobs", type=_count, default=_num_cores(), help="notebooks at a time")
+    seconds = Limits().exercise_seconds
+    words.add_argument(
+        "--timeout", type=_seconds, default=seconds, help=f"seconds per exercise ({seconds:g})"
+    )
+    words.add_argument("--again", action="store_true", help="grade also what is graded already")
+    words.add_argument(
+        "--self-test", action="store_true", help="grade the references, stubs and known mistakes"
+    )
+    return words
+
+
+def _numbers(text: str) -> list[str]:
+    return [word for word in text.replace(",", " ").split() if word]
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1 up, got {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 1.0 <= seconds <= 86400.0:
+        raise argparse.ArgumentTypeError(f"must be seconds from 1 to 86400, got {text!r}")
+    return seconds
+
+
+def _num_cores() -> int:
+    affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def main(
+    words: Sequence[str] | None = None,
+    *,
+    open_judge: classroom.OpenJudge = Workshop,
+    course: Path = COURSE,
+) -> int:
+    """Do what the words say; the exit status. A test passes a judge that runs nothing."""
+    args = parser().parse_args(words)
+    limits = Limits(exercise_seconds=args.timeout)
+    try:
+        if args.self_test:
+            return 0 if selftest.self_test(course, args.jobs, limits, args.lessons) else FAILED
+        if args.submissions is None or args.out is None:
+            raise InputError("give a folder of submissions and --out (or --self-test)")
+        return grade(args, limits, open_judge, course)
+    except InputError as error:
+        print(f"grade: {error}", file=sys.stderr)
+        return USAGE
+    except KeyboardInterrupt:
+        kept = "" if args.self_test else "; what was graded is kept, the same command goes on"
+        print(f"\ngrade: stopped{kept}", file=sys.stderr)
+        return INTERRUPTED
+
+
+def grade(
+    args: argparse.Namespace, limits: Limits, open_judge: classroom.OpenJudge, course: Path
+) -> int:
+    """Grade the submissions and write what came out."""
+    submissions = find_submissions(args.submissions)
+    lessons = classroom.choose_lessons(course, submissions, args.lessons)
+    tasks = [
+        classroom.Task(classroom.read_answers(submission, lesson), lesson)
+        for submission in submissions
+        for lesson in lessons.values()
+    ]
+    print(f"{len(submissions)} students, lessons {' '.join(lessons)}")
+    for name in left_out(args.submissions):
+        print(f"not a submission: {name}")
+    with opened(args.out, args.submissions) as store:
+        result, waiting = classroom.sort_out(tasks, store, limits, again=args.again)
+        if waiting:
+            with open_judge(course, args.jobs) as judge:
+                print(*judge.layers, sep="\n", flush=True)
+                num_tasks = sum(map(len, waiting.values()))
+                with tqdm(total=num_tasks, desc="grading", disable=None) as bar:
+                    classroom.grade_waiting(
+                        *(waiting, judge, store, limits),
+                        jobs=args.jobs,
+                        result=result,
+                        tick=bar.update,
+                    )
+        verdicts = in_order(result.verdicts)
+        write_results(args.out, verdicts, lessons, limits)
+    print(summary.summary(verdicts))
+    print(f"{result.num_run} notebooks run, {result.num_known} known from an earlier run")
+    print(f"written: {args.out / 'grades.csv'}, {args.out / 'feedback' / 'index.html'}")
+    if result.num_failed:
+        print(f"grade: the grader failed at {result.num_failed} notebooks", file=sys.stderr)
+    return FAILED if result.num_failed else 0
+
+
+def about(lessons: Mapping[str, Lesson], limits: Limits) -> dict[str, Any]:
+    """What grades.json says before the verdicts: nothing that changes from run to run."""
+    points = {
+        number: {exercise.id: exercise.points for exercise in lesson.exercises}
+        for number, lesson in lessons.items()
+    }
+    return {"lessons": points, "limits": asdict(limits)}
+
+
+def write_results(
+    out: Path, verdicts: Sequence[Verdict], lessons: Mapping[str, Lesson], limits: Limits
+) -> None:
+    """Everything that is in the output folder, replaced as a whole."""
+    write_csv(out / "grades.csv", verdicts)
+    write_json(out / "grades.json", verdicts, about(lessons, limits))
+    shutil.rmtree(out / "feedback", ignore_errors=True)  # no page of a student who is not there
+    students = {name: list(own) for name, own in groupby(verdicts, key=lambda each: each.student)}
+    picture.draw_class(out / "class.png", verdicts)
+    titles = {number: lesson.folder for number, lesson in lessons.items()}
+    feedback.write_feedback(out / "feedback", students, titles=titles, picture=out / "class.png")
+
+
+if __name__ == "__main__":
+    raise_on_stop_signals()
+    sys.exit(main())
