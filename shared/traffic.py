@@ -98,6 +98,11 @@ class _Recorder(TorchDispatchMode):
         super().__init__()
         self.traffic = traffic
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True, the default, imports the compiler at the first operator: seconds, in every rank.
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace in _NAMESPACES and not _NO_TRAFFIC.search(func.__name__):
             self.traffic.calls.append(_call(func, args, kwargs or {}))
