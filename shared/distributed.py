@@ -54,12 +54,13 @@ def process_group(device: str = "auto", timeout: float = 600.0) -> Generator[Ran
     backend = "nccl" if chosen.type == "cuda" else "gloo"
     with contextlib.ExitStack() as stack:
         _tell_stack_when_asked(place["RANK"], stack)
+        wait = datetime.timedelta(seconds=timeout)
         options = {} if "RANK" in os.environ else _group_of_one(stack)
         if chosen.type == "cuda":
             torch.cuda.set_device(chosen)
             options["device_id"] = chosen
-        wait = datetime.timedelta(seconds=timeout)
         try:
+            options |= _fresh_store(wait)
             dist.init_process_group(backend, timeout=wait, **options)
         except (dist.DistNetworkError, dist.DistStoreError) as error:
             raise _no_group(error, place["WORLD_SIZE"], timeout) from error
@@ -67,6 +68,25 @@ def process_group(device: str = "auto", timeout: float = 600.0) -> Generator[Ran
             yield Rank(place["RANK"], place["LOCAL_RANK"], place["WORLD_SIZE"], chosen, backend)
         finally:
             dist.destroy_process_group()
+
+
+def _fresh_store(wait: datetime.timedelta) -> dict:
+    """After a restart by torchrun: a part of its store that the ranks before did not write to.
+
+    torchrun keeps one store for all starts, and gloo would find the addresses of dead ranks in it
+    ("connectFullMesh failed", or a hang; pytorch issue 135712). Several agents need not count the
+    same number of restarts, so there the cure is another one: start each of them with
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, which gives every start a store of its own.
+    """
+    count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if count == "0" or os.environ.get("GROUP_WORLD_SIZE") != "1":
+        return {}
+    store, rank, world_size = next(dist.rendezvous("env://", timeout=wait))
+    return {
+        "store": dist.PrefixStore(f"start_{count}", store),
+        "rank": rank,
+        "world_size": world_size,
+    }
 
 
 def _place() -> dict[str, int]:

@@ -39,9 +39,15 @@ class _Agent:
     where: str = ""  # " on node 1", where there are several
 
 
-def torchrun_command(script: Path, nproc: int, args: Sequence[str] = ()) -> list[str]:
-    """The command that starts `nproc` ranks on this machine, on a port of torchrun's own choice."""
+def torchrun_command(
+    script: Path, nproc: int, args: Sequence[str] = (), max_restarts: int = 0
+) -> list[str]:
+    """The command that starts `nproc` ranks on this machine, on a port of torchrun's own choice.
+
+    When a rank dies, all are ended and started again, `max_restarts` times at most.
+    """
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    launcher += [f"--max-restarts={max_restarts}"] if max_restarts else []
     return [*launcher, f"--nproc_per_node={nproc}", str(script), *args]
 
 
@@ -55,19 +61,24 @@ def node_command(
 
 
 def launch(
-    script: str | Path, nproc: int = 2, args: Sequence[str] = (), timeout: float = 240.0
+    script: str | Path,
+    nproc: int = 2,
+    args: Sequence[str] = (),
+    timeout: float = 240.0,
+    max_restarts: int = 0,
 ) -> dict[str, Any]:
     """Run a script with `nproc` ranks under torchrun; return its metrics.json as a dict.
 
     `script` is relative to the working folder, in a notebook the lesson's. Unless `args` names an
     `--out`, the results go to a folder that is removed afterwards; figures are then not kept.
+    With `max_restarts`, torchrun starts all ranks again after one has died (lesson 08).
 
     Raises LaunchFailed with the last lines of the log when the script fails or takes longer than
     `timeout` seconds (then with every rank's stack), and when the world size it saw is not `nproc`.
     """
     with tempfile.TemporaryDirectory(prefix="launch_") as folder:
         path, arguments, metrics = _prepare(script, args, Path(folder))
-        command = torchrun_command(path, nproc, arguments)
+        command = torchrun_command(path, nproc, arguments, max_restarts)
         agents = [_Agent(command, Path(folder) / "log")]
         return _run(agents, path, metrics, nproc, timeout)
 
