@@ -12,7 +12,7 @@ import signal
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -38,13 +38,23 @@ class _Child:
 
 
 def run_ranks(
-    fn: Callable[..., Any], world_size: int, *args: Any, timeout: float = 60.0
+    fn: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    timeout: float = 60.0,
+    quiet: float | None = None,
+    before: Callable[[int], None] | None = None,
 ) -> list[Any]:
     """Run `fn(rank, *args)` in `world_size` processes of one gloo group; return their results.
 
     The processes are forked, so `fn` may be defined in a notebook cell; each uses one thread and
     meets the others through a file, not a port. What a rank prints is shown here, in the order
     of ranks, once all are done. Results travel by pickle: return tensors, numbers, dicts.
+    `before(rank)` runs in the new process before it joins the group.
+
+    `quiet` ends a deadlock early: when for so many seconds every rank that is not back was asleep
+    and used no processor time (Linux; elsewhere the timeout alone counts). That is not fooled by
+    a busy machine, where a short timeout would be.
 
     Raises RankFailed when a rank raises (its traceback is in the message), dies (the signal is
     named) or is not back after `timeout` seconds (every rank's stack is shown), and RuntimeError
@@ -61,8 +71,8 @@ def run_ranks(
     children: list[_Child] = []
     try:
         for rank in range(world_size):
-            children.append(_start(rank, world_size, folder, fn, args, timeout))
-        _collect(children, timeout)
+            children.append(_start(rank, world_size, folder, fn, args, timeout, before))
+        _collect(children, timeout, quiet)
     finally:
         _end(children)
         shutil.rmtree(folder, ignore_errors=True)
@@ -70,14 +80,20 @@ def run_ranks(
 
 
 def _start(
-    rank: int, world_size: int, folder: Path, fn: Callable[..., Any], args: tuple, timeout: float
+    rank: int,
+    world_size: int,
+    folder: Path,
+    fn: Callable[..., Any],
+    args: tuple,
+    timeout: float,
+    before: Callable[[int], None] | None,
 ) -> _Child:
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     stack = folder / f"stack_{rank}"
     # Not daemons: those may not have children, and a rank's DataLoader starts workers.
     process = context.Process(
-        target=_child, args=(rank, world_size, folder, fn, args, timeout, sender, stack)
+        target=_child, args=(rank, world_size, folder, fn, args, timeout, before, sender, stack)
     )
     process.start()
     sender.close()
@@ -91,6 +107,7 @@ def _child(
     fn: Callable[..., Any],
     args: tuple,
     timeout: float,
+    before: Callable[[int], None] | None,
     pipe: Connection,
     stack: Path,
 ) -> None:
@@ -103,6 +120,8 @@ def _child(
     outcome: dict[str, Any] = {}
     with contextlib.redirect_stdout(printed):
         try:
+            if before:
+                before(rank)
             dist.init_process_group(
                 "gloo",
                 init_method=f"file://{folder}/store",
@@ -128,12 +147,15 @@ def _child(
     os._exit(0)
 
 
-def _collect(children: list[_Child], timeout: float) -> None:
-    deadline = time.monotonic() + timeout
+def _collect(children: list[_Child], timeout: float, quiet: float | None) -> None:
+    began = time.monotonic()
+    deadline = began + timeout
     waiting = {child.pipe: child for child in children}
     failures: list[_Child] = []
+    watch = _Watch()
     while waiting:
-        ready = wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
+        left = max(0.0, deadline - time.monotonic())
+        ready = wait(list(waiting), timeout=left if quiet is None else min(left, 0.1))
         for pipe in ready:
             assert isinstance(pipe, Connection)
             child = waiting.pop(pipe)
@@ -141,12 +163,42 @@ def _collect(children: list[_Child], timeout: float) -> None:
             if "error" in child.outcome:
                 failures.append(child)
                 deadline = min(deadline, time.monotonic() + GRACE)
-        if not ready:
+        asleep = quiet is not None and watch.idle_seconds(waiting.values()) > quiet
+        if not ready and (asleep or time.monotonic() >= deadline):
             break
     if failures:
         raise RankFailed(_failure_words(min(failures, key=_lateness), children))
     if waiting:
-        raise RankFailed(_timeout_words(list(waiting.values()), children, timeout))
+        seconds = min(timeout, time.monotonic() - began)
+        raise RankFailed(_timeout_words(list(waiting.values()), children, seconds))
+
+
+class _Watch:
+    """For how long nothing has happened in the ranks that are waited for."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+        self.since = time.monotonic()
+
+    def idle_seconds(self, children: Iterable[_Child]) -> float:
+        now = [(child.rank, _activity(child.process.pid)) for child in children]
+        if now != self.seen or any(ticks is None for _, ticks in now):
+            self.seen, self.since = now, time.monotonic()
+        return time.monotonic() - self.since
+
+
+def _activity(pid: int | None) -> int | None:
+    """Processor time used so far, in clock ticks; None while a thread runs or could run."""
+    ticks = 0
+    try:
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            fields = (thread / "stat").read_text().rpartition(")")[2].split()
+            if fields[0] not in "SI":
+                return None
+            ticks += int(fields[11]) + int(fields[12])  # in user mode and in the kernel
+    except (OSError, IndexError):
+        return None
+    return ticks
 
 
 def _lateness(failed: _Child) -> int:
@@ -191,7 +243,7 @@ def _timeout_words(late: list[_Child], children: list[_Child], timeout: float) -
     time.sleep(0.3)
     names = [child.rank for child in late]
     back = [child.rank for child in children if child.outcome is not None]
-    lines = [f"ranks {names} of {len(children)} were not back after {timeout:g} s; back: {back}"]
+    lines = [f"ranks {names} of {len(children)} were not back after {timeout:.3g} s; back: {back}"]
     for child in late:
         stack = _own_frames(child.stack.read_text()) if child.stack.exists() else ""
         lines.append(f"rank {child.rank} was here:\n{stack or '  (no stack: it does not answer)'}")
