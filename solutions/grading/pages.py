@@ -1,0 +1,220 @@
+"""What stands on a student's feedback page, before it is HTML or Markdown.
+
+The check's words arrive as a notebook shows them, in labelled lines. Here they become a sentence
+and rows, the number of the exercise is not said twice, and what holds for a whole lesson (no
+notebook, nothing solved) is said once and not at each exercise.
+"""
+
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from solutions.grading.results import Outcome, Verdict
+
+LABELLED = re.compile(r"^  (looks like|expected|seen|hint|also not right):\s*(.*)$")
+KINDS = {
+    Outcome.RIGHT: "right",
+    Outcome.PARTLY: "partly",
+    Outcome.WRONG: "wrong",
+    Outcome.STOPPED: "wrong",
+    Outcome.UNREADABLE: "wrong",
+    Outcome.UNSOLVED: "none",
+    Outcome.MISSING: "none",
+}
+
+
+@dataclass(frozen=True)
+class Card:
+    """One exercise on the page.
+
+    `kind` is the colour's name, `label` the outcome in words; `rows` are the check's labelled
+    words; `looks` is what an instructor has to look at, "" if nothing.
+    """
+
+    exercise: str
+    name: str
+    points: float
+    max: int
+    kind: str
+    label: str
+    text: str
+    rows: Sequence[tuple[str, str]]
+    hint: str
+    looks: str
+
+    @property
+    def title(self) -> str:
+        """Number and name."""
+        return f"{self.exercise} {self.name}"
+
+
+@dataclass(frozen=True)
+class LessonPart:
+    """One lesson on the page; `common` is the reason that all its exercises share, "" if none."""
+
+    number: str
+    title: str
+    cards: Sequence[Card]
+    common: str
+
+    @property
+    def points(self) -> float:
+        """Points in this lesson."""
+        return sum(card.points for card in self.cards)
+
+    @property
+    def max(self) -> int:
+        """Points that could be had."""
+        return sum(card.max for card in self.cards)
+
+    @property
+    def num_right(self) -> int:
+        """Exercises with all their points."""
+        return sum(card.kind == "right" for card in self.cards)
+
+    @property
+    def missing(self) -> bool:
+        """Whether nothing was handed in."""
+        return all(card.label == Outcome.MISSING for card in self.cards)
+
+
+@dataclass(frozen=True)
+class Page:
+    """All that one student reads."""
+
+    student: str
+    lessons: Sequence[LessonPart]
+
+    @property
+    def points(self) -> float:
+        """Points in all lessons."""
+        return sum(lesson.points for lesson in self.lessons)
+
+    @property
+    def max(self) -> int:
+        """Points that could be had."""
+        return sum(lesson.max for lesson in self.lessons)
+
+    @property
+    def headline(self) -> str:
+        """The result in one line."""
+        cards = [card for lesson in self.lessons for card in lesson.cards]
+        right = sum(card.kind == "right" for card in cards)
+        share = f"{show_points(self.points)} of {self.max} points"
+        return f"{share}, {right} of {len(cards)} exercises right"
+
+    @property
+    def footer(self) -> str:
+        """How the points came about, as far as it concerns this page."""
+        cards = [card for lesson in self.lessons for card in lesson.cards]
+        if not any(card.kind == "partly" for card in cards):
+            return ""
+        return (
+            "An exercise has several checks and gives points for each one that passes. Each is "
+            "graded by itself, whatever became of the others."
+        )
+
+
+def make_page(student: str, verdicts: Sequence[Verdict], titles: Mapping[str, str]) -> Page:
+    """Arrange a student's verdicts; `titles` has the name of a lesson by its number."""
+    by_lesson: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        by_lesson.setdefault(verdict.lesson, []).append(verdict)
+    parts = [_part(number, found, titles) for number, found in sorted(by_lesson.items())]
+    return Page(plain(student), parts)
+
+
+def _part(number: str, verdicts: Sequence[Verdict], titles: Mapping[str, str]) -> LessonPart:
+    """One lesson; a reason that holds for all of its exercises is taken off the cards."""
+    first = verdicts[0]
+    shared = len(verdicts) > 1 and all(
+        (v.outcome, v.message, v.words, v.flags) == (first.outcome, first.message, "", ())
+        and v.outcome in (Outcome.MISSING, Outcome.UNREADABLE)
+        for v in verdicts
+    )
+    title = titles.get(number, "").removeprefix(f"{number}_").replace("_", " ")
+    return LessonPart(
+        number,
+        f"Lesson {number}: {title}" if title else f"Lesson {number}",
+        [make_card(each) for each in verdicts],
+        as_sentence(plain(first.message)) if shared else "",
+    )
+
+
+def make_card(verdict: Verdict) -> Card:
+    """Turn a verdict into what the page shows of it."""
+    head, rows = split_words(plain(verdict.words))
+    hint = dict(rows).get("hint") or plain(verdict.hint)
+    looks = "; ".join(map(plain, verdict.flags))
+    message = plain(verdict.message)
+    if verdict.outcome is Outcome.UNSOLVED or (looks and message.startswith("needs a look")):
+        message = ""  # said by the label, or by what is to look at
+    solved = verdict.outcome is Outcome.RIGHT
+    return Card(
+        exercise=plain(verdict.exercise),
+        name=plain(verdict.name),
+        points=verdict.points,
+        max=verdict.max,
+        kind=KINDS[verdict.outcome],
+        label=str(verdict.outcome),
+        text=_sum_up(verdict, head) if head or solved else as_sentence(message),
+        rows=[(label, text) for label, text in rows if label != "hint"],
+        hint="" if solved else as_sentence(hint),
+        looks=as_sentence(looks),
+    )
+
+
+def _sum_up(verdict: Verdict, head: str) -> str:
+    """Where the check failed, and how many of all passed: a check's own words stop at the first."""
+    head = head.removeprefix(f"{verdict.exercise} {verdict.name}: ")
+    head = re.sub(r" \(\d+ of \d+ checks passed before it\)$", "", head)
+    passed, total = verdict.passed, verdict.total
+    if total and passed == total:
+        share = "Its check passed." if total == 1 else f"All {total} checks passed."
+    else:
+        share = f"{passed} of {total} checks passed." if total > 1 else ""
+    return f"{as_sentence(head)} {share}".strip()
+
+
+def split_words(words: str) -> tuple[str, list[tuple[str, str]]]:
+    """A check's words as (head, labelled rows): "  seen:       4, where 5 was due" and the like."""
+    head: list[str] = []
+    rows: list[tuple[str, str]] = []
+    for line in words.splitlines():
+        found = LABELLED.match(line)
+        if found:
+            rows.append((found[1], found[2]))
+        elif rows:
+            label, text = rows[-1]
+            rows[-1] = (label, f"{text} {line.strip()}")
+        else:
+            head.append(line.strip())
+    return " ".join(head), rows
+
+
+def plain(text: str) -> str:
+    """Text without what a page, a terminal or a file name could stumble over.
+
+    Line breaks stay. Control characters, lone surrogates and marks that turn the direction of
+    writing become a replacement character.
+    """
+    turning = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+    text = text.replace("\r\n", "\n").replace("\t", " ")
+    return "".join(
+        "\ufffd" if c in turning or (c != "\n" and unicodedata.category(c) in ("Cc", "Cs")) else c
+        for c in text
+    )
+
+
+def as_sentence(text: str) -> str:
+    """Begin with a capital and end with a full stop, unless that would change code."""
+    text = text.strip()
+    if re.match(r"[a-z]{2,}[,:]? [a-z(]", text):
+        text = text[0].upper() + text[1:]
+    return f"{text}." if " " in text and text[-1].isalnum() else text
+
+
+def show_points(points: float) -> str:
+    """2 and not 2.0; 1.33 and not 1.3333."""
+    return f"{points:.2f}".rstrip("0").rstrip(".")

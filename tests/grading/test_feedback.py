@@ -1,0 +1,306 @@
+"""Feedback pages: all is on them, nothing runs in them, equal verdicts give equal bytes."""
+
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from markdown_it import MarkdownIt
+
+from solutions.grading.feedback import escaped, page_names, write_feedback
+from solutions.grading.pages import as_sentence, make_page, plain, show_points, split_words
+from solutions.grading.results import Outcome, Verdict
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAD = "01.2 PositionalEncoding: not right yet, at the check of dropout"
+WORDS = f"""{HEAD} (4 of 6 checks passed before it)
+  looks like: dropout does not reach the output: no value of the sum is zero, however often
+              it is called
+  expected:   about half of the sum zero in training mode with dropout=0.5
+  seen:       0 % zero
+  hint:       apply it to the sum of x and encoding
+  also not right: x's dtype"""
+RIGHT = Verdict(
+    "Ada",
+    "01",
+    "01.1",
+    "sinusoidal_encoding",
+    2,
+    2,
+    Outcome.RIGHT,
+    "right (4 of 4)",
+    "",
+    "",
+    "",
+    4,
+    4,
+)
+PARTLY = Verdict(
+    student="Ada",
+    lesson="01",
+    exercise="01.2",
+    name="PositionalEncoding",
+    points=1.33,
+    max=2,
+    outcome=Outcome.PARTLY,
+    message="not right at the check of dropout",
+    words=WORDS,
+    mistake="dropout does not reach the output: no value of the sum is zero",
+    hint="apply it to the sum of x and encoding",
+    passed=4,
+    total=6,
+)
+UNSOLVED = Verdict(
+    "Ada",
+    "01",
+    "01.3",
+    "shift_matrix",
+    0,
+    3,
+    Outcome.UNSOLVED,
+    "not solved yet",
+    hint="one block a pair",
+)
+STOPPED = Verdict(
+    "Ada", "01", "01.4", "rotary", 0, 4, Outcome.STOPPED, "stopped: took longer than 60 s"
+)
+FLAGGED = Verdict(
+    student="Ada",
+    lesson="02",
+    exercise="02.1",
+    name="attention",
+    points=0,
+    max=3,
+    outcome=Outcome.WRONG,
+    message="needs a look: torch.allclose was replaced",
+    flags=("torch.allclose was replaced",),
+)
+ALL = [RIGHT, PARTLY, UNSOLVED, STOPPED, FLAGGED]
+HOSTILE = (
+    "<script>alert(1)</script><img src=x onerror=alert(2)>&amp;\"'`*_[a](javascript:b)\x1b[2J\u202e"
+)
+
+
+class Reader(HTMLParser):
+    """Collects the tags, the attributes and the text of a page; complains about broken nesting."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags, self.attributes, self.texts, self.open = [], [], [], []
+        self.feed(page)
+        self.close()
+        assert not self.open, f"never closed: {self.open}"
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in ("meta", "img", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if not self.open or self.open[-1] != "style":
+            self.texts.append(data)
+
+    @property
+    def text(self):
+        """What a reader sees, in one line."""
+        return " ".join(" ".join(self.texts).split())
+
+
+def written(folder, verdicts=ALL, **more):
+    """The HTML and Markdown of Ada's page."""
+    page = write_feedback(folder, {"Ada": verdicts}, **more)["Ada"]
+    return page.read_text(encoding="utf-8"), page.with_suffix(".md").read_text(encoding="utf-8")
+
+
+def test_a_page_has_each_exercise_its_points_the_words_and_the_hint(tmp_path):
+    html, markdown = written(tmp_path, titles={"01": "01_positional_encoding"})
+    for text in (Reader(html).text, markdown):
+        assert "Ada" in text
+        assert "3.33 of 14 points, 1 of 5 exercises right" in text
+        assert "Lesson 01: positional encoding" in text
+        assert "All 4 checks passed." in text
+        assert "Not right yet, at the check of dropout. 4 of 6 checks passed." in text
+        assert "no value of the sum is zero, however often it is called" in text
+        assert "0 % zero" in text
+        assert text.count("pply it to the sum of x and encoding") == 1, "the hint, and once"
+        assert "ne block a pair" in text
+        assert "took longer than 60 s" in text
+        assert "our instructor will look at this answer" in text
+        assert "torch.allclose was replaced" in text
+        assert "(4 of 6 checks passed before it)" not in text
+    assert "1.33 of 2" in Reader(html).text
+
+
+def test_nothing_of_a_submission_becomes_markup(tmp_path):
+    verdict = replace(
+        PARTLY,
+        student=HOSTILE,
+        name=HOSTILE,
+        message=HOSTILE,
+        words=f"{HOSTILE}\n  seen:       {HOSTILE}\n```\n# {HOSTILE}",
+        hint=HOSTILE,
+        flags=(HOSTILE,),
+    )
+    stopped = replace(verdict, exercise="01.3", outcome=Outcome.STOPPED, words="", flags=())
+    page = write_feedback(tmp_path, {HOSTILE: [verdict, stopped]})[HOSTILE]
+    for path in (page, tmp_path / "index.html"):
+        reader = Reader(path.read_text(encoding="utf-8"))
+        assert not {"script", "img", "iframe", "object"} & set(reader.tags)
+        assert not [name for name, _ in reader.attributes if name.startswith("on")]
+        links = [value for name, value in reader.attributes if name == "href"]
+        assert all(re.fullmatch(r"[\w-]+\.html|#[\w-]+", link) for link in links)
+        assert "<script>alert(1)</script>" in reader.text, "shown as text"
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\u202e]", path.read_text(encoding="utf-8"))
+    rendered = MarkdownIt().render(page.with_suffix(".md").read_text(encoding="utf-8"))
+    tags = set(Reader(rendered).tags)
+    assert tags <= {"h1", "h2", "h3", "p", "pre", "code", "strong"}
+    assert "h1" in tags
+    assert rendered.count("<h1>") == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["# a", "1. a", "- a", "+ a", "= a", "a_b __c__ _d_", "*x*", "a | b", "~~a~~"]
+)
+def test_markdown_shows_a_text_as_it_is(text):
+    assert Reader(MarkdownIt("gfm-like", {"linkify": False}).render(escaped(text))).text == text
+
+
+def test_a_page_needs_no_other_file(tmp_path):
+    picture = tmp_path / "class.png"
+    picture.write_bytes(b"\x89PNG")
+    html, _ = written(tmp_path / "feedback", picture=picture)
+    index = (tmp_path / "feedback" / "index.html").read_text()
+    for page in (html, index):
+        assert not re.search(r"https?:|//\w|@import|url\(", page)
+        sources = [value for name, value in Reader(page).attributes if name == "src"]
+        assert all(value.startswith("data:image/png;base64,") for value in sources)
+        assert "prefers-color-scheme: dark" in page
+        assert "@media print" in page
+    assert "data:image/png" in index
+
+
+def test_a_reason_of_the_whole_lesson_is_said_once(tmp_path):
+    reason = "no notebook of lesson 01 (handed in: 02)"
+    gone = [
+        replace(each, points=0, outcome=Outcome.MISSING, message=reason, words="", hint="")
+        for each in (RIGHT, PARTLY, UNSOLVED, STOPPED)
+    ]
+    html, markdown = written(tmp_path, gone)
+    for text in (Reader(html).text, markdown):
+        assert text.count("o notebook of lesson 01") == 1
+        assert "sinusoidal_encoding" in text
+    index = Reader((tmp_path / "index.html").read_text()).text
+    assert "lesson 01: No notebook of lesson 01 (handed in: 02)" in index
+
+
+def test_the_index_tells_an_instructor_what_to_look_at(tmp_path):
+    written(tmp_path)
+    text = Reader((tmp_path / "index.html").read_text()).text
+    assert "02.1: torch.allclose was replaced" in text
+    assert "01.4: Stopped: took longer than 60 s" in text
+    assert "3.33 / 14" in text
+
+
+def test_the_same_verdicts_give_the_same_bytes(tmp_path):
+    """Also in another process, where sets and hashes come in another order."""
+    code = (
+        "import sys; from pathlib import Path; "
+        "from solutions.grading.feedback import write_feedback; "
+        "from solutions.grading.results import Outcome, Verdict; "
+        "vs = [Verdict('Zoë', '01', f'01.{i}', 'f', i, 4, o, 'm <>', 'w', 'x', 'h', i, 9, ('f',)) "
+        "for i, o in enumerate(Outcome)]; "
+        "write_feedback(Path(sys.argv[1]), {'Zoë': vs, 'zoë': vs})"
+    )
+    for seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path / seed)],
+            cwd=ROOT,
+            env={"PYTHONHASHSEED": seed},
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+    first, second = (
+        {path.name: path.read_bytes() for path in (tmp_path / seed).iterdir()}
+        for seed in ("1", "2")
+    )
+    assert first == second
+    assert len(first) == 5
+
+
+def test_file_names_are_safe_and_unique():
+    odd = [
+        "Ada Brandt",
+        "ada brandt",
+        "Ada-Brandt",
+        "Zoë",
+        "张伟",
+        "李娜",
+        "..",
+        "a/b",
+        "CON",
+        "index",
+    ]
+    odd += ["x" * 300, "x" * 301, "", "=SUM(A1)", "'; rm -rf", "\udcff", "a\nb", "nul.", "Jo"]
+    names = page_names(odd)
+    assert list(names) == odd
+    assert len({name.casefold() for name in names.values()}) == len(odd)
+    for name in names.values():
+        assert re.fullmatch(r"[A-Za-z0-9-]{1,80}", name)
+        assert name.casefold() not in ("con", "nul", "index")
+    assert names["Jo"] == "Jo", "a plain name stays as it is"
+    assert page_names(["Ada Brandt"]) == {"Ada Brandt": "Ada-Brandt"}
+
+
+def test_words_fall_into_a_head_and_rows():
+    head, rows = split_words(WORDS)
+    assert head.startswith("01.2 PositionalEncoding: not right yet")
+    assert [label for label, _ in rows] == [
+        "looks like",
+        "expected",
+        "seen",
+        "hint",
+        "also not right",
+    ]
+    assert rows[0][1].endswith("however often it is called")
+    assert split_words("only this") == ("only this", [])
+    assert split_words("") == ("", [])
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("not right yet, at the check", "Not right yet, at the check."),
+        ("sin(a + b) = sin a", "sin(a + b) = sin a."),
+        ("register_buffer", "register_buffer"),
+        ("x was changed", "x was changed."),
+        ("torch.allclose was replaced", "torch.allclose was replaced."),
+        ("why?", "why?"),
+        ("", ""),
+    ],
+)
+def test_sentences_do_not_change_code(text, sentence):
+    assert as_sentence(text) == sentence
+
+
+def test_points_are_short():
+    assert [show_points(x) for x in (0, 2, 2.5, 4 / 3, 10.0, 0.1 + 0.2)] == [
+        "0", "2", "2.5", "1.33", "10", "0.3"
+    ]  # fmt: skip
+
+
+def test_plain_text_keeps_lines_and_letters():
+    assert plain("a\r\nb\tc\x1b[2J") == "a\nb c\ufffd[2J"
+    assert plain("Żółć 张伟 🦊 \udcff") == "Żółć 张伟 🦊 \ufffd"
+
+
+def test_a_page_of_nothing_is_a_page():
+    assert make_page("Ada", [], {}).headline == "0 of 0 points, 0 of 0 exercises right"
