@@ -1,0 +1,160 @@
+"""Write the course as a class gets it: without the answers and whatever points to them.
+
+    python -m solutions.student_edition DIR [--no-check] [--try 02,03]
+
+DIR is made, or must be empty. What was written is then tried out in a copy, in an environment that
+knows the edition alone: about a minute a lesson. The status is 1 when something is not as it
+should be.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+
+import nbformat
+
+from shared.errors import InputError
+from solutions.student_pages import CONTRIBUTING, change_page, change_prose, change_pyproject
+from solutions.student_proof import Finding, lesson_numbers, prove, read_over
+
+ROOT = Path(__file__).resolve().parents[1]
+TOP = ("lessons", "shared", "datasets", "tests", "run_all.sh", "environment.yml", "README.md")
+TOP += ("pyproject.toml", "LICENSE", "CONTRIBUTING.md", "AGENTS.md", ".gitignore")
+# Of the tests, those of what stays, and of the pages: the others need answers or are about them.
+KEPT_TESTS = ("tests/benchmarks/*", "tests/data/*", "tests/model/*", "tests/training/*")
+KEPT_TESTS += ("tests/frame/test_links.py", "tests/frame/test_datasets_name.py")
+# Tries the checks on the references and the mistakes; without those it is of no use.
+LEFT_OUT = ("shared/tools/checks.py",)
+LITTER = ("__pycache__", ".ipynb_checkpoints", "*.egg-info", ".DS_Store", "*.pyc")
+
+
+def course_files(course: Path) -> Iterator[str]:
+    """The files of the course, as paths below its root: what git tracks, so no notes of one's own.
+
+    Where the course is no git checkout, everything in its known folders.
+    """
+    listing = subprocess.run(
+        ["git", "-C", str(course), "ls-files", "-z", "--", *TOP],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    tracked = [name for name in listing.stdout.split("\0") if name]
+    if listing.returncode != 0 or not tracked:
+        roots = [course / name for name in TOP]
+        found = [path for root in roots for path in (root, *root.rglob("*")) if path.is_file()]
+        tracked = [path.relative_to(course).as_posix() for path in found]
+    for name in sorted(tracked):
+        litter = any(fnmatch(part, each) for part in Path(name).parts for each in LITTER)
+        if not litter and (course / name).is_file():
+            yield name
+
+
+def belongs(name: str) -> bool:
+    """Whether a class gets this file."""
+    if name.startswith("tests/"):
+        return any(fnmatch(name, each) for each in KEPT_TESTS)
+    return name not in LEFT_OUT
+
+
+def changed(name: str, course: Path) -> str | None:
+    """The text that takes a file's place; None where it stays as it is."""
+    path = course / name
+    if name == "CONTRIBUTING.md":
+        return CONTRIBUTING
+    if name == "pyproject.toml":
+        return change_pyproject(path.read_text(encoding="utf-8"))
+    if path.suffix == ".md":
+        return change_page(path.read_text(encoding="utf-8"), name)
+    if path.name == "lesson.ipynb":
+        notebook = nbformat.read(path, as_version=4)
+        cells = [cell for cell in notebook.cells if cell.cell_type == "markdown"]
+        for cell, source in zip(cells, change_prose([c.source for c in cells], name), strict=True):
+            cell.source = source
+        return nbformat.writes(notebook, version=4).rstrip("\n") + "\n"
+    return None
+
+
+def write_edition(folder: Path, course: Path = ROOT) -> int:
+    """Write the edition into an empty or new folder; return the number of files.
+
+    Raises InputError when the folder cannot be used, or when a page changed so that a passage to
+    replace is not found; nothing is left in the folder then.
+    """
+    check_folder(folder, course)
+    texts = {name: changed(name, course) for name in course_files(course) if belongs(name)}
+    for name, text in texts.items():
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if text is None:
+            shutil.copy(course / name, target)  # with its mode: run_all.sh stays executable
+        else:
+            target.write_text(text, encoding="utf-8")
+    return len(texts)
+
+
+def check_folder(folder: Path, course: Path) -> None:
+    """Raise InputError unless the edition can go there."""
+    place = folder.resolve()
+    if place == course or course in place.parents:
+        raise InputError(f"{folder} lies inside the course ({course}): name a folder outside it")
+    if place.exists() and not place.is_dir():
+        raise InputError(f"{folder} is a file: name a folder")
+    if place.is_dir() and any(place.iterdir()):
+        raise InputError(f"{folder} is not empty: name a new folder; nothing is overwritten")
+
+
+def lessons_to_try(text: str, course: Path = ROOT) -> list[str]:
+    """The lesson numbers of "02,03", or all for ""; raises InputError for one that is not there."""
+    known = lesson_numbers(course)
+    numbers = [part.strip().zfill(2) for part in text.split(",")] if text else known
+    unknown = [number for number in numbers if number not in known]
+    if unknown:
+        raise InputError(f"no lesson {', '.join(unknown)}; there are {', '.join(known)}")
+    return numbers
+
+
+def show(findings: Iterator[Finding]) -> bool:
+    """Print findings as they come; whether all was as it should be."""
+    good = True
+    for each in findings:
+        good &= not each.problem
+        print(f"{'WRONG' if each.problem else 'ok   '}  {each.what}", flush=True)
+        print("".join(f"       {line}\n" for line in each.problem.splitlines()), end="")
+    return good
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 when the edition is written and holds, 1 when something in it is wrong, 2 for bad input."""
+    about, _, rest = (__doc__ or "").partition("\n")
+    parser = argparse.ArgumentParser(
+        prog="python -m solutions.student_edition",
+        description=about,
+        epilog=rest,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", type=Path, metavar="DIR", help="a new or empty folder")
+    parser.add_argument("--no-check", action="store_true", help="write only, try nothing out")
+    parser.add_argument("--try", dest="numbers", default="", help="lessons to try out (all)")
+    args = parser.parse_args(arguments)
+    try:
+        numbers = lessons_to_try(args.numbers)
+        count = write_edition(args.folder)
+    except (InputError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{count} files written to {args.folder}", flush=True)
+    if args.no_check:
+        print("not tried out (--no-check)")
+        return 0
+    good = show(read_over(args.folder, ROOT)) and show(prove(args.folder, ROOT, numbers))
+    print("the edition holds" if good else "the edition is not fit to be given to a class")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

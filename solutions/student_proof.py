@@ -1,0 +1,281 @@
+"""Hold a written student edition against what it promises: read it over, then try it out.
+
+The trial runs in a copy of the edition, in an environment made for it that has the packages of the
+course and not the course: nothing can be found that a class would not have.
+"""
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+import tomllib
+import venv
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+
+from solutions.grading.answer_cells import AnswerCells, hand_in
+from solutions.grading.lesson import read_lessons
+from solutions.grading.sources import bound_by
+from solutions.student_pages import TELLTALE
+
+CHECK = re.compile(r"^check\(\s*['\"]([0-9]{2}\.[0-9]+[a-z]?)['\"]", re.MULTILINE)
+STOPPED = re.compile(r"exercise (\d\d\.\d+[a-z]?) \(\w+\) is not solved yet")
+COLOUR = re.compile(r"(?:#x1B|\x1b)\[[\d;]*m")  # as pytest's XML has it, and as a terminal
+TIME_LIMIT = 400  # seconds for one command; a whole notebook takes half a minute
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at; `problem` is empty where it is as it should be."""
+
+    what: str
+    problem: str = ""
+
+
+def lesson_numbers(root: Path) -> list[str]:
+    """The lessons that have a notebook: ["01", "02", ...]."""
+    return sorted(path.parent.name[:2] for path in root.glob("lessons/[0-9][0-9]_*/lesson.ipynb"))
+
+
+def read_over(edition: Path, course: Path) -> Iterator[Finding]:
+    """Look for answers, and for pointers to them, in the files of the edition."""
+    told = sorted(_telltales(edition))
+    yield Finding("no page speaks of answers that are not there", "\n".join(told))
+    code = dict(_code(edition))
+    bad = sorted(name for name, tree in code.items() if "solutions" in _imported(tree))
+    yield Finding("nothing imports solutions", "\n".join(bad))
+    listing = tomllib.loads((edition / "pyproject.toml").read_text(encoding="utf-8"))
+    packages = {name.replace(".", "/") for name in listing["tool"]["setuptools"]["packages"]}
+    here = {str(path.parent.relative_to(edition)) for path in (edition / "shared").rglob("*.py")}
+    differ = sorted(packages ^ here)
+    yield Finding("pyproject.toml names the packages that are there", "\n".join(differ))
+    written = sorted(_typed_in(edition))
+    yield Finding("every exercise cell is an empty stub", "\n".join(written))
+    stays, leaks = _answers_in(course, lesson_numbers(edition), code)
+    yield Finding("answers that only solutions/ holds are in no file", "\n".join(leaks))
+    places = ", ".join(f"{path} ({' '.join(ids)})" for path, ids in sorted(stays.items()))
+    yield Finding(f"answers that stay, because later lessons import them: {places or 'none'}")
+
+
+def _telltales(edition: Path) -> Iterator[str]:
+    for path in sorted([*edition.rglob("*.md"), *edition.glob("lessons/*/lesson.ipynb")]):
+        name = path.relative_to(edition)
+        if path.suffix == ".md":
+            texts = [(str(name), path.read_text(encoding="utf-8"))]
+        else:
+            cells = enumerate(nbformat.read(path, as_version=4).cells)
+            texts = [(f"{name}, cell {number}", cell.source) for number, cell in cells]
+        for place, text in texts:
+            for line in text.splitlines():
+                if TELLTALE.search(line):
+                    yield f"{place}: {line.strip()[:90]}"
+
+
+def _code(edition: Path) -> Iterator[tuple[str, ast.Module]]:
+    """Everything that Python runs: modules, and the code cells of notebooks, by name."""
+    for path in edition.rglob("*.py"):
+        yield str(path.relative_to(edition)), ast.parse(path.read_text(encoding="utf-8"))
+    for path in edition.glob("lessons/*/lesson.ipynb"):
+        for number, cell in enumerate(nbformat.read(path, as_version=4).cells):
+            if cell.cell_type == "code":
+                yield f"{path.relative_to(edition)}, cell {number}", ast.parse(cell.source)
+
+
+def _imported(tree: ast.Module) -> set[str]:
+    nodes = list(ast.walk(tree))
+    names = [a.name for node in nodes if isinstance(node, ast.Import) for a in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {name.split(".")[0] for name in names}
+
+
+def _body(node: ast.AST) -> str:
+    """What a function or a class does, whatever its docstrings and annotations say."""
+    functions = [each for each in ast.walk(node) if isinstance(each, ast.FunctionDef)]
+    bodies = [each.body[ast.get_docstring(each) is not None :] for each in functions]
+    return "\n".join(ast.unparse(line) for body in bodies for line in body)
+
+
+def _typed_in(edition: Path) -> Iterator[str]:
+    """Exercises whose cell holds more than the stub: whoever teaches solved them in this copy."""
+    for lesson in read_lessons(edition, lesson_numbers(edition)).values():
+        for id, source in lesson.stubs.items():
+            if set(_body(ast.parse(source)).splitlines()) != {"raise NotImplementedError"}:
+                yield f"{id} in {lesson.folder}/lesson.ipynb"
+
+
+def _answers_in(
+    course: Path, numbers: Sequence[str], code: Mapping[str, ast.Module]
+) -> tuple[dict[str, list[str]], list[str]]:
+    """Ids of exercises by the module of shared/ that holds the answer; and answers that got out."""
+    stays: dict[str, list[str]] = {}
+    leaks = []
+    definitions = ast.FunctionDef | ast.ClassDef
+    bodies = {
+        (name, _body(node))
+        for name, tree in code.items()
+        for node in ast.walk(tree)
+        if isinstance(node, definitions)
+    }
+    for lesson in read_lessons(course, numbers).values():
+        answers = AnswerCells(course, lesson)
+        for exercise in lesson.exercises:
+            module, name = answers.resolve(f"solutions.lesson{lesson.folder}", exercise.name)
+            if module.startswith("shared."):
+                stays.setdefault(module.replace(".", "/") + ".py", []).append(exercise.id)
+                continue
+            answer = _body(answers.module(module).definitions[name])
+            leaks += [f"{exercise.id} in {place}" for place, body in bodies if body == answer]
+    return stays, leaks
+
+
+class Trial:
+    """A copy of the edition, and an environment that knows it and not the course."""
+
+    def __init__(self, edition: Path, place: Path) -> None:
+        self.root, self.place = place / "edition", place
+        shutil.copytree(edition, self.root)
+        venv.create(place / "venv", with_pip=False, symlinks=True)
+        self.python = place / "venv" / "bin" / "python"
+        version = sysconfig.get_python_version()
+        site = place / "venv" / "lib" / f"python{version}" / "site-packages"
+        # The packages of the environment that runs this; its own .pth files, and with them the
+        # course, are not followed from there.
+        packages = {sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"]}
+        (site / "edition.pth").write_text("\n".join([str(self.root), *sorted(packages)]) + "\n")
+
+    def run(self, *command: str | Path) -> tuple[int, str]:
+        """Run a command as a learner would; return its status and all that it said."""
+        keep = {k: v for k, v in os.environ.items() if not k.startswith(("TORCH_HANDLE", "PYTEST"))}
+        path = f"{self.python.parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        env = {**keep, "PATH": path, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        env |= {"JUPYTER_DATA_DIR": str(self.place / "jupyter")}  # no kernels of one's own
+        for name in ("PYTHONPATH", "JUPYTER_PATH", "VIRTUAL_ENV"):
+            env.pop(name, None)
+        done = subprocess.run(
+            [str(word) for word in command],
+            cwd=self.root,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=TIME_LIMIT,
+            check=False,
+        )
+        return done.returncode, done.stdout
+
+    def to_do(self, number: str) -> dict[int, str]:
+        """The lesson's code cells under nbval: what each that failed said, "" where it passed."""
+        folder = next((self.root / "lessons").glob(f"{number}_*"))
+        report = self.place / "report.xml"
+        self.run(self.python, "-m", "pytest", "--nbval", folder, "-q", f"--junit-xml={report}")
+        cells = {}
+        for case in ElementTree.parse(report).iter("testcase"):
+            if "::Cell " in f"::{case.get('name', '')}":
+                fault = case.find("failure")
+                fault = case.find("error") if fault is None else fault
+                said = "" if fault is None else f"{fault.get('message')}\n{fault.text}"
+                cells[int(case.get("name", "").split()[-1])] = COLOUR.sub("", said)
+        return cells
+
+    def solve(self, number: str, cells: Mapping[str, str]) -> None:
+        """Type answers into the lesson's notebook."""
+        path = next((self.root / "lessons").glob(f"{number}_*/lesson.ipynb"))
+        path.write_bytes(hand_in(path.read_bytes(), cells))
+
+
+def prove(edition: Path, course: Path, numbers: Sequence[str]) -> Iterator[Finding]:
+    """Try the edition out: the pages' links, then each lesson unsolved, then solved."""
+    lessons = read_lessons(course, numbers)
+    with tempfile.TemporaryDirectory(prefix="student_edition_") as place:
+        trial = Trial(edition, Path(place))
+        yield _tests(trial)
+        status, said = trial.run("./run_all.sh", "--no-setup", "--preset", "tiny", *numbers)
+        for number in numbers:
+            yield _script(trial, number, status, said)
+        for number, lesson in lessons.items():
+            yield _run_all(trial, number)
+            yield to_do_list(trial, number)
+            trial.solve(number, AnswerCells(course, lesson).references)
+            yield _mine(trial, number)
+            open_cells = [f"cell {n}: {said}" for n, said in trial.to_do(number).items() if said]
+            what = f"{number}: with every exercise solved by hand, no cell fails"
+            yield Finding(what, "\n".join(open_cells)[:2000])
+
+
+def _tests(trial: Trial) -> Finding:
+    """./run_all.sh test, on the quick tests; among them the one of the links."""
+    test = "tests/frame/test_links.py"
+    status, said = trial.run("./run_all.sh", "--no-setup", "test", test)
+    good = status == 0 and "Your own answers are tested" in said
+    return Finding(f"./run_all.sh test {test}: all links resolve", "" if good else said[-2000:])
+
+
+def _script(trial: Trial, number: str, status: int, said: str) -> Finding:
+    """What ./run_all.sh said about a lesson with nothing solved."""
+    what = f"{number}: ./run_all.sh names the exercise that the script needs first"
+    log = next((trial.root / "runs").glob(f"{number}_*/run.log"), None)
+    text = log.read_text(encoding="utf-8", errors="replace") if log else "it left no log"
+    found = STOPPED.search(text)
+    good = status == 1 and found and found[1].startswith(number) and found[0] in said
+    return Finding(f"{what} ({found[1] if found else '?'})", "" if good else text[-2000:])
+
+
+def _run_all(trial: Trial, number: str) -> Finding:
+    """Every cell in order, as Jupyter's Run All."""
+    command = ["-m", "shared.tools.notebooks", number, "--mode", "reading", "--no-write"]
+    status, said = trial.run(trial.python, *command)
+    found = STOPPED.search(said)
+    good = status == 1 and found and found[1].startswith(number) and "NotSolved" in said
+    what = f"{number}: Run All stops at the first use of an unsolved exercise"
+    return Finding(f"{what} ({found[1] if found else '?'})", "" if good else said[-2000:])
+
+
+def to_do_list(trial: Trial, number: str) -> Finding:
+    """nbval with nothing solved: which cells fail, and why."""
+    path = next((trial.root / "lessons").glob(f"{number}_*/lesson.ipynb"))
+    cells = [c for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code"]
+    said = trial.to_do(number)
+    checks = {n for n, cell in enumerate(cells) if CHECK.search(cell.source)}
+    failed = {n for n, words in said.items() if words}
+    uses = {n for n in failed - checks if STOPPED.search(said[n])}
+    follows = {n for n in failed - checks - uses if _follows(n, cells, failed)}
+    passed = set(said) - failed
+    what = (
+        f"{number}: nbval lists {len(checks)} checks, {len(uses)} cells that use unsolved exercises"
+        f" and {len(follows)} that need what those make; {len(passed)} cells pass"
+    )
+    problems = [f"cell {n} passes" for n in sorted(checks & passed)]
+    problems += [
+        f"cell {n} fails: {said[n][:600]}" for n in sorted(failed - checks - uses - follows)
+    ]
+    if len(said) != len(cells):
+        problems.append(f"{len(cells)} cells, {len(said)} results")
+    return Finding(what, "\n".join(problems))
+
+
+def _follows(number: int, cells: Sequence[nbformat.NotebookNode], failed: set[int]) -> bool:
+    """Whether a cell uses a name that a cell before it, which failed, was to make."""
+    names = [
+        node for node in ast.walk(ast.parse(cells[number].source)) if isinstance(node, ast.Name)
+    ]
+    used = {node.id for node in names if isinstance(node.ctx, ast.Load)}
+    trees = [ast.parse(cells[n].source) for n in failed if n < number]
+    return any(used & set(bound_by(node)) for tree in trees for node in tree.body)
+
+
+def _mine(trial: Trial, number: str) -> Finding:
+    """The script with the learner's own answers."""
+    script = next((trial.root / "lessons").glob(f"{number}_*/train.py"))
+    out = trial.place / "mine"
+    flags = ["--mine", "--preset", "tiny", "--out", out]
+    status, said = trial.run(trial.python, script, *flags)
+    good = status == 0 and (out / "metrics.json").exists()
+    return Finding(f"{number}: the script runs with --mine", "" if good else said[-2000:])
