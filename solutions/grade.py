@@ -112,14 +112,17 @@ def grade(
         for submission in submissions
         for lesson in lessons.values()
     ]
-    print(f"{len(submissions)} students, lessons {' '.join(lessons)}")
+    print(f"students: {len(submissions)}")
+    for number in lessons:
+        count = sum(number in (*each.notebooks, *each.problems) for each in submissions)
+        print(f"lesson {number}: {count} notebooks")
     for name in left_out(args.submissions):
         print(f"not a submission: {name}")
     with opened(args.out, args.submissions) as store:
         result, waiting = classroom.sort_out(tasks, store, limits, again=args.again)
         if waiting:
             with open_judge(course, args.jobs) as judge:
-                print(*judge.layers, sep="\n", flush=True)
+                print("on this machine", *judge.layers, sep="\n", flush=True)
                 num_tasks = sum(map(len, waiting.values()))
                 with tqdm(total=num_tasks, desc="grading", disable=None) as bar:
                     classroom.grade_waiting(
@@ -131,7 +134,7 @@ def grade(
         verdicts = in_order(result.verdicts)
         write_results(args.out, verdicts, lessons, limits)
     print(summary.summary(verdicts))
-    print(f"{result.num_run} notebooks run, {result.num_known} known from an earlier run")
+    print(f"\nnotebooks run: {result.num_run}; known from an earlier run: {result.num_known}")
     print(f"written: {args.out / 'grades.csv'}, {args.out / 'feedback' / 'index.html'}")
     if result.num_failed:
         print(f"grade: the grader failed at {result.num_failed} notebooks", file=sys.stderr)

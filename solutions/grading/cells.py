@@ -4,7 +4,7 @@ import ast
 import re
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from solutions.grading.notebook import CodeCell
 from solutions.grading.results import Exercise, Outcome
@@ -12,6 +12,10 @@ from solutions.grading.sources import bound_by
 
 DECORATOR = re.compile(r"^@exercise\(\s*['\"]([0-9]{2}\.[0-9]+[a-z]?)['\"]", re.MULTILINE)
 DEFINITION = re.compile(r"^(?:async +def|def|class) +(\w+)", re.MULTILINE)
+# Commands that time or show things and change nothing of what a cell defines.
+HARMLESS = re.compile(
+    r"^%(?:%(?:time|capture)|(?:matplotlib|load_ext|autoreload|config)\b.*)$", re.M
+)
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
@@ -20,7 +24,8 @@ class Found:
     """One cell, looked at: its exercises as (id, name), and what is wrong with it.
 
     `names` are the functions and classes that it defines, `binds` all that is known by a name
-    after it, `needs` the names that it reads and does not make itself.
+    after it, `needs` the names that it reads and does not make itself, `left_out` are lines for
+    the notebook alone.
     """
 
     cell: CodeCell
@@ -29,6 +34,7 @@ class Found:
     fault: str = ""
     binds: frozenset[str] = frozenset()
     needs: frozenset[str] = frozenset()
+    left_out: tuple[str, ...] = ()
 
 
 def look(source: str, cell: CodeCell | None = None) -> Found:
@@ -36,6 +42,9 @@ def look(source: str, cell: CodeCell | None = None) -> Found:
     cell = cell or CodeCell(0, source)
     if cell.damage:
         return _look_at_lines(cell, f"cell {cell.place} is damaged: {cell.damage}")
+    left_out = tuple(each.group() for each in HARMLESS.finditer(source))
+    source = HARMLESS.sub(r"# \g<0>", source)  # commented out: line numbers stay
+    cell = replace(cell, source=source)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # "\d" in a student's text is no matter of ours
@@ -49,7 +58,8 @@ def look(source: str, cell: CodeCell | None = None) -> Found:
     definitions = [node for node in tree.body if isinstance(node, Definition)]
     exercises = [(id, node.name) for node in definitions for id in _ids(node)]
     names = tuple(node.name for node in definitions)
-    return Found(cell, tuple(exercises), names, "", names_bound(tree), names_needed(tree))
+    bound, needed = names_bound(tree), names_needed(tree)
+    return Found(cell, tuple(exercises), names, "", bound, needed, left_out)
 
 
 def names_bound(tree: ast.Module) -> frozenset[str]:

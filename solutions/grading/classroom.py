@@ -168,9 +168,14 @@ def complete(task: Task, found: list[Verdict] | str) -> list[Verdict]:
 
 
 def _with_notes(verdict: Verdict, notes: Sequence[str]) -> Verdict:
-    """Add what was noted of this exercise ("02.1: ...") where points were lost."""
+    """Add what was noted of this exercise ("02.1: ...") where points were lost.
+
+    It may be all there is to it, so it comes first: before the NameError that follows from it.
+    """
     head = f"{verdict.exercise}: "
-    mine = [note.removeprefix(head) for note in notes if note.startswith(head)]
+    mine = "; ".join(note.removeprefix(head) for note in notes if note.startswith(head))
     if not mine or verdict.outcome in (Outcome.RIGHT, Outcome.UNSOLVED):
         return verdict
-    return replace(verdict, message=one_line("; ".join([verdict.message, *mine])))
+    both = [verdict.message, mine] if verdict.flags else [mine, verdict.message]
+    hint = verdict.hint or one_line(f"This answer {mine}.")
+    return replace(verdict, message=one_line("; ".join(both)), hint=hint)

@@ -22,7 +22,6 @@ from solutions.grading.results import Answers, Exercise, Lesson, Outcome
 
 # What a grade can depend on besides the course: another torch may round another way.
 RELEVANT = ("torch", "numpy", "nbval", "pytest", "ipykernel", "deepspeed", "jaxtyping")
-BORROWED = "only exercise cells are taken, and this one uses from another cell"
 
 
 def read_lessons(course: Path, numbers: Sequence[str] | None = None) -> dict[str, Lesson]:
@@ -135,7 +134,10 @@ def take_answers(student: str, lesson: Lesson, notebook: bytes) -> Answers:
             continue
         taken[exercise.id] = answer.cell.source
         if names := borrowed(answer, found, given | set(dir(builtins))):
-            more.append(f"{exercise.id}: {BORROWED} {', '.join(names[:3])}")
+            words = f"uses {', '.join(names[:3])}, but only exercise cells are graded"
+            more.append(f"{exercise.id}: {words}: move it into this cell")
+        if answer.left_out:
+            more.append(f"{exercise.id}: without {', '.join(answer.left_out[:3])}")
     if not taken and (other := _other_lesson(lesson, found)):
         reason = f"this notebook holds exercises of lesson {other}, none of lesson {lesson.number}"
         return no_answers(student, lesson, Outcome.MISSING, reason)

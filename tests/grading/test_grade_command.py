@@ -127,9 +127,9 @@ def test_the_output_folder_holds_table_json_pages_and_picture(a_class, tmp_path,
     assert content["lessons"]["02"]["02.5"] == 5
     assert len(content["verdicts"]) == 3 * NUM_EXERCISES
     printed = capsys.readouterr().out
-    assert "3 students, lessons 02" in printed
+    assert "students: 3\nlesson 02: 3 notebooks\n" in printed
     assert "nothing is run here" in printed
-    assert "2 notebooks run, 0 known from an earlier run" in printed
+    assert "notebooks run: 2; known from an earlier run: 0" in printed
 
 
 @pytest.mark.parametrize("jobs", ["1", "3"])
@@ -147,7 +147,7 @@ def test_a_second_run_grades_what_changed(a_class, tmp_path, capsys):
     status, judge = run(a_class, tmp_path / "out")
     assert status == 0 and judge.graded == [] and judge.opened == 0
     assert everything(tmp_path / "out") == before
-    assert "0 notebooks run, 2 known" in capsys.readouterr().out
+    assert "notebooks run: 0; known from an earlier run: 2" in capsys.readouterr().out
 
     hand_in(a_class / "Bo/02.ipynb", e02_2=PADDING.replace("tokens !=", "pad_id is not"))
     _, judge = run(a_class, tmp_path / "out")
@@ -231,7 +231,10 @@ def test_what_an_answer_borrows_is_said_where_points_are_lost(a_class, tmp_path)
     (a_class / "Bo/02.ipynb").write_text(json.dumps(content))
     run(a_class, tmp_path / "out", judge=Strict())
     [row] = [r for r in rows(tmp_path / "out") if r["student"] == "Bo" and r["exercise"] == "02.2"]
-    assert row["message"].endswith("this one uses from another cell pad (cell 1)")
+    words = "uses pad (cell 1), but only exercise cells are graded: move it into this cell"
+    assert row["message"] == f"{words}; NameError: name 'pad'"
+    [page] = (tmp_path / "out/feedback").glob("Bo*.md")
+    assert words in page.read_text()
 
 
 def boom():

@@ -170,7 +170,8 @@ CELLS = {
         "syntax error in line 1",
     ),
     "tabs": ([PADDING + "\treturn 1\n"], UNREADABLE, "syntax error in line 4.*(tabs|indent)"),
-    "magic": (["%%time\n" + PADDING], UNREADABLE, r"line 1 .* notebook command \(%%time\)"),
+    "magic": (["%%timeit\n" + PADDING], UNREADABLE, r"line 1 .* notebook command \(%%timeit\)"),
+    "line magic": ([PADDING + "x = %env"], UNREADABLE, "syntax error in line 4"),
     "shell": ([PADDING + "\n!rm -rf ~"], UNREADABLE, r"line 5 .* notebook command \(!rm -rf ~\)"),
     "null byte": ([PADDING + "\0"], UNREADABLE, "null bytes"),
     "parentheses": ([PADDING + "(" * 5000], UNREADABLE, "too many nested parentheses"),
@@ -225,6 +226,13 @@ def test_what_does_no_harm_is_taken_as_it_is(case):
     assert answers.cells == {"02.2": source if isinstance(source, str) else "".join(source)}
 
 
+@pytest.mark.parametrize("line", ["%%time", "%%capture", "%matplotlib inline", "%load_ext x"])
+def test_a_command_that_changes_nothing_is_left_out_and_noted(line):
+    answers = take_answers("Ada", LESSON, notebook(f"{line}\n{PADDING}"))
+    assert answers.cells == {"02.2": f"# {line}\n{PADDING}"}
+    assert answers.notes == (f"02.2: without {line}",)
+
+
 def test_one_broken_cell_costs_the_others_nothing():
     answers = take_answers("Ada", LESSON, notebook("x = (", PADDING + "  (", CAUSAL, "!ls"))
     assert answers.cells == {"02.3": CAUSAL}
@@ -260,7 +268,7 @@ def test_another_lessons_notebook_is_called_by_its_name():
 def test_what_an_answer_uses_from_a_cell_that_is_not_taken_is_noted(other, uses, named):
     cell = PADDING.replace("tokens != pad_id", uses)
     answers = take_answers("Ada", LESSON, notebook(other, cell))
-    note = f"02.2: only exercise cells are taken, and this one uses from another cell {named}"
+    note = f"02.2: uses {named}, but only exercise cells are graded: move it into this cell"
     assert answers.notes == (note,)
 
 

@@ -1,0 +1,144 @@
+"""How fast, how small and how steady the grader is.
+
+    python tests/benchmarks/grading_rate.py --count 30 --repeat 10
+
+Makes submissions of one lesson out of its references, its known mistakes and its stubs, no two
+alike, and grades them with the command. Prints the rate, what that means for 200 submissions, and
+the most memory that the grader's own process took. With --repeat it grades them again and again
+and counts the rows that were not the same each time.
+"""
+
+import argparse
+import csv
+import hashlib
+import random
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from solutions.grading.answer_cells import AnswerCells, hand_in
+from solutions.grading.lesson import read_lessons
+
+COURSE = Path(__file__).resolve().parents[2]
+TARGET_MINUTES, TARGET_MIB, CLASS = 30, 300, 200
+
+
+def make_class(folder: Path, number: str, count: int, seed: int) -> None:
+    """Store `count` notebooks in which each exercise is right, mistaken or untouched."""
+    lesson = read_lessons(COURSE, [number])[number]
+    known = AnswerCells(COURSE, lesson)
+    pristine = (COURSE / "lessons" / lesson.folder / "lesson.ipynb").read_bytes()
+    chance = random.Random(seed)
+    for place in range(count):
+        cells = {}
+        for exercise in lesson.exercises:
+            mistakes = [each.cell for each in known.mistakes if each.exercise == exercise.id]
+            right, stub = known.references[exercise.id], lesson.stubs[exercise.id]
+            [cell] = chance.choices([right, chance.choice(mistakes), stub], [6, 3, 1])
+            # Equal answers are graded once, and a class would not be as kind.
+            cells[exercise.id] = f"# submission {place}\n{cell}"
+        path = folder / f"student {place:03d}" / f"{number}.ipynb"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(hand_in(pristine, cells))
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds on the clock and of the processors, and the grader's own peak memory in MiB."""
+
+    seconds: float
+    processor: float
+    peak: float
+
+
+def grade(folder: Path, out: Path, *words: str) -> Cost:
+    """Run the command and measure it; its notebooks are counted in the processors' time."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    began, peak = time.monotonic(), 0.0
+    command = [sys.executable, "-m", "solutions.grade", str(folder), "--out", str(out), *words]
+    with subprocess.Popen(command, cwd=COURSE, stdout=subprocess.DEVNULL) as process:
+        while process.poll() is None:
+            peak = max(peak, peak_mib(process.pid))
+            time.sleep(0.1)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with status {process.returncode}")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Cost(time.monotonic() - began, processor, peak)
+
+
+def peak_mib(pid: int) -> float:
+    """The peak that Linux keeps of a process, without its children; elsewhere the value now."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        return max(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
+    except (OSError, ValueError):
+        try:
+            return psutil.Process(pid).memory_info().rss / 2**20
+        except psutil.Error:
+            return 0.0
+
+
+def read_rows(out: Path) -> dict[tuple[str, str], str]:
+    """Points and message of each row."""
+    with (out / "grades.csv").open(encoding="utf-8", newline="") as file:
+        return {
+            (row["student"], row["exercise"]): f"{row['points']} {row['message']}"
+            for row in csv.DictReader(file)
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--lesson", default="02", help="which lesson (02)")
+    parser.add_argument("--count", type=int, default=30, help="submissions (30)")
+    parser.add_argument("--repeat", type=int, default=1, help="gradings of the same (1)")
+    parser.add_argument("--jobs", type=int, default=2, help="notebooks at a time (2)")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    place = Path(tempfile.mkdtemp(prefix="grading_rate_"))
+    try:
+        make_class(place / "in", args.lesson, args.count, args.seed)
+        first: dict[tuple[str, str], str] = {}
+        flakes: Counter[tuple[str, str]] = Counter()
+        for turn in range(args.repeat):
+            words = ("--jobs", str(args.jobs), "--again")
+            cost = grade(place / "in", place / "out", *words)
+            rows = read_rows(place / "out")
+            first = first or rows
+            changed = [key for key in first if rows.get(key) != first[key]]
+            flakes.update(changed)
+            for key in changed:
+                print(f"  {' '.join(key)}: {first[key]!r}, then {rows.get(key)!r}")
+            report(turn, args, cost, (place / "out" / "grades.csv").read_bytes())
+    finally:
+        shutil.rmtree(place)
+    if args.repeat > 1:
+        total = len(first)
+        print(f"{args.repeat} gradings of {total} rows: {len(flakes)} were not always the same")
+
+
+def report(turn: int, args: argparse.Namespace, cost: Cost, table: bytes) -> None:
+    """One grading in three lines; equal digests are equal tables."""
+    rate = 60 * args.count / cost.seconds
+    each = cost.processor / args.count
+    print(
+        f"grading {turn + 1}: {args.count} of lesson {args.lesson}, {args.jobs} at a time, in "
+        f"{cost.seconds:.0f} s: {rate:.1f} a minute, {each:.1f} s of a processor each\n"
+        f"  {CLASS} would take {CLASS / rate:.1f} minutes (wanted: {TARGET_MINUTES}); "
+        f"the grader itself took {cost.peak:.0f} MiB (wanted: {TARGET_MIB})\n"
+        f"  grades.csv {hashlib.sha256(table).hexdigest()[:12]}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()
