@@ -128,19 +128,22 @@ def show(findings: Iterator[Finding]) -> bool:
     return good
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """0 when the edition is written and holds, 1 when something in it is wrong, 2 for bad input."""
-    about, _, rest = (__doc__ or "").partition("\n")
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """The words that the command understands."""
+    words = argparse.ArgumentParser(
         prog="python -m solutions.student_edition",
-        description=about,
-        epilog=rest,
+        description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folder", type=Path, metavar="DIR", help="a new or empty folder")
-    parser.add_argument("--no-check", action="store_true", help="write only, try nothing out")
-    parser.add_argument("--try", dest="numbers", default="", help="lessons to try out (all)")
-    args = parser.parse_args(arguments)
+    words.add_argument("folder", type=Path, metavar="DIR", help="a new or empty folder")
+    words.add_argument("--no-check", action="store_true", help="write only, try nothing out")
+    words.add_argument("--try", dest="numbers", default="", help="such as 02,03 (all lessons)")
+    return words
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 when the edition is written and holds, 1 when something in it is wrong, 2 for bad input."""
+    args = parser().parse_args(arguments)
     try:
         numbers = lessons_to_try(args.numbers)
         count = write_edition(args.folder)

@@ -9,7 +9,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
     path
-    for pattern in ("*.md", "datasets/**/*.md", "lessons/**/*.md", "lessons/*/lesson.ipynb")
+    for pattern in (
+        *("*.md", "datasets/**/*.md", "solutions/*.md"),
+        *("lessons/**/*.md", "lessons/*/lesson.ipynb"),
+    )
     for path in ROOT.glob(pattern)
     if ".ipynb_checkpoints" not in path.parts
 )
