@@ -57,7 +57,7 @@ class Answers(SimpleNamespace):
         if name in missing:
             raise InputError(
                 f"exercise {missing[name]} ({name}) is not solved yet, and this script uses it:"
-                " solve it in lesson.ipynb first (solutions/ is not here to stand in)"
+                " solve it in the lesson's notebook first"
             )
         raise AttributeError(name)
 

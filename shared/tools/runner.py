@@ -6,6 +6,7 @@ python -m shared.tools.runner [NN_topic ...] [--nproc N] [--preset NAME] [--devi
 import argparse
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -136,7 +137,8 @@ def say_problem(outcome: Outcome, log: str) -> str:
     if outcome.timed_out:
         return f"stopped after {outcome.seconds:.0f} s, the time limit"
     if outcome.status != 0:
-        return first_failure(log) or f"exit status {outcome.status}"
+        to_do = re.search(r"^error: (exercise \S+ \(\w+\) is not solved yet)", log, re.MULTILINE)
+        return (to_do and to_do[1]) or first_failure(log) or f"exit status {outcome.status}"
     if outcome.num_left:
         return f"left {outcome.num_left} process(es) behind, now ended"
     return ""
