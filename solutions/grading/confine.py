@@ -27,7 +27,7 @@ READABLE = (
     *("/etc/passwd", "/etc/group", "/etc/localtime", "/etc/os-release", "/etc/fonts"),
 )
 SHARED_MEMORY = 64 << 20  # bytes of /dev/shm for one kernel: data loaders' workers use it
-THREADS = 4  # for each process of the limit: the system counts threads
+THREADS = 3  # for each process of the limit: the system counts threads
 
 
 @dataclass(frozen=True)
@@ -56,17 +56,17 @@ class Layers:
                 network,
                 "the network is open, and processes are ended by searching for them",
             ),
-            _line(
-                self.own_user,
-                "user",
-                "runs as a user of its own",
-                "runs as you" if os.getuid() else "runs as root: better, grade as an ordinary user",
-            ),
+            _line(bool(self.own_user or self.landlock), "user", self._user()),
         ]
+
+    def _user(self) -> str:
+        if self.own_user:
+            return "runs as a user of its own"
+        return "runs as you, kept in by the layers above" if os.getuid() else "runs as root"
 
 
 def _line(holds: bool, name: str, words: str, otherwise: str = "") -> str:
-    return f"  {'holds ' if holds else 'MISSING'} {name}: {words if holds else otherwise}"
+    return f"  {'holds  ' if holds else 'MISSING'} {name}: {words if holds else otherwise or words}"
 
 
 def landlock_version() -> int:

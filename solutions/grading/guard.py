@@ -110,17 +110,42 @@ class PrintedTooMuch(BaseException):
     """Raised where more is printed than anybody reads."""
 
 
+class Printed:
+    """Counts what the kernel prints; over the limit the cell ends, and threads are not heard."""
+
+    def __init__(self) -> None:
+        self.count, self.limit = 0, 1 << 20
+
+    def count_on(self, stream: Any) -> None:
+        """Set up on the class of the kernel's streams, before IPython wraps the streams."""
+        write = stream.write
+
+        def counted(own: Any, text: str) -> int | None:
+            self.count += len(text)
+            if self.count <= self.limit:
+                return write(own, text)
+            if threading.current_thread() is threading.main_thread():
+                raise PrintedTooMuch(f"more than {self.limit} characters")
+            return None
+
+        stream.write = counted
+
+
+PRINTED = Printed()
+
+
 class Guard:
     """One per notebook; bound under a name that nobody knows in advance."""
 
     def __init__(self, key: bytes, namespace: dict[str, Any], options: Options) -> None:
         self._key, self._namespace, self._options = key, namespace, options
         self._number = options.number
-        self._printed = 0
+        PRINTED.limit = options.output
         self._prints: dict[str, tuple[Any, ...]] = {}
         self._kept: list[Any] = []  # keeps what was replaced alive, so that no id is used again
         self._names: dict[str, Any] = {}
         self._modules: set[str] = set()
+        self._settled: frozenset[str] = frozenset()  # what an answer imports later is not watched
 
     def settle(self) -> None:
         """Call after the setup cell: from now on everything must stay what it is."""
@@ -138,26 +163,11 @@ class Guard:
             self._kept.append(value)
         self._prints = {label: _essence(value) for label, value in self._watched()}
         self._modules = set(sys.modules)
-        for stream in (sys.stdout, sys.stderr):
-            self._limit(stream)
-
-    def _limit(self, stream: Any) -> None:
-        """Count what is printed; over the limit the cell ends, and other threads are not heard."""
-        write = stream.write
-
-        def counted(text: str) -> int:
-            self._printed += len(text)
-            if self._printed <= self._options.output:
-                return write(text)
-            if threading.current_thread() is threading.main_thread():
-                raise PrintedTooMuch(f"more than {self._options.output} characters")
-            return len(text)
-
-        stream.write = counted
+        self._settled = frozenset(sys.modules)
 
     def _exceeded(self) -> str:
         """The limit that was passed, as the grader calls it."""
-        if self._printed > self._options.output:
+        if PRINTED.count > PRINTED.limit:
             return "output"
         used = files = 0
         for folder, _, names in os.walk("."):
@@ -182,7 +192,7 @@ class Guard:
         mine = sorted(name for name in sys.modules if name.split(".")[0] == "shared")
         for name in (*WATCHED, *mine, f"_checks_of_lesson_{self._number}"):
             module = sys.modules.get(name)
-            if module is not None and (not self._prints or name in self._modules):
+            if module is not None and (not self._prints or name in self._settled):
                 yield name, module
                 for label, value in _members(name, module):
                     if label not in MOVING:
@@ -226,7 +236,8 @@ class Guard:
         found: dict[str, Any] = {"kind": "tampered"}
         if not tampered and not exceeded:
             self._same_dice()
-            found = self._judge(id, name)
+            with contextlib.suppress(PrintedTooMuch):
+                found = self._judge(id, name)
             tampered = self.changes() or self._canaries()
             exceeded = self._exceeded()
         self._modules |= set(sys.modules)
@@ -261,6 +272,8 @@ class Guard:
         seed = int(os.environ.get("TORCH_HANDLE_SEED", "0"))
         random.seed(seed)
         self._torch.manual_seed(seed)
+        self._torch.set_default_dtype(self._torch.float32)
+        self._torch.set_grad_enabled(True)
         numpy = sys.modules.get("numpy")
         if numpy is not None:
             numpy.random.seed(seed % 2**32)

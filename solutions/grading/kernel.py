@@ -18,8 +18,11 @@ def main() -> None:
         "--InlineBackend.close_figures=True",
         "--IPKernelApp.quiet=True",
     ]
+    import guard
+    from ipykernel.iostream import OutStream
     from ipykernel.kernelapp import launch_new_instance
 
+    guard.PRINTED.count_on(OutStream)
     launch_new_instance()
 
 

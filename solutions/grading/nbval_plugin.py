@@ -21,7 +21,7 @@ from nbval.kernel import RunningKernel
 from solutions.grading.assemble import PART
 from solutions.grading.guard import MIME
 
-MAX_MESSAGE = 1 << 20  # bytes; a larger message from the kernel closes the connection
+MAX_MESSAGE = 4 << 20  # bytes; a larger message from the kernel closes the connection
 MAX_WORDS = 2000
 
 
@@ -33,7 +33,7 @@ class ConfinedKernelManager(KernelManager):
     def __init__(self, **kwargs: Any) -> None:
         context = zmq.Context()
         context.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
-        context.setsockopt(zmq.RCVHWM, 200)
+        context.setsockopt(zmq.RCVHWM, 64)
         super().__init__(
             transport="ipc", connection_file=self.plan["connection"], context=context, **kwargs
         )

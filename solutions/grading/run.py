@@ -13,6 +13,7 @@ from pathlib import Path
 from queue import Queue
 
 from solutions.grading.assemble import graded_notebook
+from solutions.grading.audit import audit
 from solutions.grading.confine import find_layers
 from solutions.grading.results import Answers, Lesson, Limits, Outcome, Verdict
 from solutions.grading.room import Room, furnish
@@ -66,7 +67,7 @@ class Grading:
         self.shop, self.slot, self.answers = shop, slot, answers
         self.lesson, self.limits = lesson, limits
         self.exercises = {each.id: each for each in lesson.exercises}
-        self.flags: dict[str, tuple[str, ...]] = dict.fromkeys(self.exercises, ())
+        self.flags = {id: audit(answers.cells.get(id, ""), lesson.setup) for id in self.exercises}
 
     def verdicts(self) -> list[Verdict]:
         """Each run settles at least one exercise, or is tried a second time, or gives up."""

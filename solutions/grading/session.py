@@ -49,7 +49,7 @@ def run_notebook(
         process = subprocess.Popen(
             pytest_command(notebook, plan_file, exercise_seconds),
             cwd=notebook.parent,
-            env=environment(course),
+            env=environment(course, notebook.parent),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -84,7 +84,7 @@ def pytest_command(notebook: Path, plan_file: Path, exercise_seconds: float) -> 
     ]
 
 
-def environment(course: Path) -> dict[str, str]:
+def environment(course: Path, desk: Path) -> dict[str, str]:
     """Of the grader's environment pytest gets what it needs to start; the kernel gets its own."""
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL") if name in os.environ}
     return {
@@ -93,7 +93,8 @@ def environment(course: Path) -> dict[str, str]:
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "JUPYTER_PLATFORM_DIRS": "1",
-        "HOME": os.devnull,
+        "HOME": str(desk),
+        "TMPDIR": str(desk),
     }
 
 

@@ -26,7 +26,9 @@ class Watch:
         if self.count and len(processes) > self.limits.num_processes:
             return "processes"
         if sum(map(own_bytes, processes)) > self.limits.memory:
-            return "memory"
+            # Pages shared since a fork were counted in each. The exact figure takes longer.
+            if sum(map(exact_bytes, processes)) > self.limits.memory:
+                return "memory"
         used, files = folder_use(self.home)
         return "folder" if used > self.limits.folder_size or files > MAX_FILES else ""
 
@@ -46,6 +48,14 @@ def own_bytes(process: psutil.Process) -> int:
     except psutil.Error:
         return 0
     return info.rss - getattr(info, "shared", 0)
+
+
+def exact_bytes(process: psutil.Process) -> int:
+    """A process's part of the memory: what it shares with n others counts 1/(n + 1)."""
+    try:
+        return process.memory_full_info().pss
+    except (psutil.Error, AttributeError):  # it has gone, or this system does not tell
+        return own_bytes(process)
 
 
 def folder_use(folder: Path) -> tuple[int, int]:
