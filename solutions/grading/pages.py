@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from solutions.grading.results import Outcome, Verdict
 
+LOOK = "needs a look: "
 LABELLED = re.compile(r"^  (looks like|expected|seen|hint|also not right):\s*(.*)$")
 KINDS = {
     Outcome.RIGHT: "right",
@@ -148,8 +149,10 @@ def make_card(verdict: Verdict) -> Card:
     hint = dict(rows).get("hint") or plain(verdict.hint)
     looks = "; ".join(map(plain, verdict.flags))
     message = plain(verdict.message)
-    if verdict.outcome is Outcome.UNSOLVED or (looks and message.startswith("needs a look")):
-        message = ""  # said by the label, or by what is to look at
+    if verdict.outcome is Outcome.UNSOLVED:
+        message = ""  # the label says it
+    elif looks and message.startswith(LOOK):
+        _, _, message = message.partition(f"{LOOK}{looks}; ")
     solved = verdict.outcome is Outcome.RIGHT
     return Card(
         exercise=plain(verdict.exercise),
@@ -171,7 +174,8 @@ def _sum_up(verdict: Verdict, head: str) -> str:
     head = re.sub(r" \(\d+ of \d+ checks passed before it\)$", "", head)
     passed, total = verdict.passed, verdict.total
     if total and passed == total:
-        share = "Its check passed." if total == 1 else f"All {total} checks passed."
+        all_of_them = {1: "Its check", 2: "Both checks"}.get(total, f"All {total} checks")
+        share = f"{all_of_them} passed."
     else:
         share = f"{passed} of {total} checks passed." if total > 1 else ""
     return f"{as_sentence(head)} {share}".strip()
@@ -210,7 +214,7 @@ def plain(text: str) -> str:
 def as_sentence(text: str) -> str:
     """Begin with a capital and end with a full stop, unless that would change code."""
     text = text.strip()
-    if re.match(r"[a-z]{2,}[,:]? [a-z(]", text):
+    if re.match(r"[a-z]{2,}[,:]? [a-z0-9(]", text):
         text = text[0].upper() + text[1:]
     return f"{text}." if " " in text and text[-1].isalnum() else text
 
