@@ -5,7 +5,6 @@ import dataclasses
 import os
 import pickle
 import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,28 +17,24 @@ from shared.errors import InputError
 from shared.model.config import TransformerConfig
 from shared.model.transformer import Transformer
 
-UNREADABLE = (
-    RuntimeError,
-    EOFError,
-    pickle.UnpicklingError,
-    zipfile.BadZipFile,
-    zlib.error,
-    OSError,
-    ValueError,
-    KeyError,
-)
+PLAIN = (int, float, bool, str, bytes, type(None), torch.Size, torch.dtype)
+PART = ".part"  # the end of a name that says: being written
 MARK = "torch-handle checkpoint 1"  # the number changes when older files can no longer be read
 
 
 def write_atomically(path: Path, content: Mapping[str, Any]) -> None:
     """Save tensors, numbers and strings so that `path` is at every moment either old or new.
 
-    The file is written aside in the same folder, flushed to the disk and then renamed: a rename
-    within one file system replaces the name in one step (POSIX rename), and the flush comes first
-    because a rename may otherwise reach the disk before the data. Call it on one rank only.
-    Raises InputError, leaving the old file as it was, when the folder cannot be written.
+    {"mark": MARK, **content} is written by torch.save aside in the same folder (which is made if
+    it is not there), flushed to the disk and then renamed: a rename within one file system
+    replaces the name in one step (POSIX rename), and the flush comes first because a rename may
+    otherwise reach the disk before the data. The folder, which holds the name, is flushed last.
+    Call it on one rank only.
+
+    Raises InputError naming `path`, with the old file as it was and nothing left beside it, when
+    the disk is full or the folder cannot be written.
     """
-    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    aside = path.with_name(f".{path.name}.{os.getpid()}{PART}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with aside.open("wb") as file:
@@ -85,8 +80,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise InputError(
             f"there is no checkpoint at {path}: train first, or check the name"
         ) from None
-    except UNREADABLE as error:
-        raise InputError(_why_unreadable(path)) from error
+    except Exception as error:  # a few foreign bytes can make an unpickler raise anything
+        raise InputError(_why_unreadable(path, error)) from error
     if not isinstance(content, dict) or content.get("mark") != MARK:
         raise InputError(
             f"{path} is a file of PyTorch's, but not one of this course's checkpoints "
@@ -95,13 +90,37 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     return content
 
 
-def _why_unreadable(path: Path) -> str:
+def refuse_what_cannot_be_read(content: Any, where: str = "checkpoint") -> None:
+    """Raise InputError where `content` holds more than tensors and plain values.
+
+    torch.save would write it, and `read_checkpoint` refuse it: on the day when it is needed.
+    A numpy number is a float to most code, and not to the reader.
+    """
+    if isinstance(content, Mapping):
+        for name, each in content.items():
+            refuse_what_cannot_be_read(each, f"{where}[{name!r}]")
+    elif type(content) in (list, tuple):
+        for number, each in enumerate(content):
+            if type(each) not in (int, float):
+                refuse_what_cannot_be_read(each, f"{where}[{number}]")
+    elif not isinstance(content, Tensor) and type(content) not in PLAIN:
+        raise InputError(
+            f"{where} is a {type(content).__name__}, which could not be read back: save tensors, "
+            "numbers, strings, and lists and dicts of these"
+        )
+
+
+def _why_unreadable(path: Path, error: Exception) -> str:
     """torch.save writes a zip archive, whose directory stands at its end: a cut file has none."""
     size = path.stat().st_size
     with path.open("rb") as file:
         is_archive = file.read(2) == b"PK"
     if is_archive and not zipfile.is_zipfile(path):
         return f"{path} is cut short ({size:,} bytes): use an older checkpoint or train again"
+    if isinstance(error, pickle.UnpicklingError) and is_archive:
+        return (
+            f"{path} holds more than tensors and plain values, which is not read: it could run code"
+        )
     if is_archive:
         return f"{path} is damaged ({size:,} bytes): use an older checkpoint or train again"
     return f"{path} ({size:,} bytes) is not a checkpoint: give a file that train.py wrote"
