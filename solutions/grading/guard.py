@@ -100,6 +100,7 @@ class Options:
     """The lesson, and limits in bytes. `alone`: all that it can send a signal to is its own."""
 
     number: str
+    home: str
     output: int
     folder_size: int
     num_files: int
@@ -141,6 +142,7 @@ class Guard:
         self._key, self._namespace, self._options = key, namespace, options
         self._number = options.number
         PRINTED.limit = options.output
+        self._environment = dict(os.environ)
         self._prints: dict[str, tuple[Any, ...]] = {}
         self._kept: list[Any] = []  # keeps what was replaced alive, so that no id is used again
         self._names: dict[str, Any] = {}
@@ -170,7 +172,7 @@ class Guard:
         if PRINTED.count > PRINTED.limit:
             return "output"
         used = files = 0
-        for folder, _, names in os.walk("."):
+        for folder, _, names in os.walk(self._options.home):
             files += len(names) + 1
             for name in names:
                 with contextlib.suppress(OSError):
@@ -235,11 +237,12 @@ class Guard:
         fresh = sorted(m for m in set(sys.modules) - self._modules if m.split(".")[0] == "shared")
         found: dict[str, Any] = {"kind": "tampered"}
         if not tampered and not exceeded:
-            self._same_dice()
+            self._same_start()
             with contextlib.suppress(PrintedTooMuch):
                 found = self._judge(id, name)
             tampered = self.changes() or self._canaries()
             exceeded = self._exceeded()
+            self._same_start()
         self._modules |= set(sys.modules)
         seen = {"tampered": tampered, "imported": fresh, "left": self._end_others()}
         self._sign({**found, "exercise": id, "exceeded": exceeded, **seen})
@@ -267,9 +270,12 @@ class Guard:
         seen["seen"] = first.wrong.seen
         return {**blank, **seen, "kind": "wrong"}
 
-    def _same_dice(self) -> None:
-        """The same random numbers for the same submission, whatever ran before."""
-        seed = int(os.environ.get("TORCH_HANDLE_SEED", "0"))
+    def _same_start(self) -> None:
+        """The same random numbers, folder and environment, whatever ran before."""
+        os.environ.clear()
+        os.environ.update(self._environment)
+        os.chdir(self._options.home)
+        seed = int(os.environ["TORCH_HANDLE_SEED"])
         random.seed(seed)
         self._torch.manual_seed(seed)
         self._torch.set_default_dtype(self._torch.float32)

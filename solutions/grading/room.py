@@ -102,6 +102,7 @@ class Room:
         """What the guard is started with."""
         return {
             "key_file": str(self.key_file),
+            "home": str(self.home),
             "number": number,
             "output": self._limits.output,
             "folder_size": self._limits.folder_size,

@@ -10,6 +10,7 @@ from typing import Any
 
 from solutions.grading.results import Answers, Exercise, Limits, Outcome, Verdict
 from solutions.grading.session import Report
+from solutions.grading.watch import MAX_FILES
 from solutions.grading.words import clean, one_line, seconds, size
 
 
@@ -81,7 +82,7 @@ class Reader:
             "time": "took longer than all its exercises together may",
             "memory": f"used more than {size(limits.memory)} of memory",
             "processes": f"started more than {limits.num_processes} processes",
-            "folder": f"wrote more than {size(limits.folder_size)} into its folder",
+            "folder": f"wrote more than {size(limits.folder_size)} or {MAX_FILES} files",
             "output": f"printed more than {size(limits.output)}",
         }.get(name, "")
 

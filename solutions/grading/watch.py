@@ -25,10 +25,10 @@ class Watch:
         processes = descendants(pid)
         if self.count and len(processes) > self.limits.num_processes:
             return "processes"
-        if sum(map(own_bytes, processes)) > self.limits.memory:
-            # Pages shared since a fork were counted in each. The exact figure takes longer.
-            if sum(map(exact_bytes, processes)) > self.limits.memory:
-                return "memory"
+        memory = self.limits.memory
+        # The first figure counts pages shared since a fork in each process; the second takes long.
+        if sum(map(own_bytes, processes)) > memory < sum(map(exact_bytes, processes)):
+            return "memory"
         used, files = folder_use(self.home)
         return "folder" if used > self.limits.folder_size or files > MAX_FILES else ""
 

@@ -1,0 +1,112 @@
+"""The audit flags what an answer has no business with, and leaves honest answers alone."""
+
+from pathlib import Path
+
+import pytest
+
+from solutions.grading.answer_cells import AnswerCells
+from solutions.grading.audit import audit
+from solutions.grading.lesson import read_lessons
+
+COURSE = Path(__file__).resolve().parents[2]
+SETUP = """import math
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from shared.course import check, exercise
+from shared.memory import saved_bytes
+
+limit = 3"""
+
+ODD = [
+    ("import os", "line 1 imports os"),
+    ("import torch, subprocess", "line 1 imports subprocess"),
+    ("from shared.model.attention import split_heads", "imports shared.model.attention"),
+    ("from shared import course", "imports shared.course"),
+    ("import solutions.lesson02_attention", "imports solutions.lesson02_attention"),
+    ("from torch import multiprocessing", "imports torch.multiprocessing"),
+    ("from torch.overrides import TorchFunctionMode", "imports torch.overrides"),
+    ("__import__('os')", "uses __import__"),
+    ("def f():\n    return eval('1')", "line 2 uses eval"),
+    ("def f():\n    return open('x').read()", "line 2 uses open"),
+    ("torch.allclose = lambda *a, **k: True", "line 1 changes torch.allclose"),
+    ("F.softmax = None", "changes torch.nn.functional.softmax"),
+    ("nn.Module.forward = None", "changes torch.nn.Module.forward"),
+    ("def f():\n    setattr(torch, 'allclose', None)", "line 2 changes torch"),
+    ("check = print", "gives check another meaning"),
+    ("def exercise(id):\n    return print", "gives exercise another meaning"),
+    ("def f():\n    global limit\n    limit = 9", "gives limit another meaning"),
+    ("import random as math", "gives math another meaning"),
+    ("limit = 4", "gives limit another meaning"),
+    ("def f(x):\n    return f.__globals__", "uses .__globals__"),
+    ("def f(x):\n    return ().__class__.__subclasses__()", "uses .__subclasses__"),
+    ("def f(e):\n    return e.tb_frame.f_back", "uses .f_back"),
+    ("def f(e):\n    return getattr(e, 'f_locals')", "names 'f_locals' in a text"),
+    ("def f(n):\n    return getattr(torch, n)", "reads a computed name of torch"),
+    ("def f():\n    return torch.os.getcwd()", "reaches for torch.os"),
+    ("def f():\n    return torch._C._nn", "reaches for torch._C"),
+    ("class A:\n    def __eq__(self, o):\n        return True", "line 2 defines __eq__"),
+    ("class A:\n    __ne__ = None", "line 2 defines __ne__"),
+    (
+        "class A(Tensor):\n    @classmethod\n    def __torch_function__(c): ...",
+        "__torch_function__",
+    ),
+    ("A = type('A', (), {'__eq__': None})", "builds a class by calling type"),
+    ("class A(metaclass=type): ...", "gives A a metaclass"),
+    ("get_ipython().system('ls')", "uses get_ipython"),
+]
+
+
+@pytest.mark.parametrize(("source", "flag"), ODD, ids=[source[:40] for source, _ in ODD])
+def test_what_an_answer_has_no_business_with_is_flagged(source, flag):
+    assert any(flag in each for each in audit(source, SETUP)), audit(source, SETUP)
+
+
+HONEST = [
+    "import torch\nfrom torch import nn\nimport math",
+    "import torch.nn.functional as F\nfrom collections.abc import Iterator\nimport functools",
+    "from contextlib import contextmanager\nimport copy, itertools, random, time",
+    "from shared.memory import saved_bytes",
+    "import torch.distributed as dist\nfrom torch._utils import _flatten_dense_tensors",
+    "class A(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+    "    def __len__(self):\n        return 1\n    def __getattr__(self, name):\n"
+    "        return super().__getattr__(name)",
+    "def f(model):\n    for p in model.parameters():\n        p.grad = None\n        p.data[0] = 1",
+    "def f(model):\n    model.register_forward_hook(print)\n    return type(model).__name__",
+    "def f(model, name):\n    return getattr(model, f'w_{name}')",
+    "def f(model, name, value):\n    setattr(model, name, value)",
+    "def f(x):\n    mask, scores = x > 0, x\n    scores[mask] = 0\n    return scores",
+    "torch.backends.cudnn.deterministic = True",
+    "def f(limit, x):\n    return limit * torch.random.initial_seed()",
+    "def f():\n    raise ValueError(f'{__name__}')",
+]
+
+
+@pytest.mark.parametrize("source", HONEST)
+def test_honest_code_is_not_flagged(source):
+    assert audit(source, SETUP) == ()
+
+
+def test_a_lesson_about_files_may_use_files():
+    setup = "import os\nfrom pathlib import Path"
+    source = "import io, shutil, tempfile\ndef f(p):\n    os.fsync(3)\n    os.replace(p, p)\n"
+    assert audit(source + "    open(p)", setup) == ()
+    assert audit("def f():\n    os._exit(0)", setup) == ("line 2 uses os._exit",)
+
+
+def test_broken_code_has_no_flags_and_long_lists_end():
+    assert audit("def f(:", SETUP) == ()
+    assert audit("(" * 5000, SETUP) == ()
+    assert len(audit("\n".join(["import os"] * 1), SETUP)) == 1
+    assert len(audit("\n".join(f"import os as o{i}, sys as s{i}" for i in range(9)), SETUP)) == 6
+
+
+@pytest.mark.parametrize("number", sorted(read_lessons(COURSE)))
+def test_stubs_references_and_mistakes_are_not_flagged(number):
+    lesson = read_lessons(COURSE, [number])[number]
+    cells = AnswerCells(COURSE, lesson)
+    found = {id: audit(stub, lesson.setup) for id, stub in lesson.stubs.items()}
+    found |= {f"{id} right": audit(c, lesson.setup) for id, c in cells.references.items()}
+    found |= {f"{m.exercise} {m.says}": audit(m.cell, lesson.setup) for m in cells.mistakes}
+    assert {name: flags for name, flags in found.items() if flags} == {}
