@@ -71,6 +71,9 @@ class Renamed(ast.NodeTransformer):
     def visit_Global(self, node: ast.Global) -> ast.AST:
         return ast.Global([self.names.get(name, name) for name in node.names])
 
+    def visit_Nonlocal(self, node: ast.Nonlocal) -> ast.AST:
+        return ast.Nonlocal([self.names.get(name, name) for name in node.names])
+
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         node.decorator_list = [self.visit(each) for each in node.decorator_list]
         inner = self.without(_shadows(node))

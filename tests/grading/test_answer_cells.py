@@ -11,6 +11,7 @@ import pytest
 from shared.course import fault_words, load_checks
 from solutions.grading.answer_cells import AnswerCells, hand_in
 from solutions.grading.lesson import read_lessons, take_answers
+from solutions.grading.results import Exercise, Lesson
 
 ROOT = Path(__file__).resolve().parents[2]
 LESSONS = read_lessons(ROOT, [path.parent.name for path in ROOT.glob("lessons/*/lesson.ipynb")])
@@ -77,3 +78,81 @@ def test_what_is_handed_in_is_taken_back():
     assert not answers.problems
     before, after = json.loads(pristine), json.loads(hand_in(pristine, {}))
     assert before == after
+
+
+HELPERS = """
+from dataclasses import dataclass
+import json as writer
+
+SIZE, STEP = 3, 2
+
+
+@dataclass
+class Box:
+    SIZE: int = 7
+
+    def both(self):
+        return self.SIZE, SIZE
+
+
+def count(SIZE):
+    total = STEP
+
+    def add():
+        nonlocal total
+        total += SIZE
+
+    add()
+    return total
+
+
+def again(n):
+    return n if n < 1 else again(n - 1)
+
+
+def double(x):
+    return writer.loads(str(2 * x))
+"""
+MISTAKES = """
+from shared import helpers as right
+from shared.checking import mistake
+from shared.helpers import Box, SIZE as size
+
+
+def triple(x):
+    return right.double(x) + x
+
+
+@mistake("01.1", says="three " "times")
+def double(x: "int") -> "int":
+    return triple(x)
+
+
+@mistake("01.1", says="something else")
+def double(x):
+    box = Box()
+    return [right.double(x), box.both(), right.count(5), right.again(3), size]
+"""
+
+
+def test_names_are_kept_apart(tmp_path):
+    """What shadows a name keeps it, and a cell can neither use nor disturb another one's names."""
+    for name, source in {
+        "shared/helpers.py": HELPERS,
+        "solutions/lesson01_toy.py": "from shared.helpers import double as double",
+        "solutions/mistakes/lesson01_toy.py": MISTAKES,
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(source)
+    setup = "import pickle as writer"
+    lesson = Lesson("01", "01_toy", (Exercise("01.1", "double", 1),), setup, {}, "")
+    known = AnswerCells(tmp_path, lesson)
+    assert [each.says for each in known.mistakes] == ["three times", "something else"]
+    found = []
+    for cell in (known.references["01.1"], *(each.cell for each in known.mistakes)):
+        names = {"exercise": lambda id: lambda own: own, "writer": None, "SIZE": None}
+        exec(cell, names)
+        found.append(names["double"](4))
+        assert names["writer"] is None, "the setup cell's name keeps its meaning"
+        assert not {"triple", "count", "again", "STEP", "Box"} & set(names)
+    assert found == [8, 12, [8, (7, 3), 7, 0, 3]]
