@@ -108,13 +108,15 @@ class Page:
     @property
     def footer(self) -> str:
         """How the points came about, as far as it concerns this page."""
-        cards = [card for lesson in self.lessons for card in lesson.cards]
-        if not any(card.kind == "partly" for card in cards):
-            return ""
-        return (
-            "An exercise has several checks and gives points for each one that passes. Each is "
-            "graded by itself, whatever became of the others."
-        )
+        kinds = [card.kind for lesson in self.lessons for card in lesson.cards]
+        notes = []
+        if "partly" in kinds:
+            notes.append(
+                "An exercise has several checks and gives points for each one that passes."
+            )
+        if sum(kind in ("partly", "wrong") for kind in kinds) > 1:
+            notes.append("Mend exercises in order: a later one may call an earlier one.")
+        return " ".join(notes)
 
 
 def make_page(student: str, verdicts: Sequence[Verdict], titles: Mapping[str, str]) -> Page:

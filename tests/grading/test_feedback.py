@@ -135,6 +135,9 @@ def test_a_page_has_each_exercise_its_points_the_words_and_the_hint(tmp_path):
         assert "our instructor will look at this answer" in text
         assert text.count("torch.allclose was replaced") == 1
         assert "So it gets no points." in text
+        assert text.strip().endswith(
+            "Mend exercises in order: a later one may call an earlier one."
+        )
         assert "(4 of 6 checks passed before it)" not in text
     assert "1.33 of 2" in Reader(html).text
 
