@@ -183,20 +183,17 @@ class _Cell:
             return self.answers.in_setup[origin]
         module, name = origin
         if _ours(origin):
-            local = f"_{module.split('.')[-1]}_{name.lstrip('_')}"
-            definition = self.answers.module(module).definitions[name]
-            bound = {(module, each): each for each in bound_by(definition)}
-            self.names |= {
-                key: f"_{module.split('.')[-1]}_{each.lstrip('_')}" for key, each in bound.items()
-            }
-            named = copy.deepcopy(definition)
-            if isinstance(named, Definition):
-                named.name = local
-            self.add(named, module)
-            return local
+            definition = copy.deepcopy(self.answers.module(module).definitions[name])
+            prefix = f"_{module.split('.')[-1]}_"
+            self.names |= {(module, each): f"{prefix}{each}" for each in bound_by(definition)}
+            if isinstance(definition, Definition):
+                definition.name = f"{prefix}{name}"
+            self.add(definition, module)
+            return f"{prefix}{name}"
         if local in self.answers.setup.imports:  # bound to something else there
             local = f"_{local}"
         self.names[origin] = local
         what = f"from {module} import {name}" if name else f"import {module}"
-        self.imports.append(what if local in (name, module) else f"{what} as {local}")
+        plain = local == (name or module.split(".")[0])
+        self.imports.append(what if plain else f"{what} as {local}")
         return local

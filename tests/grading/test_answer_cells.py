@@ -3,6 +3,7 @@
 import ast
 import json
 import sys
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -14,24 +15,28 @@ from solutions.grading.lesson import read_lessons, take_answers
 from solutions.grading.results import Exercise, Lesson
 
 ROOT = Path(__file__).resolve().parents[2]
-LESSONS = read_lessons(ROOT, [path.parent.name for path in ROOT.glob("lessons/*/lesson.ipynb")])
-# In the order of the file, the first and last mistake of each exercise; the whole is the self test.
-SOME = {number: AnswerCells(ROOT, lesson) for number, lesson in LESSONS.items()}
+NUMBERS = sorted(path.parent.name[:2] for path in ROOT.glob("lessons/*/lesson.ipynb"))
+
+
+@cache
+def known(number):
+    """A lesson's references and mistakes as cells."""
+    return AnswerCells(ROOT, read_lessons(ROOT, [number])[number])
 
 
 def ends(number):
-    """The first and the last known mistake of each exercise."""
+    """The first and the last mistake of each exercise; the whole is the self test."""
     by_id = {}
-    for each in SOME[number].mistakes:
+    for each in known(number).mistakes:
         by_id.setdefault(each.exercise, []).append(each)
-    return [each for known in by_id.values() for each in (known[0], known[-1])]
+    return [each for some in by_id.values() for each in (some[0], some[-1])]
 
 
 def heard(number, exercise, cell):
     """What the checks say to a cell that runs after the setup cell and no other."""
     module = ModuleType("_a_notebook")
     sys.modules[module.__name__] = module
-    exec(LESSONS[number].setup, module.__dict__)
+    exec(known(number).lesson.setup, module.__dict__)
     exec("exercise = lambda id: lambda own: own", module.__dict__)
     exec(compile(cell, "cell", "exec"), module.__dict__)
     checks = load_checks(number)[exercise]
@@ -41,38 +46,38 @@ def heard(number, exercise, cell):
 
 @pytest.mark.parametrize("number", ["01", "02"])
 def test_every_reference_passes_from_its_cell(number):
-    cells = SOME[number].references
-    assert list(cells) == [each.id for each in LESSONS[number].exercises]
+    cells = known(number).references
+    assert list(cells) == [each.id for each in known(number).lesson.exercises]
     assert {id: heard(number, id, cell) for id, cell in cells.items()} == dict.fromkeys(cells, "")
 
 
 @pytest.mark.parametrize("number", ["01", "02", "03", "04"])
 def test_a_mistake_hears_its_words_from_its_cell(number):
-    said = {known.says: heard(number, known.exercise, known.cell) for known in ends(number)}
+    said = {each.says: heard(number, each.exercise, each.cell) for each in ends(number)}
     assert [says for says, words in said.items() if " ".join(says.split()) not in words] == []
 
 
-@pytest.mark.parametrize("number", LESSONS)
+@pytest.mark.parametrize("number", NUMBERS)
 def test_a_cell_imports_nothing_of_the_course(number):
     """The setup cell's names are enough: an answer that brings its own would be looked at."""
-    cells = [*SOME[number].references.values(), *(each.cell for each in SOME[number].mistakes)]
+    cells = [*known(number).references.values(), *(each.cell for each in known(number).mistakes)]
     nodes = [node for cell in cells for node in ast.walk(ast.parse(cell))]
     modules = {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
     modules |= {a.name for node in nodes if isinstance(node, ast.Import) for a in node.names}
     assert not [name for name in modules if name.split(".")[0] in ("shared", "solutions")]
 
 
-@pytest.mark.parametrize("number", LESSONS)
+@pytest.mark.parametrize("number", NUMBERS)
 def test_every_mistake_of_the_file_is_there(number):
-    folder = LESSONS[number].folder
+    folder = known(number).lesson.folder
     text = (ROOT / "solutions" / "mistakes" / f"lesson{folder}.py").read_text()
-    assert len(SOME[number].mistakes) == text.count("\n@mistake(")
+    assert len(known(number).mistakes) == text.count("\n@mistake(")
 
 
 def test_what_is_handed_in_is_taken_back():
-    lesson = LESSONS["02"]
+    lesson = known("02").lesson
     pristine = (ROOT / "lessons" / lesson.folder / "lesson.ipynb").read_bytes()
-    cells = SOME["02"].references
+    cells = known("02").references
     answers = take_answers("Ada", lesson, hand_in(pristine, cells))
     assert answers.cells == cells
     assert not answers.problems
@@ -83,6 +88,7 @@ def test_what_is_handed_in_is_taken_back():
 HELPERS = """
 from dataclasses import dataclass
 import json as writer
+import xml.etree
 
 SIZE, STEP = 3, 2
 
@@ -110,8 +116,16 @@ def again(n):
     return n if n < 1 else again(n - 1)
 
 
+def _twice(x):
+    return 2 * x
+
+
+def twice(x):
+    return xml.etree.__name__ and _twice(x)
+
+
 def double(x):
-    return writer.loads(str(2 * x))
+    return writer.loads(str(twice(x)))
 """
 MISTAKES = """
 from shared import helpers as right
@@ -146,10 +160,10 @@ def test_names_are_kept_apart(tmp_path):
         (tmp_path / name).write_text(source)
     setup = "import pickle as writer"
     lesson = Lesson("01", "01_toy", (Exercise("01.1", "double", 1),), setup, {}, "")
-    known = AnswerCells(tmp_path, lesson)
-    assert [each.says for each in known.mistakes] == ["three times", "something else"]
+    toy = AnswerCells(tmp_path, lesson)
+    assert [each.says for each in toy.mistakes] == ["three times", "something else"]
     found = []
-    for cell in (known.references["01.1"], *(each.cell for each in known.mistakes)):
+    for cell in (toy.references["01.1"], *(each.cell for each in toy.mistakes)):
         names = {"exercise": lambda id: lambda own: own, "writer": None, "SIZE": None}
         exec(cell, names)
         found.append(names["double"](4))
