@@ -8,6 +8,7 @@ should be.
 """
 
 import argparse
+import re
 import shutil
 import subprocess
 import sys
@@ -27,8 +28,9 @@ TOP += ("pyproject.toml", "LICENSE", "CONTRIBUTING.md", "AGENTS.md", ".gitignore
 # Of the tests, those of what stays, and of the pages: the others need answers or are about them.
 KEPT_TESTS = ("tests/benchmarks/*", "tests/data/*", "tests/model/*", "tests/training/*")
 KEPT_TESTS += ("tests/frame/test_links.py", "tests/frame/test_datasets_name.py")
-# Tries the checks on the references and the mistakes; without those it is of no use.
-LEFT_OUT = ("shared/tools/checks.py",)
+# The first tries the checks on references and mistakes, the second runs lesson 04's script.
+LEFT_OUT = ("shared/tools/checks.py", "tests/data/test_bad_input_cli.py")
+NEEDS_ANSWERS = re.compile(r"^\s*(?:from|import) solutions\b", re.MULTILINE)
 LITTER = ("__pycache__", ".ipynb_checkpoints", "*.egg-info", ".DS_Store", "*.pyc")
 
 
@@ -54,11 +56,14 @@ def course_files(course: Path) -> Iterator[str]:
             yield name
 
 
-def belongs(name: str) -> bool:
+def belongs(name: str, course: Path) -> bool:
     """Whether a class gets this file."""
-    if name.startswith("tests/"):
-        return any(fnmatch(name, each) for each in KEPT_TESTS)
-    return name not in LEFT_OUT
+    if name in LEFT_OUT:
+        return False
+    if not name.startswith("tests/"):
+        return True
+    text = (course / name).read_text(encoding="utf-8", errors="replace")
+    return any(fnmatch(name, each) for each in KEPT_TESTS) and not NEEDS_ANSWERS.search(text)
 
 
 def changed(name: str, course: Path) -> str | None:
@@ -86,7 +91,7 @@ def write_edition(folder: Path, course: Path = ROOT) -> int:
     replace is not found; nothing is left in the folder then.
     """
     check_folder(folder, course)
-    texts = {name: changed(name, course) for name in course_files(course) if belongs(name)}
+    texts = {name: changed(name, course) for name in course_files(course) if belongs(name, course)}
     for name, text in texts.items():
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)

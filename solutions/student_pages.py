@@ -16,7 +16,7 @@ to you has the whole course. Tell them what you did, what you expected and what 
 cell and the output of `./run_all.sh doctor` say most of it.
 """
 # Sentences about answers that are not there; what is left of a bullet or paragraph stays.
-_POINTS_THERE = re.compile(r"\bsolutions(?:/|\.lesson)")
+_POINTS_THERE = re.compile(r"\bsolutions(?:/|\.\w)|tests/grading|benchmarks/grading_")
 _SENTENCE = re.compile(r"(?:[^.!?]|[.!?](?=\S))+[.!?:]*\s*")
 # Fenced blocks, table rows, bullets and paragraphs, each with the blank lines after it.
 _PARAGRAPH = re.compile(
@@ -24,7 +24,7 @@ _PARAGRAPH = re.compile(
 )
 # What no page of the edition may say; a new lesson's own way to say it is found here.
 TELLTALE = re.compile(
-    r"\bsolutions?(?:/|\.lesson| mode\b)|one import away"
+    r"\bsolutions?(?:/|\.\w| mode\b)|one import away"
     r"|(?:replaced by|taken from) the reference\b"
 )
 
@@ -71,9 +71,11 @@ def change_prose(sources: Sequence[str], page: str) -> list[str]:
 
 
 def _without_pointers(paragraph: str) -> str:
-    """Leave out the sentences that point into solutions/; of a bullet nothing may be left."""
-    if not _POINTS_THERE.search(paragraph) or paragraph.startswith(("```", "|")):
+    """Leave out table rows and sentences that point there; of a bullet nothing may be left."""
+    if not _POINTS_THERE.search(paragraph) or paragraph.startswith("```"):
         return paragraph
+    if paragraph.startswith("|"):
+        return ""
     body = paragraph.rstrip("\n")
     gap = paragraph[len(body) :]
     kept = [each for each in _SENTENCE.findall(body) if not _POINTS_THERE.search(each)]

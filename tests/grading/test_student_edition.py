@@ -16,7 +16,8 @@ from solutions import student_edition, student_pages, student_proof
 from solutions.grading.answer_cells import AnswerCells, hand_in
 from solutions.grading.lesson import read_lessons
 
-NUMBERS = student_proof.lesson_numbers(ROOT)
+FILES = list(student_edition.course_files(ROOT))
+NUMBERS = [name.split("/")[1][:2] for name in FILES if name.endswith("/lesson.ipynb")]
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +26,12 @@ def edition(tmp_path_factory):
     folder = tmp_path_factory.mktemp("class") / "edition"
     assert student_edition.write_edition(folder) > 100
     return folder
+
+
+@pytest.fixture(scope="module")
+def findings(edition):
+    """What reading the edition over comes to."""
+    return list(student_proof.read_over(edition, ROOT))
 
 
 @pytest.fixture
@@ -40,8 +47,8 @@ def problems(folder):
     }
 
 
-def test_no_answers_and_nothing_that_points_to_them(edition):
-    assert problems(edition) == {}
+def test_no_answers_and_nothing_that_points_to_them(edition, findings):
+    assert [each for each in findings if each.problem] == []
     assert not (edition / "solutions").exists()
     assert not (edition / "tests" / "grading").exists()
     assert not list(edition.rglob("__pycache__"))
@@ -50,11 +57,19 @@ def test_no_answers_and_nothing_that_points_to_them(edition):
     assert "The answers are not part of this edition." in readme
 
 
-def test_what_later_lessons_need_stays_and_is_named(edition):
-    found = [each.what for each in student_proof.read_over(edition, ROOT)]
-    assert "shared/model/attention.py (02.1 02.2 02.3 02.4a 02.4b 02.5)" in found[-1]
+def test_what_later_lessons_need_stays_and_is_named(edition, findings):
+    told = findings[-1].what
+    assert "shared/model/attention.py (02.1 02.2 02.3 02.4a 02.4b 02.5)" in told
     assert (edition / "shared/model/attention.py").exists()
-    assert "01.3" not in found[-1], "only its own lesson needs the shift matrix"
+    assert "01.3" not in told, "only its own lesson needs the shift matrix"
+
+
+def test_no_test_that_stays_needs_answers(edition):
+    """Scripts do, and so do whole lessons; benchmarks say so in the README."""
+    tests = [path for path in (edition / "tests").rglob("test_*.py") if path.stem != "test_links"]
+    needy = [p.name for p in tests if re.search(r"train\.py|solutions|load_checks", p.read_text())]
+    assert tests
+    assert not needy
 
 
 @pytest.mark.parametrize("number", NUMBERS)
@@ -123,6 +138,7 @@ def test_a_passage_that_changed_is_named_and_nothing_is_written(tmp_path, monkey
         ("- a\n- Look at solutions/x.py: it is there.\n- c\n", "- a\n- c\n"),
         ("End.\n\nOnly `from solutions.lesson09_x import f`.\n\n## Next\n", "End.\n\n\n## Next\n"),
         ("An equation has two solutions.", "An equation has two solutions."),
+        ("| a | b |\n| c | `solutions.grade` |\n| e | f |\n", "| a | b |\n| e | f |\n"),
         ("```\nls solutions/\n```\n", "```\nls solutions/\n```\n"),
     ],
 )  # fmt: skip
