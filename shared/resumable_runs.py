@@ -90,6 +90,7 @@ def translator_training(
         vocab_size, size.d_model, num_heads=4, num_layers=size.num_layers, d_ff=4 * size.d_model
     )
     model = DistributedDataParallel(Transformer(config).to(rank.device))
+    settle_buckets(model, rank.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, betas=(0.9, 0.98))
     warmup = min(100, num_steps // 4)
     schedule = LambdaLR(optimizer, lambda n: cosine_schedule(n + 1, warmup, num_steps + 1, 2e-3))
@@ -111,6 +112,19 @@ def translator_training(
         return loss.item()
 
     return TrainingState(model, optimizer, schedule, sampler), take_step
+
+
+def settle_buckets(model: DistributedDataParallel, device: torch.device) -> None:
+    """Take one backward for nothing, so that DDP's buckets have their final order from step 1 on.
+
+    DDP begins with its parameters in reverse order and lays its buckets out anew before the second
+    step, in the order in which gradients came. A restarted run would take its first step with the
+    first layout where the uninterrupted one had the second; an all-reduce over more than two ranks
+    then adds in another order, and the last bits differ.
+    """
+    batch = collate([([3, 4], [5, 6])]).to(device)
+    model(batch.src, batch.tgt_in).sum().backward()
+    model.zero_grad(set_to_none=True)
 
 
 def noisy(words: list[int], dropped: float = 0.1) -> list[int]:

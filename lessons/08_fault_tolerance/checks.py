@@ -450,7 +450,8 @@ def atomic_failure(write_atomically) -> None:
 
 def on_a_full_disk(act: Callable[[], Any]) -> tuple[str, str]:
     """Act where no file may grow beyond 4 KiB, as on a disk with so much left."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
     try:
         act()
     except ValueError as error:
@@ -458,7 +459,7 @@ def on_a_full_disk(act: Callable[[], Any]) -> tuple[str, str]:
     except Exception as error:
         return "raised", f"{type(error).__name__}: {error}"
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     return "done", "no error"
 
 

@@ -202,11 +202,29 @@ def _without(part):
     return _with(lambda content, state: content.pop(part))
 
 
-mistake("08.1c", says="the optimizer is left out")(_without("optimizer"))
-mistake("08.1c", says="the schedule is left out")(_without("schedule"))
-mistake("08.1c", says="the position in the data is left out")(_without("sampler"))
-mistake("08.1c", says="the random states are left out")(_without("random"))
-mistake("08.1c", says="the number of the step is left out")(_without("step"))
+@mistake("08.1c", says="the optimizer is left out")
+def save_checkpoint(folder, state, keep=2):
+    return _without("optimizer")(folder, state, keep)
+
+
+@mistake("08.1c", says="the schedule is left out")
+def save_checkpoint(folder, state, keep=2):
+    return _without("schedule")(folder, state, keep)
+
+
+@mistake("08.1c", says="the position in the data is left out")
+def save_checkpoint(folder, state, keep=2):
+    return _without("sampler")(folder, state, keep)
+
+
+@mistake("08.1c", says="the random states are left out")
+def save_checkpoint(folder, state, keep=2):
+    return _without("random")(folder, state, keep)
+
+
+@mistake("08.1c", says="the number of the step is left out")
+def save_checkpoint(folder, state, keep=2):
+    return _without("step")(folder, state, keep)
 
 
 @mistake("08.1c", says="the weights bear DDP's prefix")
@@ -349,9 +367,19 @@ def _copied(value):
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
-mistake("08.2", says="the optimizer's moments are not put back")(_keeping("optimizer"))
-mistake("08.2", says="the schedule is not put back")(_keeping("schedule"))
-mistake("08.2", says="the position in the data is not put back")(_keeping("sampler"))
+@mistake("08.2", says="the optimizer's moments are not put back")
+def load_checkpoint(folder, state):
+    return _keeping("optimizer")(folder, state)
+
+
+@mistake("08.2", says="the schedule is not put back")
+def load_checkpoint(folder, state):
+    return _keeping("schedule")(folder, state)
+
+
+@mistake("08.2", says="the position in the data is not put back")
+def load_checkpoint(folder, state):
+    return _keeping("sampler")(folder, state)
 
 
 @mistake("08.2", says="the number of the step is not put back")
@@ -570,22 +598,42 @@ def resume_training(state, take_step, *, num_steps, batch_size, interval, save, 
     return _loop(state, take_step, num_steps, batch_size, interval, save)
 
 
-def _wrong_loop(order):
-    def resume_training(state, take_step, *, num_steps, batch_size, interval, save, load):
-        load(state)
-        return _loop(state, take_step, num_steps, batch_size, interval, save, order=order)
-
-    return resume_training
+@mistake("08.3", says="every epoch has the same order")
+def resume_training(state, take_step, *, num_steps, batch_size, interval, save, load):
+    load(state)
+    return _loop(state, take_step, num_steps, batch_size, interval, save, order="no set_epoch")
 
 
-mistake("08.3", says="every epoch has the same order")(_wrong_loop("no set_epoch"))
-mistake("08.3", says="the schedule is not stepped")(_wrong_loop("no schedule"))
-mistake("08.3", says="saved before the step is counted")(_wrong_loop("save first"))
-mistake("08.3", says="saved before the schedule is stepped")(
-    _wrong_loop("save before the schedule")
-)
-mistake("08.3", says="the end of the run is not saved")(_wrong_loop("no end"))
-mistake("08.3", says="past num_steps")(_wrong_loop("whole epochs"))
+@mistake("08.3", says="the schedule is not stepped")
+def resume_training(state, take_step, *, num_steps, batch_size, interval, save, load):
+    load(state)
+    return _loop(state, take_step, num_steps, batch_size, interval, save, order="no schedule")
+
+
+@mistake("08.3", says="saved before the step is counted")
+def resume_training(state, take_step, *, num_steps, batch_size, interval, save, load):
+    load(state)
+    return _loop(state, take_step, num_steps, batch_size, interval, save, order="save first")
+
+
+@mistake("08.3", says="saved before the schedule is stepped")
+def resume_training(state, take_step, *, num_steps, batch_size, interval, save, load):
+    load(state)
+    return _loop(
+        state, take_step, num_steps, batch_size, interval, save, order="save before the schedule"
+    )
+
+
+@mistake("08.3", says="the end of the run is not saved")
+def resume_training(state, take_step, *, num_steps, batch_size, interval, save, load):
+    load(state)
+    return _loop(state, take_step, num_steps, batch_size, interval, save, order="no end")
+
+
+@mistake("08.3", says="past num_steps")
+def resume_training(state, take_step, *, num_steps, batch_size, interval, save, load):
+    load(state)
+    return _loop(state, take_step, num_steps, batch_size, interval, save, order="whole epochs")
 
 
 @mistake("08.3", says="the last, shorter batch of an epoch is left out")
