@@ -1,0 +1,436 @@
+"""Wrong answers to lesson 07 that people really give, and what the check must say to each."""
+
+import itertools
+import random
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import Sampler
+
+from shared.checking import mistake
+from shared.data import sampling
+from shared.errors import InputError
+from solutions.lesson07_distributed_sampler import exact_evaluation as right_evaluation
+
+# 07.1 DistributedSampler
+
+
+class Base(Sampler):
+    """A right answer, cut so that each mistake below changes one part."""
+
+    def __init__(
+        self, dataset, num_replicas=None, rank=None, shuffle=True, seed=0, drop_last=False
+    ):
+        self.num_replicas = dist.get_world_size() if num_replicas is None else num_replicas
+        self.rank = dist.get_rank() if rank is None else rank
+        if not 0 <= self.rank < self.num_replicas:
+            raise InputError(f"rank {self.rank} is not in 0..{self.num_replicas - 1}")
+        self.length, self.shuffle, self.seed, self.drop_last = (
+            len(dataset),
+            shuffle,
+            seed,
+            drop_last,
+        )
+        self.epoch = 0
+
+    def __len__(self):
+        n = self.num_replicas
+        return self.length // n if self.drop_last else -(-self.length // n)
+
+    def __iter__(self):
+        return iter(self.share(self.divisible(self.order())))
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def generator(self):
+        return torch.Generator().manual_seed(self.seed + self.epoch)
+
+    def order(self):
+        if not self.shuffle:
+            return list(range(self.length))
+        return torch.randperm(self.length, generator=self.generator()).tolist()
+
+    def divisible(self, order):
+        total = len(self) * self.num_replicas
+        padded = order * (1 + self.num_replicas) if order else order
+        return padded[:total]
+
+    def share(self, order):
+        return order[self.rank :: self.num_replicas]
+
+
+@mistake("07.1", says="every rank has the whole dataset")
+class DistributedSampler(Base):
+    def share(self, order):
+        return order
+
+
+@mistake("07.1", says="contiguous blocks, one after the other")
+class DistributedSampler(Base):
+    def share(self, order):
+        size = len(self)
+        return order[self.rank * size : (self.rank + 1) * size]
+
+
+@mistake("07.1", says="indices of type int")
+class DistributedSampler(Base):
+    def share(self, order):
+        return torch.tensor(order)[self.rank :: self.num_replicas]
+
+
+@mistake("07.1", says="the parts overlap")
+class DistributedSampler(Base):
+    def generator(self):
+        return torch.Generator().manual_seed(self.seed + self.epoch + self.rank)
+
+
+@mistake("07.1", says="each rank shuffles its own part")
+class DistributedSampler(Base):
+    def order(self):
+        return list(range(self.length))
+
+    def share(self, order):
+        part = order[self.rank :: self.num_replicas]
+        if self.shuffle:
+            random.Random(self.seed + self.epoch).shuffle(part)
+        return part
+
+
+@mistake("07.1", says="nothing is shuffled")
+class DistributedSampler(Base):
+    def order(self):
+        return list(range(self.length))
+
+
+@mistake("07.1", says="the order comes from the global random state")
+class DistributedSampler(Base):
+    def order(self):
+        return torch.randperm(self.length).tolist() if self.shuffle else list(range(self.length))
+
+
+@mistake("07.1", says="iterating sets the global random state")
+class DistributedSampler(Base):
+    def order(self):
+        torch.manual_seed(self.seed + self.epoch)
+        return torch.randperm(self.length).tolist() if self.shuffle else list(range(self.length))
+
+
+@mistake("07.1", says="the seed is not used")
+class DistributedSampler(Base):
+    def generator(self):
+        return torch.Generator().manual_seed(self.epoch)
+
+
+@mistake("07.1", says="every epoch has the same order")
+class DistributedSampler(Base):
+    def generator(self):
+        return torch.Generator().manual_seed(self.seed)
+
+
+@mistake("07.1", says="the order changes without set_epoch")
+class DistributedSampler(Base):
+    def order(self):
+        order = super().order()
+        self.epoch += 1
+        return order
+
+
+@mistake("07.1", says="the ranks get different numbers of samples")
+class DistributedSampler(Base):
+    def divisible(self, order):
+        return order[: len(self) * self.num_replicas] if self.drop_last else order
+
+
+@mistake("07.1", says="the tail is left out although drop_last is False")
+class DistributedSampler(Base):
+    def divisible(self, order):
+        return order[: self.length // self.num_replicas * self.num_replicas]
+
+
+@mistake("07.1", says="drop_last is not used")
+class DistributedSampler(Base):
+    def __len__(self):
+        return -(-self.length // self.num_replicas)
+
+
+@mistake("07.1", says="the padding is not the beginning of the shuffled order")
+class DistributedSampler(Base):
+    def divisible(self, order):
+        missing = len(self) * self.num_replicas - len(order)
+        return order[:missing] if missing < 0 else order + list(range(self.length))[:missing]
+
+
+@mistake("07.1", says="the padding needs more than one round")
+class DistributedSampler(Base):
+    def divisible(self, order):
+        missing = len(self) * self.num_replicas - len(order)
+        return order[:missing] if missing < 0 else order + order[:missing]
+
+
+@mistake("07.1", says="len() is the whole dataset's")
+class DistributedSampler(Base):
+    def __len__(self):
+        return self.length
+
+    def divisible(self, order):
+        n = self.num_replicas
+        size = self.length // n if self.drop_last else -(-self.length // n)
+        return (order * (n + 1))[: size * n]
+
+
+@mistake("07.1", says="is accepted")
+class DistributedSampler(Base):
+    def __init__(
+        self, dataset, num_replicas=None, rank=None, shuffle=True, seed=0, drop_last=False
+    ):
+        super().__init__(dataset, num_replicas, 0, shuffle, seed, drop_last)
+        self.rank = dist.get_rank() if rank is None else rank
+
+
+# 07.2 exact_evaluation
+
+
+def added(score, dataset, indices, batch_size):
+    """Sum and divisor over some samples."""
+    totals = torch.zeros(2, dtype=torch.float64)
+    indices = list(indices)
+    for start in range(0, len(indices), batch_size):
+        batch = [dataset[index] for index in indices[start : start + batch_size]]
+        totals += torch.tensor(score(batch), dtype=torch.float64)
+    return totals
+
+
+def share(dataset):
+    return range(dist.get_rank(), len(dataset), dist.get_world_size())
+
+
+@mistake("07.2", says="padding is counted")
+def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
+    sampler = torch.utils.data.DistributedSampler(dataset, shuffle=False)
+    totals = added(score, dataset, sampler, batch_size)
+    dist.all_reduce(totals)
+    return (totals[0] / totals[1]).item()
+
+
+@mistake("07.2", says="the tail is left out: 8 of 9 samples")
+def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
+    sampler = torch.utils.data.DistributedSampler(dataset, shuffle=False, drop_last=True)
+    totals = added(score, dataset, sampler, batch_size)
+    dist.all_reduce(totals)
+    return (totals[0] / totals[1]).item()
+
+
+@mistake("07.2", says="this is the mean of the ranks' means")
+def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
+    total, divisor = added(score, dataset, share(dataset), batch_size)
+    mean = total / divisor
+    dist.all_reduce(mean)
+    return (mean / dist.get_world_size()).item()
+
+
+@mistake("07.2", says="this is the sum, not the mean")
+def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
+    totals = added(score, dataset, share(dataset), batch_size)
+    dist.all_reduce(totals)
+    return totals[0].item()
+
+
+@mistake("07.2", says="each rank has a figure of its own")
+def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
+    total, divisor = added(score, dataset, share(dataset), batch_size)
+    return (total / divisor).item()
+
+
+@mistake("07.2", says="only rank 0 has the result")
+def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
+    totals = added(score, dataset, share(dataset), batch_size)
+    dist.reduce(totals, 0)
+    return (totals[0] / totals[1]).item() if dist.get_rank() == 0 else None
+
+
+@mistake("07.2", says="every rank scores the whole dataset")
+def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
+    total, divisor = added(score, dataset, range(len(dataset)), batch_size)
+    return (total / divisor).item()
+
+
+@mistake("07.2", says="the ranks talk after every batch")
+def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
+    mine, totals = share(dataset), torch.zeros(2, dtype=torch.float64)
+    for start in range(0, len(mine), batch_size):
+        part = added(score, dataset, mine[start : start + batch_size], batch_size)
+        dist.all_reduce(part)
+        totals += part
+    return (totals[0] / totals[1]).item()
+
+
+@mistake("07.2", says="two collectives where one will do")
+def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
+    total, divisor = added(score, dataset, share(dataset), batch_size)
+    dist.all_reduce(total)
+    dist.all_reduce(divisor)
+    return (total / divisor).item()
+
+
+@mistake("07.2", says="batch_size is not used")
+def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
+    return right_evaluation(score, dataset, len(dataset), device)
+
+
+@mistake("07.2", says="this is the mean of the batches' means")
+def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
+    mine, means = share(dataset), []
+    for start in range(0, len(mine), batch_size):
+        total, divisor = added(score, dataset, mine[start : start + batch_size], batch_size)
+        means.append((total / divisor).item())
+    weight = float(len(mine))
+    totals = torch.tensor([weight * sum(means) / max(len(means), 1), weight], dtype=torch.float64)
+    dist.all_reduce(totals)
+    return (totals[0] / totals[1]).item()
+
+
+@mistake("07.2", says="divided by the number of samples, not by what `score` says")
+def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
+    totals = added(score, dataset, share(dataset), batch_size)
+    dist.all_reduce(totals)
+    return (totals[0] / len(dataset)).item()
+
+
+@mistake("07.2", says="a rank without samples divides by 0")
+def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
+    total, divisor = added(score, dataset, share(dataset), batch_size).tolist()
+    weighted = torch.tensor([total / divisor * divisor, divisor], dtype=torch.float64)
+    dist.all_reduce(weighted)
+    return (weighted[0] / weighted[1]).item()
+
+
+@mistake("07.2", says="a rank without samples makes the result NaN")
+def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
+    total, divisor = added(score, dataset, share(dataset), batch_size)
+    weighted = torch.stack([total / divisor * divisor, divisor])
+    dist.all_reduce(weighted)
+    return (weighted[0] / weighted[1]).item()
+
+
+@mistake("07.2", says="added in float32")
+def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
+    totals = added(score, dataset, share(dataset), batch_size).float()
+    padded = torch.zeros(4)  # 16 bytes, as two numbers in float64 would be
+    padded[:2] = totals
+    dist.all_reduce(padded)
+    return (padded[0] / padded[1]).item()
+
+
+@mistake("07.2", says="an empty dataset is accepted")
+def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
+    totals = added(score, dataset, share(dataset), batch_size)
+    dist.all_reduce(totals)
+    return (totals[0] / totals[1]).item()
+
+
+# 07.3 ResumableSampler
+
+
+@mistake("07.3", says="the epoch begins again")
+class ResumableSampler(sampling.ResumableSampler):
+    def load_state_dict(self, state):
+        super().load_state_dict({**state, "consumed": 0})
+
+
+@mistake("07.3", says="each rank skips as many samples as all of them had")
+class ResumableSampler(sampling.ResumableSampler):
+    def _part(self, start):
+        return super()._part(0)[start:]
+
+
+@mistake("07.3", says="what is left comes in another order")
+class ResumableSampler(sampling.ResumableSampler):
+    def _part(self, start):
+        order = self._order()
+        rest = order[start:]
+        if start:
+            random.Random(self.seed).shuffle(rest)
+        rounded = self._rounded(len(rest))
+        return (rest + order)[self.rank : rounded : self.num_replicas]
+
+
+@mistake("07.3", says="the state does not hold the epoch")
+class ResumableSampler(sampling.ResumableSampler):
+    def load_state_dict(self, state):
+        super().load_state_dict({**state, "epoch": 0})
+
+
+@mistake("07.3", says="the state differs from rank to rank")
+class ResumableSampler(sampling.ResumableSampler):
+    def state_dict(self, consumed=None):
+        return {**super().state_dict(consumed), "rank": self.rank}
+
+
+@mistake("07.3", says="the state is no plain data")
+class ResumableSampler(sampling.ResumableSampler):
+    def state_dict(self, consumed=None):
+        return {**super().state_dict(consumed), "order": range(self.length)}
+
+
+@mistake("07.3", says="the position counts one rank's samples")
+class ResumableSampler(sampling.ResumableSampler):
+    def state_dict(self, consumed=None):
+        state = super().state_dict(consumed)
+        return {**state, "consumed": -(-state["consumed"] // self.num_replicas)}
+
+    def load_state_dict(self, state):
+        super().load_state_dict({**state, "consumed": state["consumed"] * self.num_replicas})
+
+
+@mistake("07.3", says="throws the position away")
+class ResumableSampler(sampling.ResumableSampler):
+    def set_epoch(self, epoch):
+        self._start = self._consumed = 0
+        self.epoch = epoch
+
+
+@mistake("07.3", says="the epoch after the resumed one is cut short as well")
+class ResumableSampler(sampling.ResumableSampler):
+    def __iter__(self):
+        start = self._start
+        yield from super().__iter__()
+        self._start = start
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+
+@mistake("07.3", says="an epoch that was finished is begun again")
+class ResumableSampler(sampling.ResumableSampler):
+    def __iter__(self):
+        yield from super().__iter__()
+        self._consumed = 0
+
+
+@mistake("07.3", says="the padding repeats the first of what is left")
+class ResumableSampler(sampling.ResumableSampler):
+    def _part(self, start):
+        rest = self._order()[start:]
+        rounded = self._rounded(len(rest))
+        padded = list(itertools.islice(itertools.cycle(rest), rounded)) if rest else []
+        return padded[self.rank : rounded : self.num_replicas]
+
+
+@mistake("07.3", says="len() is that of a whole epoch")
+class ResumableSampler(sampling.ResumableSampler):
+    def __len__(self):
+        return self._rounded(self.length) // self.num_replicas
+
+
+@mistake("07.3", says="the argument `consumed` is not used")
+class ResumableSampler(sampling.ResumableSampler):
+    def state_dict(self, consumed=None):
+        return super().state_dict()
+
+
+@mistake("07.3", says="is accepted")
+class ResumableSampler(sampling.ResumableSampler):
+    def load_state_dict(self, state):
+        own = {"length": self.length, "seed": self.seed, "shuffle": self.shuffle}
+        super().load_state_dict({**state, **own})
