@@ -12,6 +12,7 @@ from typing import Any
 MAX_BYTES = 20_000_000
 MAX_VALUES = 1_000_000  # an empty JSON list of 3 bytes takes 64 in memory
 MAX_CELL_CHARACTERS = 200_000
+MAX_CODE_CHARACTERS = 2_000_000  # some seconds of reading as Python
 
 
 class Unreadable(Exception):
@@ -45,7 +46,12 @@ def read_code_cells(notebook: bytes) -> tuple[list[CodeCell], tuple[str, ...]]:
         shown = json.dumps(version)[:40]
         raise Unreadable(f"wrong version: notebook format {shown}; save it as format 4")
     notes = () if version == 4 else ("the notebook has the old format 3",)
-    return list(_code_cells(_cells(content, version))), notes
+    cells = list(_code_cells(_cells(content, version)))
+    if (total := sum(len(cell.source) for cell in cells)) > MAX_CODE_CHARACTERS:
+        raise Unreadable(
+            f"its cells hold {total} characters; at most {MAX_CODE_CHARACTERS} are read"
+        )
+    return cells, notes
 
 
 def _parse(notebook: bytes) -> Any:

@@ -117,6 +117,7 @@ NOT_A_NOTEBOOK = {
     "nested cells": (notebook(cells=0)[:-2] + b'{"a":' * 90_000, "nested too deeply"),
     "long number": (b'{"nbformat": ' + b"4" * 10_000 + b"}", "not a notebook: Exceeds the limit"),
     "too many values": (b"[" + b"[]," * 600_000, "more than 1000000 values"),
+    "too much code": (notebook(*["a + b +" * 20_000] * 15), "its cells hold 2100000 characters"),
     "too large": (b" " * (MAX_BYTES + 1), "has 20 MB; at most 20 are read"),
 }
 
