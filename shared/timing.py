@@ -32,3 +32,10 @@ def _cpu_seconds(run: Callable[[], Any]) -> float:
     before = time.perf_counter()
     run()
     return time.perf_counter() - before
+
+
+def synchronized_now(device: torch.device) -> float:
+    """The clock in seconds, read once a GPU has done what it was given; a CPU has done it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

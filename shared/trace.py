@@ -1,0 +1,181 @@
+"""Traces of training steps: what computed when, what travelled when, and how much of it was hidden.
+
+A trace comes from torch's profiler. On a CPU the computing thread's operators (`aten::...`) are
+compute, and gloo's own threads show each collective as `gloo:all_reduce`; on a GPU both are
+kernels. Times are microseconds since the first span.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from matplotlib.axes import Axes
+from torch.profiler import ProfilerActivity, profile
+
+from shared.plots import MEANING
+
+Kind = Literal["compute", "communication"]
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something that took from `start` to `end`, in microseconds, on thread or stream `lane`."""
+
+    name: str
+    kind: Kind
+    start: float
+    end: float
+    lane: int = 0
+
+    @property
+    def duration(self) -> float:
+        """Microseconds."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The spans of one rank, sorted by their start."""
+
+    spans: tuple[Span, ...]
+    rank: int = 0
+
+    def of(self, kind: Kind) -> list[Span]:
+        """The spans of one kind."""
+        return [span for span in self.spans if span.kind == kind]
+
+
+def record_trace(run: Callable[[], Any], device: torch.device | str = "cpu") -> Trace:
+    """Profile one call of `run` and return its trace; warm up before, the first steps differ."""
+    activities = [ProfilerActivity.CPU]
+    if torch.device(device).type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    with tempfile.TemporaryDirectory(prefix="trace_") as folder:
+        path = Path(folder) / "trace.json"
+        with _quiet_stderr(), profile(activities=activities) as profiler:
+            run()
+            if torch.device(device).type == "cuda":
+                torch.cuda.synchronize()
+        profiler.export_chrome_trace(str(path))
+        return read_trace(json.loads(path.read_text()))
+
+
+@contextlib.contextmanager
+def _quiet_stderr() -> Generator[None]:
+    # The profiler announces its start and end on the file descriptor itself, in every process.
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def read_trace(content: Mapping[str, Any]) -> Trace:
+    """The compute and communication spans of a trace in Chrome's format (`ph: X` events).
+
+    An operator inside another of the same thread is part of it and left out. Raises ValueError
+    when the content holds no events.
+    """
+    if "traceEvents" not in content:
+        raise ValueError("not a trace in Chrome's format: it has no traceEvents")
+    events = [event for event in content["traceEvents"] if event.get("ph") == "X"]
+    on_gpu = any(event.get("cat") == "kernel" for event in events)
+    spans = [
+        Span(event["name"], kind, event["ts"], event["ts"] + event["dur"], event.get("tid", 0))
+        for event in events
+        if (kind := _kind(event, on_gpu)) is not None
+    ]
+    outer = _outermost(sorted(spans, key=lambda span: (span.start, -span.end)))
+    zero = min((span.start for span in outer), default=0.0)
+    moved = [Span(s.name, s.kind, s.start - zero, s.end - zero, s.lane) for s in outer]
+    return Trace(tuple(moved), content.get("distributedInfo", {}).get("rank", 0))
+
+
+def _kind(event: Mapping[str, Any], on_gpu: bool) -> Kind | None:
+    name, category = event["name"], event.get("cat")
+    if on_gpu:
+        if category != "kernel":
+            return None
+        return "communication" if "nccl" in name.lower() else "compute"
+    if name.startswith("gloo:"):
+        return "communication"
+    return "compute" if category == "cpu_op" and name.startswith("aten::") else None
+
+
+def _outermost(spans: Iterable[Span]) -> list[Span]:
+    ends: dict[tuple[Kind, int], float] = {}
+    outer = []
+    for span in spans:
+        lane = (span.kind, span.lane)
+        if span.end > ends.get(lane, float("-inf")):
+            outer.append(span)
+            ends[lane] = span.end
+    return outer
+
+
+def merge(intervals: Iterable[Interval]) -> list[Interval]:
+    """The same moments as sorted intervals that do not touch."""
+    merged: list[Interval] = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def covered(span: Span, by: Sequence[Interval]) -> float:
+    """Microseconds of a span during which one of the merged intervals runs."""
+    return sum(max(0.0, min(span.end, end) - max(span.start, start)) for start, end in by)
+
+
+def hidden_shares(trace: Trace) -> list[float]:
+    """For each communication span, in order, the share of it that compute of this rank covers."""
+    busy = merge((span.start, span.end) for span in trace.of("compute"))
+    spans = [span for span in trace.of("communication") if span.duration > 0]
+    return [covered(span, busy) / span.duration for span in spans]
+
+
+def overlap_fraction(trace: Trace) -> float:
+    """Share of the communication time during which this rank also computes, from 0 to 1.
+
+    A span lasts from the moment a collective begins on this rank until it has ended, waiting for
+    a slower rank included. Nothing communicated counts as all hidden.
+    """
+    busy = merge((span.start, span.end) for span in trace.of("compute"))
+    spans = trace.of("communication")
+    total = sum(span.duration for span in spans)
+    return sum(covered(span, busy) for span in spans) / total if total else 1.0
+
+
+def draw_timeline(ax: Axes, traces: Sequence[Trace], labels: Sequence[str] | None = None) -> None:
+    """Two rows for each trace, compute above communication, over milliseconds."""
+    names = labels or [f"rank {trace.rank}" for trace in traces]
+    ticks: list[str] = []
+    for trace, name in zip(traces, names, strict=True):
+        kinds: tuple[Kind, ...] = ("compute", "communication")
+        for kind in kinds:
+            row = len(ticks)
+            spans = trace.of(kind)
+            bars = [(span.start / 1000, span.duration / 1000) for span in spans]
+            edge = "white" if kind == "communication" else "none"
+            ax.broken_barh(
+                bars, (row - 0.4, 0.8), color=MEANING[kind], edgecolor=edge, linewidth=0.4
+            )
+            ticks.append(f"{name}: {kind}")
+    ax.set_yticks(range(len(ticks)), ticks)
+    ax.invert_yaxis()
+    ax.grid(axis="y", visible=False)
+    ax.set_xlabel("time in the step (ms)")

@@ -1,0 +1,44 @@
+"""A module around a module, which can stand in its place."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+
+class Wrapped(nn.Module):
+    """A model inside another module: forward, attributes and state_dict are the model's own.
+
+    `ddp.encoder` is `ddp.module.encoder`. `state_dict` and `load_state_dict` use the model's
+    names, without a "module." before each, so that a checkpoint does not tell how it was trained
+    and loads into the bare model, on any number of ranks. (torch's DDP adds the prefix; people
+    then save `ddp.module.state_dict()`.) An attribute that is *set* is the wrapper's, and
+    `named_parameters` is nn.Module's: it shows where things are, prefix and all.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model."""
+        return self.module(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """Called for what the wrapper itself does not have."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "module":  # not set yet: asking self.module for it would never end
+                raise
+            return getattr(self.module, name)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The model's state under its own names."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Load a state whose names are the model's."""
+        return self.module.load_state_dict(state_dict, strict=strict, assign=assign)
