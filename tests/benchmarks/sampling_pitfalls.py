@@ -1,6 +1,6 @@
 """What loading data wrongly costs in validation loss, over twenty seeds, by number of epochs.
 
-python tests/benchmarks/sampling_pitfalls.py [--seeds 20]
+python tests/benchmarks/sampling_pitfalls.py [--seeds 20] [--samples 8192 4096 2048]
 
 Always 256 steps of 4 x 32 samples; the more epochs, the less data. One process stands for four
 ranks: the mean of their gradients is the gradient of their batches together.
@@ -45,10 +45,12 @@ def global_batches(way: str, length: int, seed: int) -> list[list[int]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=20)
+    sizes = {"type": int, "nargs": "+", "default": [8192, 4096, 2048]}
+    parser.add_argument("--samples", **sizes, help="divisors of 32,768")
     args = parser.parse_args()
     torch.set_num_threads(1)
     corpus, rows = load_corpus("grammar"), []
-    for length in (8192, 4096, 2048):
+    for length in args.samples:
         train, validation = next_character.character_data(corpus, length)
         right: list[float] = []
         for way in WAYS:

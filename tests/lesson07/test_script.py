@@ -79,7 +79,7 @@ def test_a_forgotten_set_epoch_is_warned_of(tmp_path, capfd, monkeypatch):
     [
         (("--samples", 10), "a global batch of 64, 10 samples, 1 ranks"),
         (("--samples", 10**8), "100000000 samples asked for"),
-        (("--pitfall", "none", "--mine"), "no exercise"),
+        (("--pitfall", "none", "--mine"), "--mine: no exercise"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path, capfd, monkeypatch, flags, words):
