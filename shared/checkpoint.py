@@ -44,11 +44,20 @@ def write_atomically(path: Path, content: Mapping[str, Any]) -> None:
         aside.replace(path)
         _flush_folder(path.parent)
     except (OSError, RuntimeError) as error:  # torch.save turns a full disk into a RuntimeError
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise InputError(f"checkpoint {path} cannot be written: {reason}") from error
+        raise InputError(f"checkpoint {path} cannot be written: {_cause(error)}") from error
     finally:
         with contextlib.suppress(OSError):  # the reason is in the error that is on its way
             aside.unlink(missing_ok=True)
+
+
+def _cause(error: BaseException) -> str:
+    """What the operating system said, which torch.save's own error hides."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        cause = cause.__context__
+    return str(error).splitlines()[0]
 
 
 def _flush_folder(folder: Path) -> None:
