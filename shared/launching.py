@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from shared.distributed import STACKS
+from shared.links import INTERFACE, Links
 from shared.tools.logs import last_words
 from shared.tools.processes import Outcome, supervise
 
@@ -89,27 +90,30 @@ def launch_nodes(
     nproc: int = 1,
     args: Sequence[str] = (),
     timeout: float = 240.0,
+    links: Links | None = None,
 ) -> dict[str, Any]:
     """Run a script as on `nodes` machines of `nproc` ranks each; return its metrics.json.
 
     This machine plays all of them: one torchrun agent a node, which meet at a port that is free
-    now. The nodes share out the GPUs if there is one for each rank, and see none otherwise.
+    now, or each in a network of its own where throttled `links` are given. The nodes share out
+    the GPUs if there is one for each rank, and see none otherwise.
     Raises LaunchFailed as `launch` does; if one node fails, the others are ended.
     """
     with tempfile.TemporaryDirectory(prefix="launch_") as folder:
         path, arguments, metrics = _prepare(script, args, Path(folder))
-        address = f"127.0.0.1:{free_port()}"
-        command = node_command(path, nodes, nproc, address, arguments)
-        command.insert(3, "--local_addr=127.0.0.1")  # on one machine its name need not resolve
-        agents = [
-            _Agent(
-                command,
-                Path(folder) / f"log{node}",
-                {"CUDA_VISIBLE_DEVICES": gpus},
-                f" on node {node}",
-            )
-            for node, gpus in enumerate(_shares_of_gpus(nodes, nproc))
-        ]
+        meeting = f"{links.address(0)}:29500" if links else f"127.0.0.1:{free_port()}"
+        agents = []
+        for node, gpus in enumerate(_shares_of_gpus(nodes, nproc)):
+            command = node_command(path, nodes, nproc, meeting, arguments)
+            # On one machine its name need not lead back to it: say who is who.
+            own = links.address(node) if links else "127.0.0.1"
+            command[3:3] = [f"--local_addr={own}", f"--rdzv_conf=is_host={int(node == 0)}"]
+            environment = {"CUDA_VISIBLE_DEVICES": gpus}
+            if links:
+                command = links.command(node, command)
+                environment["GLOO_SOCKET_IFNAME"] = INTERFACE
+            log = Path(folder) / f"log{node}"
+            agents.append(_Agent(command, log, environment, f" on node {node}"))
         return _run(agents, path, metrics, nodes * nproc, timeout)
 
 

@@ -122,6 +122,8 @@ def _child(
         try:
             if before:
                 before(rank)
+            # Wait until all have joined: a rank that is done at once would hang up on the others.
+            os.environ["TORCH_DIST_INIT_BARRIER"] = "1"
             dist.init_process_group(
                 "gloo",
                 init_method=f"file://{folder}/store",

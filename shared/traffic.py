@@ -37,7 +37,7 @@ class Call:
     reduce_scatter, its own part for all_gather, the message for send, the buffer for recv, 0 for a
     barrier. `peer` is the other side of send and recv or the root of broadcast, reduce, gather
     and scatter, as a rank of the whole world; None where there is none (recv from anyone).
-    `at` is time.perf_counter() when it started.
+    `at` is time.perf_counter() when it started; `content` what was sent, where that was asked for.
     """
 
     op: str
@@ -45,6 +45,7 @@ class Call:
     peer: int | None
     group_size: int
     at: float
+    content: torch.Tensor | None = field(default=None, compare=False)
 
 
 @dataclass
@@ -78,25 +79,25 @@ class Traffic:
 
 
 @contextlib.contextmanager
-def count_traffic() -> Generator[Traffic]:
+def count_traffic(keep: bool = False) -> Generator[Traffic]:
     """Record every operation of torch.distributed that this thread starts inside the block.
 
     The count is taken at the dispatcher, below the Python functions: it does not matter how they
     were imported, and what torch's DDP starts from C++ in the middle of backward is seen as well.
     Names are those of torch.distributed (`all_reduce`, `send`; `isend` counts as `send`,
     `all_gather_into_tensor` as `all_gather`). Each operator then passes through Python: count in
-    one run, take times in another.
+    one run, take times in another. `keep` copies what is sent, to look at the messages themselves.
     Source: the way of torch.distributed.tensor.debug.CommDebugMode.
     """
     traffic = Traffic()
-    with _Recorder(traffic):
+    with _Recorder(traffic, keep):
         yield traffic
 
 
 class _Recorder(TorchDispatchMode):
-    def __init__(self, traffic: Traffic) -> None:
+    def __init__(self, traffic: Traffic, keep: bool) -> None:
         super().__init__()
-        self.traffic = traffic
+        self.traffic, self.keep = traffic, keep
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -105,11 +106,11 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace in _NAMESPACES and not _NO_TRAFFIC.search(func.__name__):
-            self.traffic.calls.append(_call(func, args, kwargs or {}))
+            self.traffic.calls.append(_call(func, args, kwargs or {}, self.keep))
         return func(*args, **(kwargs or {}))
 
 
-def _call(func: Any, args: tuple, kwargs: dict[str, Any]) -> Call:
+def _call(func: Any, args: tuple, kwargs: dict[str, Any], keep: bool) -> Call:
     began = time.perf_counter()
     names = [argument.name for argument in func._schema.arguments]
     given = dict(zip(names, args, strict=False)) | kwargs
@@ -124,6 +125,7 @@ def _call(func: Any, args: tuple, kwargs: dict[str, Any]) -> Call:
         peer=None if peer is None else dist.get_global_rank(group, peer),
         group_size=group.size(),
         at=began,
+        content=tensors[0].clone() if keep and op == "send" else None,
     )
 
 
