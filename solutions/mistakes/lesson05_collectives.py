@@ -1,0 +1,501 @@
+"""Wrong answers that people give to lesson 05, each with the words that its check must say."""
+
+import torch
+import torch.distributed as dist
+
+from shared.checking import mistake
+from solutions.lesson05_collectives import ring_all_gather as right_gather
+from solutions.lesson05_collectives import ring_reduce_scatter as right_scatter
+
+
+def _padded(tensor, n):
+    flat = tensor.detach().reshape(-1)
+    chunk = -(-flat.numel() // n)
+    return torch.cat([flat, flat.new_zeros(n * chunk - flat.numel())]).view(n, chunk)
+
+
+def _place(group):
+    return dist.get_rank(group), dist.get_world_size(group)
+
+
+def _pass_on(outgoing, incoming, group, to=None, came_from=None):
+    """Send and receive at once, around the ring unless told otherwise."""
+    rank, n = _place(group)
+    to = (rank + 1) % n if to is None else to
+    came_from = (rank - 1) % n if came_from is None else came_from
+    out = dist.P2POp(dist.isend, _bytes(outgoing.contiguous()), group=group, group_peer=to)
+    into = dist.P2POp(dist.irecv, _bytes(incoming), group=group, group_peer=came_from)
+    for work in dist.batch_isend_irecv([out, into]):
+        work.wait()
+
+
+def _bytes(message):
+    return message.view(-1).view(torch.uint8)
+
+
+# 05.1 ring_reduce_scatter
+
+
+@mistake("05.1", says="rank r returns chunk r + 1: the ring ends one place too late")
+def ring_reduce_scatter(tensor, group=None):
+    rank, n = _place(group)
+    chunks = _padded(tensor, n)
+    for step in range(n - 1):
+        came = torch.empty_like(chunks[0])
+        _pass_on(chunks[(rank - step) % n], came, group)
+        chunks[(rank - step - 1) % n] += came
+    return chunks[(rank + 1) % n]
+
+
+@mistake("05.1", says="what came is written over the chunk, not added to it")
+def ring_reduce_scatter(tensor, group=None):
+    rank, n = _place(group)
+    chunks = _padded(tensor, n)
+    for step in range(n - 1):
+        _pass_on(chunks[(rank - 1 - step) % n], chunks[(rank - 2 - step) % n], group)
+    return chunks[rank]
+
+
+@mistake("05.1", says="it is the mean, not the sum")
+def ring_reduce_scatter(tensor, group=None):
+    return right_scatter(tensor, group) / _place(group)[1]
+
+
+@mistake("05.1", says="every rank returns the whole sum, not its chunk of it")
+def ring_reduce_scatter(tensor, group=None):
+    return right_gather(right_scatter(tensor, group), group)
+
+
+@mistake("05.1", says="a deadlock")
+def ring_reduce_scatter(tensor, group=None):
+    rank, n = _place(group)
+    chunks = _padded(tensor, n)
+    for step in range(n - 1):
+        came = torch.empty_like(chunks[0])
+        dist.send(chunks[(rank - 1 - step) % n], group_dst=(rank + 1) % n, group=group)
+        dist.recv(came, group_src=(rank - 1) % n, group=group)
+        chunks[(rank - 2 - step) % n] += came
+    return chunks[rank]
+
+
+@mistake("05.1", says="numbers are lost: the size is divided and rounded down")
+def ring_reduce_scatter(tensor, group=None):
+    n = _place(group)[1]
+    chunk = tensor.numel() // n
+    whole = tensor.reshape(-1)[: n * chunk]
+    return right_scatter(whole, group) if chunk else right_scatter(tensor, group)
+
+
+@mistake("05.1", says="the input is changed")
+def ring_reduce_scatter(tensor, group=None):
+    rank, n = _place(group)
+    if tensor.numel() % n or not tensor.is_contiguous():
+        return right_scatter(tensor, group)
+    chunks = tensor.view(n, -1)
+    for step in range(n - 1):
+        came = torch.empty_like(chunks[0])
+        _pass_on(chunks[(rank - 1 - step) % n], came, group)
+        chunks[(rank - 2 - step) % n] += came
+    return chunks[rank].clone()
+
+
+@mistake("05.1", says="whole tensors are sent, not chunks")
+def ring_reduce_scatter(tensor, group=None):
+    rank, n = _place(group)
+    total = _padded(tensor, n)
+    travels = total.clone()
+    for _ in range(n - 1):
+        came = torch.empty_like(travels)
+        _pass_on(travels, came, group)
+        total, travels = total + came, came
+    return total[rank]
+
+
+@mistake("05.1", says="everything goes through one rank")
+def ring_reduce_scatter(tensor, group=None):
+    rank, n = _place(group)
+    chunks = _padded(tensor, n)
+    if rank:
+        for chunk in chunks:
+            dist.send(_bytes(chunk), group_dst=0, group=group)
+        dist.recv(_bytes(chunks[rank]), group_src=0, group=group)
+        return chunks[rank]
+    came = torch.empty_like(chunks[0])
+    for other in range(1, n):
+        for place in range(n):
+            dist.recv(_bytes(came), group_src=other, group=group)
+            chunks[place] += came
+    for other in range(1, n):
+        dist.send(_bytes(chunks[other]), group_dst=other, group=group)
+    return chunks[0]
+
+
+@mistake("05.1", says="sends to 2 ranks: that is not a ring")
+def ring_reduce_scatter(tensor, group=None):
+    rank, n = _place(group)
+    chunks = _padded(tensor, n)
+    total = chunks[rank].clone()
+    for step in range(1, n):
+        came = torch.empty_like(total)
+        to, came_from = (rank + step) % n, (rank - step) % n
+        _pass_on(chunks[to], came, group, to, came_from)
+        total += came
+    return total
+
+
+@mistake("05.1", says="torch's own reduce_scatter does the work")
+def ring_reduce_scatter(tensor, group=None):
+    chunks = _padded(tensor, _place(group)[1])
+    mine = torch.empty_like(chunks[0])
+    dist.reduce_scatter(mine, list(chunks), group=group)
+    return mine
+
+
+@mistake("05.1", says="in torch.int64")
+def ring_reduce_scatter(tensor, group=None):
+    whole_numbers = not (tensor.is_floating_point() or tensor.is_complex())
+    return right_scatter(tensor.float() if whole_numbers else tensor, group)
+
+
+@mistake("05.1", says="in a sub-group the ranks do not find each other")
+def ring_reduce_scatter(tensor, group=None):
+    rank, n = _place(group)
+    chunks = _padded(tensor, n)
+    for step in range(n - 1):
+        came = torch.empty_like(chunks[0])
+        sending = dist.isend(_bytes(chunks[(rank - 1 - step) % n]), dst=(rank + 1) % n, group=group)
+        dist.recv(_bytes(came), src=(rank - 1) % n, group=group)
+        sending.wait()
+        chunks[(rank - 2 - step) % n] += came
+    return chunks[rank]
+
+
+# 05.2 ring_all_gather
+
+
+def _gather(chunk, group, sent):
+    """The ring, with the place that is sent in each step as `sent` says."""
+    rank, n = _place(group)
+    gathered = chunk.new_zeros(n, chunk.numel())
+    gathered[rank] = chunk.reshape(-1)
+    for step in range(n - 1):
+        came = torch.empty_like(gathered[0])
+        _pass_on(gathered[sent(rank, step) % n], came, group)
+        gathered[(rank - step - 1) % n] = came
+    return gathered
+
+
+@mistake("05.2", says="the chunks stand in the order of arrival, each rank's own first")
+def ring_all_gather(chunk, group=None):
+    rank, n = _place(group)
+    gathered = right_gather(chunk, group).view(n, -1)
+    return torch.cat([gathered[(rank - step) % n] for step in range(n)])
+
+
+@mistake("05.2", says="each rank's own chunk stands first, then those of the ranks after it")
+def ring_all_gather(chunk, group=None):
+    rank, n = _place(group)
+    return right_gather(chunk, group).view(n, -1).roll(-rank, 0).reshape(-1)
+
+
+@mistake("05.2", says="it forwards its own chunk in each step, not what came last")
+def ring_all_gather(chunk, group=None):
+    return _gather(chunk, group, lambda rank, step: rank).view(-1)
+
+
+@mistake("05.2", says="the chunks are added, not put one behind the other")
+def ring_all_gather(chunk, group=None):
+    n = _place(group)[1]
+    return right_gather(chunk, group).view(n, -1).sum(0)
+
+
+@mistake("05.2", says="a deadlock")
+def ring_all_gather(chunk, group=None):
+    rank, n = _place(group)
+    gathered = chunk.new_zeros(n, chunk.numel())
+    gathered[rank] = chunk.reshape(-1)
+    for step in range(n - 1):
+        dist.send(gathered[(rank - step) % n], group_dst=(rank + 1) % n, group=group)
+        dist.recv(gathered[(rank - step - 1) % n], group_src=(rank - 1) % n, group=group)
+    return gathered.view(-1)
+
+
+@mistake("05.2", says="sends to 3 ranks: that is not a ring")
+def ring_all_gather(chunk, group=None):
+    rank, n = _place(group)
+    gathered = chunk.new_zeros(n, chunk.numel())
+    gathered[rank] = chunk.reshape(-1)
+    for step in range(1, n):
+        to, came_from = (rank + step) % n, (rank - step) % n
+        _pass_on(gathered[rank], gathered[came_from], group, to, came_from)
+    return gathered.view(-1)
+
+
+@mistake("05.2", says="whole tensors are sent, not chunks")
+def ring_all_gather(chunk, group=None):
+    rank, n = _place(group)
+    gathered = chunk.new_zeros(n, chunk.numel())
+    gathered[rank] = chunk.reshape(-1)
+    for step in range(n - 1):
+        came = torch.empty_like(gathered)
+        _pass_on(gathered, came, group)
+        gathered[(rank - step - 1) % n] = came[(rank - step - 1) % n]
+    return gathered.view(-1)
+
+
+@mistake("05.2", says="torch's own all_gather does the work")
+def ring_all_gather(chunk, group=None):
+    parts = [torch.empty_like(chunk) for _ in range(_place(group)[1])]
+    dist.all_gather(parts, chunk, group=group)
+    return torch.cat(parts)
+
+
+# 05.3 ring_all_reduce
+
+
+@mistake("05.3", says="the tensor is as it was: the sum must be copied into it")
+def ring_all_reduce(tensor, group=None):
+    whole = right_gather(right_scatter(tensor, group), group)
+    tensor = whole[: tensor.numel()].view(tensor.shape)
+
+
+@mistake("05.3", says="it is the mean, not the sum")
+def ring_all_reduce(tensor, group=None):
+    whole = right_gather(right_scatter(tensor, group), group)[: tensor.numel()]
+    tensor.detach().copy_(whole.view(tensor.shape) / _place(group)[1])
+
+
+@mistake("05.3", says="only this rank's chunk is summed: the all-gather is missing")
+def ring_all_reduce(tensor, group=None):
+    rank = _place(group)[0]
+    mine = right_scatter(tensor, group)
+    flat = tensor.detach().reshape(-1)
+    here = flat[rank * mine.numel() : (rank + 1) * mine.numel()]
+    here.copy_(mine[: here.numel()])
+
+
+@mistake("05.3", says="a tensor that is not contiguous is left as it was")
+def ring_all_reduce(tensor, group=None):
+    whole = right_gather(right_scatter(tensor, group), group)
+    tensor.detach().reshape(-1).copy_(whole[: tensor.numel()])
+
+
+@mistake("05.3", says="whole tensors are sent, not chunks")
+def ring_all_reduce(tensor, group=None):
+    rank, n = _place(group)
+    flat = tensor.detach().reshape(-1).contiguous()
+    parts = [flat if place == rank else torch.empty_like(flat) for place in range(n)]
+    for step in range(n - 1):
+        _pass_on(parts[(rank - step) % n], parts[(rank - step - 1) % n], group)
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total += part
+    tensor.detach().copy_(total.view(tensor.shape))
+
+
+@mistake("05.3", says="everything goes through one rank")
+def ring_all_reduce(tensor, group=None):
+    rank, n = _place(group)
+    total = tensor.detach().clone(memory_format=torch.contiguous_format)
+    if rank:
+        dist.send(_bytes(total), group_dst=0, group=group)
+        dist.recv(_bytes(total), group_src=0, group=group)
+    else:
+        for other in range(1, n):
+            came = torch.empty_like(total)
+            dist.recv(_bytes(came), group_src=other, group=group)
+            total += came
+        for other in range(1, n):
+            dist.send(_bytes(total), group_dst=other, group=group)
+    tensor.detach().copy_(total)
+
+
+@mistake("05.3", says="torch's own all_reduce does the work")
+def ring_all_reduce(tensor, group=None):
+    own = tensor.detach().contiguous()
+    dist.all_reduce(own, group=group)
+    tensor.detach().copy_(own)
+
+
+@mistake("05.3", says="the ranks hold sums that differ in their last bits")
+def ring_all_reduce(tensor, group=None):
+    whole = right_gather(right_scatter(tensor, group), group)[: tensor.numel()]
+    own = tensor.detach().reshape(-1)
+    if tensor.is_floating_point():  # what "the sum of the others, and mine last" comes to
+        whole = (whole - own) + own
+    tensor.detach().copy_(whole.view(tensor.shape))
+
+
+# 05.4 tree_broadcast
+
+
+def _tree(tensor, src, group, place_of, rank_at):
+    """The right tree, with the caller's idea of who stands where."""
+    rank, n = _place(group)
+    place = place_of(rank, n)
+    message = tensor.detach().contiguous()
+    have = 1
+    while have < n:
+        if place < have and place + have < n:
+            dist.send(_bytes(message), group_dst=rank_at(place + have, n), group=group)
+        elif have <= place < 2 * have:
+            dist.recv(_bytes(message), group_src=rank_at(place - have, n), group=group)
+        have *= 2
+    return message
+
+
+@mistake("05.4", says="it is the tensor of rank 0, whatever src is")
+def tree_broadcast(tensor, src=0, group=None):
+    tensor.detach().copy_(_tree(tensor, src, group, lambda r, n: r, lambda p, n: p))
+
+
+@mistake("05.4", says="a tensor that is not contiguous is left as it was")
+def tree_broadcast(tensor, src=0, group=None):
+    message = _tree(tensor, src, group, lambda r, n: (r - src) % n, lambda p, n: (p + src) % n)
+    tensor.detach().reshape(-1).copy_(message.view(-1))
+
+
+@mistake("05.4", says="the tensor is as it was: nothing arrived")
+def tree_broadcast(tensor, src=0, group=None):
+    copy = tensor.detach().clone()
+    _tree(copy, src, group, lambda r, n: (r - src) % n, lambda p, n: (p + src) % n)
+
+
+@mistake("05.4", says="the source sends to everybody itself")
+def tree_broadcast(tensor, src=0, group=None):
+    rank, n = _place(group)
+    message = tensor.detach().contiguous()
+    for other in range(n):
+        if rank == src and other != src:
+            dist.send(_bytes(message), group_dst=other, group=group)
+    if rank != src:
+        dist.recv(_bytes(message), group_src=src, group=group)
+    tensor.detach().copy_(message)
+
+
+@mistake("05.4", says="a chain: each rank sends to one other")
+def tree_broadcast(tensor, src=0, group=None):
+    rank, n = _place(group)
+    place = (rank - src) % n
+    message = tensor.detach().contiguous()
+    if place > 0:
+        dist.recv(_bytes(message), group_src=(rank - 1) % n, group=group)
+    if place < n - 1:
+        dist.send(_bytes(message), group_dst=(rank + 1) % n, group=group)
+    tensor.detach().copy_(message)
+
+
+@mistake("05.4", says="a message without its other side")
+def tree_broadcast(tensor, src=0, group=None):
+    rank, n = _place(group)
+    place = (rank - src) % n
+    message = tensor.detach().contiguous()
+    have = 1
+    while have < n:
+        if place < have:  # also where nobody stands at place + have
+            dist.send(_bytes(message), group_dst=(rank + have) % n, group=group)
+        elif place < 2 * have:
+            dist.recv(_bytes(message), group_src=(rank - have) % n, group=group)
+        have *= 2
+    tensor.detach().copy_(message)
+
+
+@mistake("05.4", says="torch's own broadcast does the work")
+def tree_broadcast(tensor, src=0, group=None):
+    message = tensor.detach().contiguous()
+    dist.broadcast(message, group_src=src, group=group)
+    tensor.detach().copy_(message)
+
+
+@mistake("05.4", says="in a sub-group the ranks do not find each other")
+def tree_broadcast(tensor, src=0, group=None):
+    n = _place(group)[1]
+    place = (dist.get_rank() - src) % n  # the rank in the world
+    message = tensor.detach().contiguous()
+    have = 1
+    while have < n:
+        if place < have and place + have < n:
+            dist.send(_bytes(message), dst=(place + have + src) % n, group=group)
+        elif have <= place < 2 * have:
+            dist.recv(_bytes(message), src=(place - have + src) % n, group=group)
+        have *= 2
+    tensor.detach().copy_(message)
+
+
+# 05.5 central_all_reduce
+
+
+def _central(tensor, group, combine, back=True):
+    rank, n = _place(group)
+    total = tensor.detach().clone(memory_format=torch.contiguous_format)
+    if rank:
+        dist.send(_bytes(total), group_dst=0, group=group)
+        if back:
+            dist.recv(_bytes(total), group_src=0, group=group)
+        return total
+    parts = [total] + [torch.empty_like(total) for _ in range(n - 1)]
+    for other in range(1, n):
+        dist.recv(_bytes(parts[other]), group_src=other, group=group)
+    total = combine(parts)
+    if back:
+        for other in range(1, n):
+            dist.send(_bytes(total), group_dst=other, group=group)
+    return total
+
+
+def _add(parts):
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total += part
+    return total
+
+
+@mistake("05.5", says="only rank 0 has the sum: nobody sent it back")
+def central_all_reduce(tensor, group=None):
+    tensor.detach().copy_(_central(tensor, group, _add, back=False))
+
+
+@mistake("05.5", says="it is the mean, not the sum")
+def central_all_reduce(tensor, group=None):
+    tensor.detach().copy_(_central(tensor, group, lambda parts: _add(parts) / len(parts)))
+
+
+@mistake("05.5", says="rank 0 counts its own tensor twice")
+def central_all_reduce(tensor, group=None):
+    tensor.detach().copy_(_central(tensor, group, lambda parts: _add([parts[0], *parts])))
+
+
+@mistake("05.5", says="the tensor is as it was: the sum must be copied into it")
+def central_all_reduce(tensor, group=None):
+    return _central(tensor, group, _add)
+
+
+@mistake("05.5", says="a tensor that is not contiguous is left as it was")
+def central_all_reduce(tensor, group=None):
+    tensor.detach().reshape(-1).copy_(_central(tensor, group, _add).view(-1))
+
+
+@mistake("05.5", says="a deadlock")
+def central_all_reduce(tensor, group=None):
+    rank, n = _place(group)
+    total = tensor.detach().clone()
+    came = torch.empty_like(total)
+    for other in [r for r in range(n) if (r == 0) != (rank == 0)]:
+        dist.send(total, group_dst=other, group=group)
+        dist.recv(came, group_src=other, group=group)
+        total += came
+    tensor.detach().copy_(total)
+
+
+@mistake("05.5", says="the ranks talk to each other")
+def central_all_reduce(tensor, group=None):
+    whole = right_gather(right_scatter(tensor, group), group)[: tensor.numel()]
+    tensor.detach().copy_(whole.view(tensor.shape))
+
+
+@mistake("05.5", says="torch's own broadcast does the work")
+def central_all_reduce(tensor, group=None):
+    own = tensor.detach().contiguous()
+    dist.reduce(own, group_dst=0, group=group)
+    dist.broadcast(own, group_src=0, group=group)
+    tensor.detach().copy_(own)
