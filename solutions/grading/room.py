@@ -9,6 +9,7 @@ import sys
 import tempfile
 from functools import cached_property
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from solutions.grading.confine import (
@@ -110,8 +111,11 @@ class Room:
             "alone": self._layers.namespaces,
         }
 
-    def run(self, num_exercises: int, seed: int) -> Report:
-        """Run the notebook that was put here; nothing of it is left when this returns."""
+    def run(self, num_exercises: int, seed: int, closing: Event) -> Report:
+        """Run the notebook that was put here; nothing of it is left when this returns.
+
+        It ends early once `closing` is set.
+        """
         self.notebook.chmod(0o600)
         connection = self.home / "kernel.json"
         argv = [sys.executable, str(self._course / "kernel.py"), str(connection), str(self._course)]
@@ -130,13 +134,14 @@ class Room:
         inner.chmod(0o600)
         launcher = [sys.executable, "-I", "-S", str(self._course / "inside.py"), str(inner)]
         search = not self._layers.namespaces
+        watch = Watch(self.home, self._limits, count=not exact_process_count(self._layers))
         return run_notebook(
             self.notebook,
             {"connection": str(connection), "command": launcher},
             course=PARTS.parent.parent,
             exercise_seconds=self._limits.exercise_seconds,
             total_seconds=60 + 2 * num_exercises * (self._limits.exercise_seconds + 10),
-            watch=Watch(self.home, self._limits, count=not exact_process_count(self._layers)),
+            watch=lambda pid: "closing" if closing.is_set() else watch(pid),
             end=lambda pid: end_all(pid, self.home, search=search),
         )
 

@@ -4,13 +4,15 @@
 the course; `grade_answers` does the same for a single one.
 """
 
+import contextlib
 import hashlib
 import json
 import secrets
 import shutil
 import tempfile
+import threading
 from pathlib import Path
-from queue import Queue
+from queue import Empty, Queue
 
 from solutions.grading.assemble import graded_notebook
 from solutions.grading.audit import audit
@@ -26,6 +28,10 @@ def grade_answers(answers: Answers, lesson: Lesson, limits: Limits, course: Path
         return shop.grade(answers, lesson, limits)
 
 
+class Closed(Exception):
+    """The workshop was left while a notebook ran."""
+
+
 class Workshop:
     """A temporary folder with a read-only copy of the course, and rooms to grade in.
 
@@ -37,6 +43,8 @@ class Workshop:
         self._original = course.resolve()
         self.isolation = find_layers()
         self.layers = self.isolation.lines()
+        self.closing = threading.Event()
+        self._num_slots = slots
         self._slots: Queue[int] = Queue()
         for slot in range(slots):
             self._slots.put(slot)
@@ -47,15 +55,29 @@ class Workshop:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """End what still runs in other threads, as after Ctrl-C, and remove the folder."""
+        self.closing.set()
+        free = []
+        with contextlib.suppress(Empty):
+            while len(free) < self._num_slots:  # each is free once its run has ended
+                free.append(self._slots.get(timeout=20.0))
         shutil.rmtree(self.folder, ignore_errors=True)
+        for slot in free:
+            self._slots.put(slot)  # who waited for one learns that it is over
 
     def grade(self, answers: Answers, lesson: Lesson, limits: Limits) -> list[Verdict]:
-        """Judge every exercise of the lesson, in the lesson's order."""
+        """Judge every exercise of the lesson, in the lesson's order. Raises Closed at the end."""
         slot = self._slots.get()
         try:
+            self.check_open()
             return Grading(self, slot, answers, lesson, limits).verdicts()
         finally:
             self._slots.put(slot)
+
+    def check_open(self) -> None:
+        """Raise Closed when the workshop is being left."""
+        if self.closing.is_set():
+            raise Closed("the grader was stopped")
 
 
 class Grading:
@@ -77,6 +99,7 @@ class Grading:
         while len(done) < len(self.exercises):
             wanted = [id for id in self.exercises if id not in done]
             found = self._run(wanted, stubbed)
+            self.shop.check_open()  # a run that was ended says nothing about an answer
             done |= found.verdicts
             # What stopped a run or spoilt it must not be there when the others are judged.
             stubbed |= {id for id, each in found.verdicts.items() if spoils(each)}
@@ -108,7 +131,7 @@ class Grading:
                     guard=room.guard_options(self.lesson.number),
                 )
             )
-            report = room.run(len(wanted), seed_of(self.answers))
+            report = room.run(len(wanted), seed_of(self.answers), self.shop.closing)
             reader = Reader(
                 self.answers, self.exercises, self.limits, key, room.names(), self.flags
             )
