@@ -1,0 +1,71 @@
+"""Gradients in flat buffers: the part of lesson 06's BucketedDDP that knows nothing of hooks."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+MIB = 2**20
+FIRST_BUCKET_MB: float = 1.0  # torch's: the first message should leave early
+
+
+def started(work: dist.Work | None) -> dist.Work:
+    """The handle of an operation that was started with async_op=True."""
+    assert work is not None, "this rank is not in the group"
+    return work
+
+
+class Bucket:
+    """Neighbouring gradients in one flat tensor, which travels as one message."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        sizes = [parameter.numel() for parameter in parameters]
+        self.flat = torch.zeros(sum(sizes), dtype=parameters[0].dtype, device=parameters[0].device)
+        pieces = zip(parameters, self.flat.split(sizes), strict=True)
+        self.views = {parameter: piece.view(parameter.shape) for parameter, piece in pieces}
+        self.missing = set(parameters)
+        self.work: dist.Work | None = None
+
+    @torch.no_grad()
+    def take(self, parameter: nn.Parameter) -> None:
+        """Write this rank's share of the mean into the bucket, and let .grad be that place."""
+        view = self.views[parameter]
+        if parameter.grad is None:  # not used on this rank, perhaps on another
+            view.zero_()
+        else:  # copy and division in one pass
+            torch.mul(parameter.grad, 1 / dist.get_world_size(), out=view)
+        parameter.grad = view
+        self.missing.discard(parameter)
+
+    def send(self) -> None:
+        """Start the all-reduce."""
+        self.work = started(dist.all_reduce(self.flat, async_op=True))
+
+    def finish(self) -> None:
+        """Wait, and be ready for the next step. The gradients are views: no copying back."""
+        assert self.work is not None, "a bucket is sent before it is waited for"
+        self.work.wait()
+        self.work = None
+        self.missing = set(self.views)
+
+
+def fill_buckets(parameters: Sequence[nn.Parameter], bucket_cap_mb: float) -> list[Bucket]:
+    """Cut `parameters`, in their order, into buckets of one dtype and device.
+
+    A bucket is closed once it holds `bucket_cap_mb` MiB or more, the first of each kind once it
+    holds 1 MiB: the sooner a first message leaves, the better (torch's rule, reducer.cpp).
+    """
+    done: list[list[nn.Parameter]] = []
+    filling: dict[Any, list[nn.Parameter]] = {}
+    caps: dict[Any, float] = {}
+    for parameter in parameters:
+        kind = (parameter.dtype, parameter.device)
+        mine = filling.setdefault(kind, [])
+        mine.append(parameter)
+        cap = caps.setdefault(kind, min(bucket_cap_mb, FIRST_BUCKET_MB))
+        if sum(each.nbytes for each in mine) >= cap * MIB:
+            done.append(filling.pop(kind))
+            caps[kind] = bucket_cap_mb
+    return [Bucket(each) for each in [*done, *filling.values()]]

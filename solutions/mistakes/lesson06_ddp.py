@@ -1,0 +1,622 @@
+"""Wrong answers to lesson 06 that people really give, and what the check must say to each."""
+
+import contextlib
+import itertools
+import threading
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shared.checking import mistake
+from solutions import ddp_buckets
+from solutions import lesson06_ddp as right
+
+
+def everywhere(tensors, src=0):
+    """Broadcast without comparing anything."""
+    for tensor in tensors:
+        whole = tensor.detach().contiguous()
+        dist.broadcast(whole, src)
+        with torch.no_grad():
+            tensor.copy_(whole)
+
+
+def named(module):
+    """Parameters and buffers."""
+    return [*module.parameters(), *module.buffers()]
+
+
+# 06.1 broadcast_parameters
+
+
+@mistake("06.1", says="src is not used")
+def broadcast_parameters(module, src=0):
+    right.broadcast_parameters(module, 0)
+
+
+@mistake("06.1", says="the buffers are left as they were")
+def broadcast_parameters(module, src=0):
+    everywhere(module.parameters(), src)
+
+
+@mistake("06.1", says="a frozen parameter is left as it was")
+def broadcast_parameters(module, src=0):
+    everywhere([*(p for p in module.parameters() if p.requires_grad), *module.buffers()], src)
+
+
+@mistake("06.1", says="the weights are averaged, which is no one's start")
+def broadcast_parameters(module, src=0):
+    with torch.no_grad():
+        for parameter in module.parameters():
+            whole = parameter.contiguous()
+            dist.all_reduce(whole)
+            parameter.copy_(whole / dist.get_world_size())
+    everywhere(module.buffers(), src)
+
+
+@mistake("06.1", says="the parameters are replaced by new ones")
+def broadcast_parameters(module, src=0):
+    right.broadcast_parameters(module, src)
+    for each in module.modules():
+        for name, parameter in list(each.named_parameters(recurse=False)):
+            fresh = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
+            setattr(each, name, fresh)
+
+
+@mistake("06.1", says="not all of them take part in each broadcast")
+def broadcast_parameters(module, src=0):
+    if dist.get_rank() == src:
+        everywhere(named(module), src)
+
+
+@mistake("06.1", says="a shape that differs between the ranks")
+def broadcast_parameters(module, src=0):
+    everywhere(named(module), src)
+
+
+@mistake("06.1", says="does not say which tensor differs in its shape")
+def broadcast_parameters(module, src=0):
+    layouts = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(layouts, [(n, p.shape) for n, p in module.named_parameters()])
+    if any(each != layouts[0] for each in layouts):
+        raise ValueError("the models differ")
+    everywhere(named(module), src)
+
+
+@mistake("06.1", says="a requires_grad that differs between the ranks (middle.weight) is accepted")
+def broadcast_parameters(module, src=0):
+    layouts = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(layouts, [(n, p.shape) for n, p in module.named_parameters()])
+    for name, shape in set(itertools.chain(*layouts)):
+        if any((name, shape) not in each for each in layouts):
+            raise ValueError(f"the models differ at middle.weight or extra.weight: {name}")
+    everywhere(named(module), src)
+
+
+# 06.2 average_gradients
+
+
+def filled(parameter):
+    """The gradient, zeros where there is none."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad
+
+
+def trained(module):
+    """What requires a gradient."""
+    return [p for p in module.parameters() if p.requires_grad]
+
+
+@mistake("06.2", says="the gradients are the sum over the ranks, not the mean")
+def average_gradients(module):
+    for parameter in trained(module):
+        dist.all_reduce(filled(parameter))
+
+
+@mistake("06.2", says="the weights are averaged, not the gradients")
+def average_gradients(module):
+    with torch.no_grad():
+        for parameter in trained(module):
+            dist.all_reduce(parameter)
+            parameter /= dist.get_world_size()
+
+
+@mistake("06.2", says="every rank keeps its own gradients")
+def average_gradients(module):
+    for parameter in trained(module):
+        mean = filled(parameter).clone()
+        dist.all_reduce(mean)
+        mean /= dist.get_world_size()
+
+
+@mistake("06.2", says="the gradients are divided by the world size twice")
+def average_gradients(module):
+    right.average_gradients(module)
+    for parameter in trained(module):
+        parameter.grad /= dist.get_world_size()
+
+
+@mistake("06.2", says="the tied weight is reduced twice")
+def average_gradients(module):
+    for each in module.modules():
+        for parameter in each.parameters(recurse=False):
+            if parameter.requires_grad:
+                dist.all_reduce(filled(parameter))
+                parameter.grad /= dist.get_world_size()
+
+
+@mistake("06.2", says="a frozen parameter is given a gradient")
+def average_gradients(module):
+    for parameter in module.parameters():
+        dist.all_reduce(filled(parameter))
+        parameter.grad /= dist.get_world_size()
+
+
+@mistake("06.2", says="what a step does not use is left out")
+def average_gradients(module):
+    for parameter in module.parameters():
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+
+
+@mistake("06.2", says="gradients travel by all_gather, not by all_reduce")
+def average_gradients(module):
+    for parameter in trained(module):
+        grad = filled(parameter)
+        everyone = [torch.empty_like(grad) for _ in range(dist.get_world_size())]
+        dist.all_gather(everyone, grad)
+        parameter.grad = torch.stack(everyone).mean(0)
+
+
+# 06.3 OverlappedDDP
+
+
+@mistake("06.3", says="the ranks start from different weights")
+class OverlappedDDP(right.OverlappedDDP):
+    def __init__(self, module):
+        start = {name: each.clone() for name, each in module.state_dict().items()}
+        super().__init__(module)
+        module.load_state_dict(start)
+
+
+@mistake("06.3", says="the names in state_dict()")
+class OverlappedDDP(right.OverlappedDDP):
+    def state_dict(self, *args, **kwargs):
+        return nn.Module.state_dict(self, *args, **kwargs)
+
+
+@mistake("06.3", says="a hook waits for its all-reduce")
+class OverlappedDDP(right.OverlappedDDP):
+    def _send(self, parameter):
+        super()._send(parameter)
+        self._works[-1].wait()
+
+
+@mistake("06.3", says="nothing has been sent when backward comes to the first layer")
+class OverlappedDDP(right.OverlappedDDP):
+    def _send_what_is_next(self):
+        pass
+
+
+@mistake("06.3", says="the weights are averaged, not the gradients")
+class OverlappedDDP(right.OverlappedDDP):
+    def _send(self, parameter):
+        with torch.no_grad():
+            parameter /= dist.get_world_size()
+            self._works.append(dist.all_reduce(parameter, async_op=True))
+
+
+@mistake("06.3", says="the gradients are the sum over the ranks, not the mean")
+class OverlappedDDP(right.OverlappedDDP):
+    def _send(self, parameter):
+        self._works.append(dist.all_reduce(filled(parameter), async_op=True))
+
+
+@mistake("06.3", says="each rank's own gradient, divided by the world size")
+class OverlappedDDP(right.OverlappedDDP):
+    def _send(self, parameter):
+        filled(parameter).div_(dist.get_world_size())
+        self._works.append(dist.all_reduce(parameter.grad.clone(), async_op=True))
+
+
+@mistake("06.3", says="the tied weight is reduced twice")
+class OverlappedDDP(right.OverlappedDDP):
+    def __init__(self, module):
+        super().__init__(module)
+        found = [p for each in module.modules() for p in each.parameters(recurse=False)]
+        self._order = [p for p in found if p.requires_grad][::-1]
+        self._order_is_known = True
+
+
+@mistake("06.3", says="a frozen parameter never gets a gradient")
+class OverlappedDDP(right.OverlappedDDP):
+    """Waits until as many gradients have been sent as there are parameters."""
+
+    def __init__(self, module):
+        super().__init__(module)
+        self.all_sent = threading.Event()
+
+    def _send(self, parameter):
+        super()._send(parameter)
+        if len(self._works) == len(list(self.module.parameters())):
+            self.all_sent.set()
+
+    def finish_gradient_sync(self):
+        self.all_sent.wait()
+        super().finish_gradient_sync()
+
+
+@mistake("06.3", says="frozen parameters are sent as well")
+class OverlappedDDP(right.OverlappedDDP):
+    def __init__(self, module):
+        super().__init__(module)
+        self.frozen = [p for p in module.parameters() if not p.requires_grad]
+
+    def finish_gradient_sync(self):
+        for parameter in self.frozen:
+            self._works.append(dist.all_reduce(torch.zeros_like(parameter), async_op=True))
+        super().finish_gradient_sync()
+
+
+@mistake("06.3", says="the ranks send in different orders")
+class OverlappedDDP(right.OverlappedDDP):
+    """Each hook sends at once; what is missing goes last."""
+
+    def _send_what_is_next(self):
+        self.sent = getattr(self, "sent", set())
+        for parameter in self._complete.keys() - self.sent:
+            self._send(parameter)
+            self.sent.add(parameter)
+
+    def finish_gradient_sync(self):
+        for parameter in self._order:
+            if parameter not in self.sent:
+                self._send(parameter)
+        for work in self._works:
+            work.wait()
+        self._works.clear()
+        self._complete.clear()
+        self.sent.clear()
+
+
+@mistake("06.3", says="what a step does not use is left out")
+class OverlappedDDP(right.OverlappedDDP):
+    """Waits for what was sent, and sends nothing of its own."""
+
+    def finish_gradient_sync(self):
+        for work in self._works:
+            work.wait()
+        self._works.clear()
+        self._complete.clear()
+
+
+@mistake("06.3", says="a later step sends other messages than the first")
+class OverlappedDDP(right.OverlappedDDP):
+    """Never starts over: what is complete stays complete."""
+
+    def _on_gradient(self, parameter):
+        self._complete.pop(parameter, None)
+        super()._on_gradient(parameter)
+
+    def finish_gradient_sync(self):
+        for work in self._works:
+            work.wait()
+        self._complete.clear()
+
+
+@mistake("06.3", says="no_sync() sends messages all the same")
+class OverlappedDDP(right.OverlappedDDP):
+    @contextlib.contextmanager
+    def no_sync(self):
+        yield
+
+    def _on_gradient(self, parameter):
+        self._complete.pop(parameter, None)
+        if len(self._works) == len(self._order):
+            for work in self._works:
+                work.wait()
+            self._works.clear()
+        super()._on_gradient(parameter)
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+
+@mistake("06.3", says="no_sync() also drops the gradient that was accumulated")
+class OverlappedDDP(right.OverlappedDDP):
+    @contextlib.contextmanager
+    def no_sync(self):
+        with super().no_sync():
+            yield
+        self.module.zero_grad()
+
+
+@mistake("06.3", says="after no_sync() messages no longer leave during backward")
+class OverlappedDDP(right.OverlappedDDP):
+    @contextlib.contextmanager
+    def no_sync(self):
+        self._synchronise = False
+        yield
+
+
+@mistake("06.3", says="an exception inside no_sync() leaves it switched on")
+class OverlappedDDP(right.OverlappedDDP):
+    @contextlib.contextmanager
+    def no_sync(self):
+        self._synchronise = False
+        yield
+        self._synchronise = True
+
+
+# 06.4 BucketedDDP
+
+
+@mistake("06.4", says="the ranks start from different weights")
+class BucketedDDP(right.BucketedDDP):
+    def __init__(self, module, bucket_cap_mb=25):
+        start = {name: each.clone() for name, each in module.state_dict().items()}
+        super().__init__(module, bucket_cap_mb)
+        module.load_state_dict(start)
+
+
+@mistake("06.4", says="a hook waits for its all-reduce")
+class BucketedDDP(right.BucketedDDP):
+    def _send_what_is_next(self):
+        super()._send_what_is_next()
+        if self._sent:
+            ddp_buckets.started(self.buckets[self._sent - 1].work).wait()
+
+
+@mistake("06.4", says="nothing has been sent when backward comes to the first layer")
+class BucketedDDP(right.BucketedDDP):
+    """Sends all buckets when the last gradient is there."""
+
+    def _send_what_is_next(self):
+        if not any(bucket.missing for bucket in self.buckets):
+            super()._send_what_is_next()
+
+
+@mistake("06.4", says="the gradients are the sum over the ranks, not the mean")
+class BucketedDDP(right.BucketedDDP):
+    def finish_gradient_sync(self):
+        super().finish_gradient_sync()
+        for bucket in self.buckets:
+            bucket.flat *= dist.get_world_size()
+
+
+@mistake("06.4", says="every rank keeps its own gradients: nothing that was reduced comes back")
+class BucketedDDP(right.BucketedDDP):
+    """Reduces the bucket, a copy of the gradients, and never copies the mean back."""
+
+    def _on_gradient(self, parameter):
+        own = parameter.grad
+        super()._on_gradient(parameter)
+        parameter.grad = own
+
+
+@mistake("06.4", says="gradients are left behind")
+class BucketedDDP(right.BucketedDDP):
+    """A bucket is sent when it is full; the last one never is."""
+
+    def __init__(self, module, bucket_cap_mb=25):
+        super().__init__(module, bucket_cap_mb)
+        self.left = self.buckets.pop()
+        self._order_is_known = True
+
+    def _on_gradient(self, parameter):
+        if parameter not in self.left.views:
+            super()._on_gradient(parameter)
+
+
+@mistake("06.4", says="a frozen parameter never gets a gradient")
+class BucketedDDP(right.BucketedDDP):
+    """The last bucket also counts the frozen parameters, and finish waits until it has left."""
+
+    def __init__(self, module, bucket_cap_mb=25):
+        super().__init__(module, bucket_cap_mb)
+        self.all_sent = threading.Event()
+        self.frozen = {p for p in module.parameters() if not p.requires_grad}
+        self.buckets[-1].missing |= self.frozen
+
+    def finish_gradient_sync(self):
+        while self._sent < len(self.buckets):
+            self.all_sent.wait(0.1)
+        super().finish_gradient_sync()
+
+
+@mistake("06.4", says="the tied weight is reduced twice")
+class BucketedDDP(right.BucketedDDP):
+    """A second place in a bucket for the second place in the model."""
+
+    def __init__(self, module, bucket_cap_mb=25):
+        super().__init__(module, bucket_cap_mb)
+        found = [p for each in module.modules() for p in each.parameters(recurse=False)]
+        self.twice = [p for i, p in enumerate(found) if any(p is q for q in found[:i])]
+
+    def finish_gradient_sync(self):
+        super().finish_gradient_sync()
+        for parameter in self.twice:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+
+
+@mistake("06.4", says="every gradient is a message of its own")
+class BucketedDDP(right.BucketedDDP):
+    def __init__(self, module, bucket_cap_mb=25):
+        super().__init__(module, 1e-9 if bucket_cap_mb else bucket_cap_mb)
+
+
+@mistake("06.4", says="the first bucket is as large as the others")
+class BucketedDDP(right.BucketedDDP):
+    def __init__(self, module, bucket_cap_mb=25):
+        ddp_buckets.FIRST_BUCKET_MB, before = 1000.0, ddp_buckets.FIRST_BUCKET_MB
+        super().__init__(module, bucket_cap_mb)
+        ddp_buckets.FIRST_BUCKET_MB = before
+
+
+@mistake("06.4", says="bytes of the buckets for bucket_cap_mb=0.2")
+class BucketedDDP(right.BucketedDDP):
+    """Counts elements for bytes."""
+
+    def __init__(self, module, bucket_cap_mb=25):
+        super().__init__(module, bucket_cap_mb * (4 if bucket_cap_mb > 0.1 else 1))
+
+
+@mistake("06.4", says="bucket_cap_mb=0 is accepted")
+class BucketedDDP(right.BucketedDDP):
+    def __init__(self, module, bucket_cap_mb=25):
+        super().__init__(module, bucket_cap_mb or 1e-9)
+
+
+@mistake("06.4", says="what a step does not use is left out")
+class BucketedDDP(right.BucketedDDP):
+    """Only what is complete travels; a bucket that waits for an unused parameter stays."""
+
+    def finish_gradient_sync(self):
+        for bucket in self.buckets[: self._sent]:
+            bucket.finish()
+        for bucket in self.buckets:
+            bucket.missing = set(bucket.views)
+        self._sent = 0
+        self._complete.clear()
+
+
+@mistake("06.4", says="where a parameter is unused on one rank, the ranks send in different orders")
+class BucketedDDP(right.BucketedDDP):
+    """A bucket leaves as soon as it is complete, whichever it is."""
+
+    def _send_what_is_next(self):
+        for bucket in self.buckets:
+            if not bucket.missing and bucket.work is None:
+                bucket.send()
+        self._sent = 0
+
+    def finish_gradient_sync(self):
+        for bucket in self.buckets:
+            for parameter in list(bucket.missing):
+                bucket.take(parameter)
+        super().finish_gradient_sync()
+
+
+@mistake("06.4", says="no_sync() also drops the gradient that was accumulated")
+class BucketedDDP(right.BucketedDDP):
+    """Each backward begins with an empty bucket, whatever .grad held."""
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        with super().no_sync():
+            yield
+        for parameter in self._order:
+            parameter.grad = None
+
+
+@mistake("06.4", says="no_sync() sends messages all the same")
+class BucketedDDP(right.BucketedDDP):
+    @contextlib.contextmanager
+    def no_sync(self):
+        yield
+        self.finish_gradient_sync()
+
+    def forward(self, *args, **kwargs):
+        if self._complete:
+            self.finish_gradient_sync()
+        return self.module(*args, **kwargs)
+
+
+@mistake("06.4", says="after no_sync() messages no longer leave during backward")
+class BucketedDDP(right.BucketedDDP):
+    @contextlib.contextmanager
+    def no_sync(self):
+        self._synchronise = False
+        yield
+
+
+# 06.5 accumulate_gradients
+
+
+def backward(loss):
+    """Backward, and the number alone."""
+    loss.backward()
+    return loss.detach()
+
+
+@mistake("06.5", says="every micro-batch sends its gradients")
+def accumulate_gradients(ddp, micro_batches, loss_of):
+    losses = [backward(loss_of(ddp, each)) for each in micro_batches]
+    ddp.finish_gradient_sync()
+    return torch.stack(losses).sum()
+
+
+@mistake("06.5", says="backward is under no_sync() and the forward before it is not")
+def accumulate_gradients(ddp, micro_batches, loss_of):
+    *first, last = [loss_of(ddp, each) for each in micro_batches]
+    with ddp.no_sync():
+        losses = [backward(each) for each in first]
+    losses.append(backward(last))
+    ddp.finish_gradient_sync()
+    return torch.stack(losses).sum()
+
+
+@mistake("06.5", says="nothing is sent: the last micro-batch is under no_sync() as well")
+def accumulate_gradients(ddp, micro_batches, loss_of):
+    with ddp.no_sync():
+        losses = [backward(loss_of(ddp, each)) for each in micro_batches]
+    ddp.finish_gradient_sync()
+    return torch.stack(losses).sum()
+
+
+@mistake("06.5", says="only the last micro-batch's gradient is left")
+def accumulate_gradients(ddp, micro_batches, loss_of):
+    def cleared(ddp, micro_batch):
+        ddp.zero_grad()
+        return loss_of(ddp, micro_batch)
+
+    return right.accumulate_gradients(ddp, micro_batches, cleared)
+
+
+@mistake("06.5", says="the gradients are the mean over the micro-batches")
+def accumulate_gradients(ddp, micro_batches, loss_of):
+    num = len(micro_batches)
+    return right.accumulate_gradients(ddp, micro_batches, lambda m, each: loss_of(m, each) / num)
+
+
+@mistake("06.5", says="the returned loss is the last micro-batch's")
+def accumulate_gradients(ddp, micro_batches, loss_of):
+    losses = []
+
+    def noted(ddp, micro_batch):
+        losses.append(loss_of(ddp, micro_batch))
+        return losses[-1]
+
+    right.accumulate_gradients(ddp, micro_batches, noted)
+    return losses[-1].detach()
+
+
+@mistake("06.5", says="still holds the graphs of all micro-batches")
+def accumulate_gradients(ddp, micro_batches, loss_of):
+    losses = []
+
+    def noted(ddp, micro_batch):
+        losses.append(loss_of(ddp, micro_batch))
+        return losses[-1]
+
+    right.accumulate_gradients(ddp, micro_batches, noted)
+    return torch.stack(losses).sum()
+
+
+@mistake("06.5", says="finish_gradient_sync() must be called once")
+def accumulate_gradients(ddp, micro_batches, loss_of):
+    *first, last = micro_batches
+    with ddp.no_sync():
+        losses = [backward(loss_of(ddp, each)) for each in first]
+    return torch.stack([*losses, backward(loss_of(ddp, last))]).sum()
+
+
+@mistake("06.5", says="a step without micro-batches")
+def accumulate_gradients(ddp, micro_batches, loss_of):
+    if not micro_batches:
+        return torch.zeros(())
+    return right.accumulate_gradients(ddp, micro_batches, loss_of)

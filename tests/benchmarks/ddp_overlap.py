@@ -1,0 +1,90 @@
+"""Share of communication hidden under compute, by bucket size, ours beside torch's DDP.
+
+python tests/benchmarks/ddp_overlap.py [--repeats 7] [--ranks 2] [--out FILE.png]
+"""
+
+import argparse
+import statistics
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import torch
+import torch._dynamo  # once here instead of in every forked rank
+import torch.distributed as dist
+
+import solutions.lesson06_ddp as parts
+from shared.engines import build_engine
+from shared.model.config import TransformerConfig
+from shared.model.transformer import Transformer
+from shared.plots import MEANING, save_figure, use_style
+from shared.ranks import run_ranks
+from shared.script import format_table
+from shared.trace import overlap_fraction, record_trace
+from shared.training import label_smoothed_loss
+
+CONFIG = TransformerConfig(
+    vocab_size=1000, d_model=256, num_heads=4, num_layers=3, d_ff=1024, dropout=0.0, max_len=64
+)
+CAPS = [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 25.0]
+
+
+def measure(rank: int, repeats: int) -> dict[tuple[str, float], list[float]]:
+    """Hidden shares of every repeat by engine and bucket size, in turns."""
+    engines = {}
+    for cap in CAPS:
+        for name in ("bucketed", "ddp"):
+            model = Transformer(CONFIG)
+            engines[name, cap] = build_engine(name, model, parts, dist.get_world_size(), cap)
+    src, tgt = torch.randint(4, 1000, (2, 16, 20))
+
+    def step(engine):
+        engine.model.zero_grad()
+        label_smoothed_loss(engine.model(src, tgt), tgt).backward()
+        engine.finish()
+
+    shares = {key: [] for key in engines}
+    for repeat in range(repeats + 2):
+        for key, engine in engines.items():
+            dist.barrier()
+            if repeat < 2:
+                step(engine)
+            else:
+                trace = record_trace(lambda engine=engine: step(engine))
+                shares[key].append(overlap_fraction(trace))
+    return shares
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    by_rank = run_ranks(measure, args.ranks, args.repeats, timeout=1200)
+    middle = {
+        key: 100 * statistics.median([share for shares in by_rank for share in shares[key]])
+        for key in by_rank[0]
+    }
+    rows = [
+        {
+            "bucket MiB": cap,
+            "ours, % hidden": round(middle["bucketed", cap], 1),
+            "DDP, % hidden": round(middle["ddp", cap], 1),
+        }
+        for cap in CAPS
+    ]
+    print(format_table(rows))
+    best = {name: max(middle[name, cap] for cap in CAPS) for name in ("bucketed", "ddp")}
+    print(f"best: ours {best['bucketed']:.1f} %, DDP {best['ddp']:.1f} %")
+    if args.out:
+        use_style()
+        figure, ax = plt.subplots()
+        for name, kind in (("bucketed", "by hand"), ("ddp", "engine")):
+            ax.plot(CAPS, [middle[name, c] for c in CAPS], "o", color=MEANING[kind], label=name)
+        ax.set(xscale="log", xlabel="bucket size (MiB)", ylabel="communication hidden (%)")
+        ax.legend()
+        save_figure(figure, args.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Step time of lesson 06's engines as a ratio to torch's DDP, two CPU ranks, taking turns.
+
+python tests/benchmarks/ddp_step_time.py [--steps 30] [--ranks 2]
+"""
+
+import argparse
+import statistics
+import time
+
+import torch
+import torch._dynamo  # once here instead of in every forked rank
+import torch.distributed as dist
+
+import solutions.lesson06_ddp as parts
+from shared.engines import ENGINES, build_engine
+from shared.model.config import TransformerConfig
+from shared.model.transformer import Transformer
+from shared.ranks import run_ranks
+from shared.script import format_table
+from shared.training import label_smoothed_loss
+
+CONFIG = TransformerConfig(
+    vocab_size=4000, d_model=256, num_heads=4, num_layers=3, d_ff=1024, dropout=0.0, max_len=64
+)
+
+
+def measure(rank: int, steps: int) -> dict[str, list[float]]:
+    """Seconds of every step by engine; all do the same shard, so "single" is compute alone."""
+    engines, seconds = {}, {}
+    for name in ENGINES:
+        torch.manual_seed(rank)
+        engines[name] = build_engine(name, Transformer(CONFIG), parts, dist.get_world_size())
+        seconds[name] = []
+    src, tgt = torch.randint(4, 4000, (2, 16, 20))
+    optimizers = {n: torch.optim.SGD(e.model.parameters(), lr=0.01) for n, e in engines.items()}
+    names = list(ENGINES)
+    for step in range(steps + 3):
+        for name in names[step % 5 :] + names[: step % 5]:
+            dist.barrier()
+            began = time.perf_counter()
+            optimizers[name].zero_grad()
+            label_smoothed_loss(engines[name].model(src, tgt), tgt).backward()
+            engines[name].finish()
+            optimizers[name].step()
+            if step >= 3:
+                seconds[name].append(time.perf_counter() - began)
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--ranks", type=int, default=2)
+    args = parser.parse_args()
+    by_rank = run_ranks(measure, args.ranks, args.steps, timeout=1200)
+    slowest = {
+        name: [max(step) for step in zip(*(seconds[name] for seconds in by_rank), strict=True)]
+        for name in ENGINES
+    }
+    rows = []
+    for name, seconds in slowest.items():
+        ratios = [a / b for a, b in zip(seconds, slowest["ddp"], strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        rows.append(
+            {
+                "engine": name,
+                "ms": round(1000 * statistics.median(seconds), 1),
+                "fastest ms": round(1000 * min(seconds), 1),
+                "median / ddp": round(middle, 3),
+                "quarter": round(low, 3),
+                "three quarters": round(high, 3),
+                "fastest / ddp": round(min(seconds) / min(slowest["ddp"]), 3),
+            }
+        )
+    print(format_table(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,229 @@
+"""The versions by hand beside torch's DDP and beside one process: what checks do not look at."""
+
+import contextlib
+
+import pytest
+import torch
+import torch._dynamo  # imported once here, not in every forked rank
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from shared.agreement import agree_on, fingerprint
+from shared.ranks import RankFailed, run_ranks
+from shared.traffic import count_traffic
+from solutions.lesson06_ddp import (
+    BucketedDDP,
+    OverlappedDDP,
+    accumulate_gradients,
+    average_gradients,
+    broadcast_parameters,
+)
+
+BY_HAND = [OverlappedDDP, BucketedDDP]
+
+
+class Net(nn.Module):
+    """Two dtypes, a tied weight, a transposed parameter, a frozen one, a buffer, a batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(5, 7), nn.Linear(7, 7), nn.Linear(7, 7)
+        self.c.weight = self.b.weight
+        self.norm = nn.BatchNorm1d(7)
+        self.turned = nn.Parameter(torch.randn(3, 7).T)
+        self.frozen = nn.Parameter(torch.randn(3), requires_grad=False)
+        self.short = nn.Linear(3, 2).to(torch.bfloat16)
+
+    def forward(self, x, use_c=True):
+        h = self.norm(self.b(self.a(x).tanh()))
+        h = self.c(h) if use_c else h
+        return self.short((h @ self.turned + self.frozen).to(torch.bfloat16)).float()
+
+
+def gradients(rank, engine, steps=3):
+    """The gradients of every step, from weights that differ between the ranks."""
+    torch.manual_seed(rank)
+    net = Net()
+    ddp = engine(net)
+    found = []
+    for step in range(steps):
+        net.zero_grad()
+        x = torch.randn(4, 5, generator=torch.Generator().manual_seed(10 * step + rank))
+        ddp(x).square().mean().backward()
+        getattr(ddp, "finish_gradient_sync", lambda: None)()
+        found.append({n: p.grad.clone() for n, p in net.named_parameters() if p.grad is not None})
+    return found
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_every_gradient_of_every_step_is_torchs(world_size):
+    theirs = run_ranks(gradients, world_size, DistributedDataParallel)
+    for engine in (*BY_HAND, lambda net: BucketedDDP(net, 0.0002)):
+        ours = run_ranks(gradients, world_size, engine)
+        for mine, want in zip(ours, theirs, strict=True):
+            for step, wanted in zip(mine, want, strict=True):
+                assert step.keys() == wanted.keys()
+                for name, grad in step.items():
+                    # A sum of three bf16 numbers depends on who adds first, by several per cent.
+                    loose = {"rtol": 0.1, "atol": 0.01} if grad.dtype == torch.bfloat16 else {}
+                    torch.testing.assert_close(grad, wanted[name], **loose)
+
+
+def wrapper_facts(rank, engine):
+    net = Net()
+    ddp = engine(net)
+    outer = nn.Sequential(ddp)
+    state = ddp.state_dict()
+    ddp.load_state_dict({name: each + 0 for name, each in state.items()})
+    ddp.eval()
+    with pytest.raises(AttributeError, match="nothing_of_the_kind"):
+        _ = ddp.nothing_of_the_kind
+    return (
+        list(state),
+        list(net.state_dict()),
+        next(iter(outer.state_dict())),
+        net.training,
+        ddp.b is net.b,
+    )
+
+
+@pytest.mark.parametrize("engine", BY_HAND)
+def test_the_wrapper_stands_in_the_models_place(engine):
+    names, bare, nested, training, same = run_ranks(wrapper_facts, 1, engine)[0]
+    assert names == bare
+    assert nested == "0.turned"
+    assert not training
+    assert same
+
+
+def forgotten(rank, engine):
+    ddp = engine(nn.Linear(2, 1))
+    ddp(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(RuntimeError, match=r"finish_gradient_sync\(\) was not called"):
+        ddp(torch.ones(1, 2))
+    with torch.no_grad():
+        ddp(torch.ones(1, 2))  # looking is allowed
+    ddp.finish_gradient_sync()
+    ddp(torch.ones(1, 2)).sum().backward()
+    loss = nn.functional.mse_loss(ddp.module(torch.ones(1, 2)), torch.ones(1, 1))
+    with pytest.raises(RuntimeError, match=r"second backward\(\)"):
+        loss.backward()
+    ddp.finish_gradient_sync()
+
+
+@pytest.mark.parametrize("engine", BY_HAND)
+def test_a_step_that_is_not_finished_is_an_error_and_not_a_wrong_number(engine):
+    run_ranks(forgotten, 2, engine)
+
+
+def accumulated(rank, engine):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+    ddp = engine(net)
+    data = torch.randn(2, 3, 4, 3, generator=torch.Generator().manual_seed(5)).double()
+    with count_traffic() as traffic:
+        loss = accumulate_gradients(ddp, list(data[rank]), lambda m, x: m(x).square().sum() / 12)
+    return loss, [p.grad.clone() for p in net.parameters()], traffic.bytes_of("all_reduce"), data
+
+
+@pytest.mark.parametrize("engine", BY_HAND)
+def test_accumulation_is_the_whole_batch_in_one_message_each(engine):
+    (loss_0, grads, num_bytes, data), (loss_1, *_) = run_ranks(accumulated, 2, engine)
+    torch.manual_seed(0)
+    twin = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+    loss = twin(data.flatten(0, 2)).square().mean()
+    loss.backward()
+    torch.testing.assert_close((loss_0 + loss_1) / 2, loss.detach())
+    for grad, parameter in zip(grads, twin.parameters(), strict=True):
+        torch.testing.assert_close(grad, parameter.grad)
+    assert num_bytes == sum(p.nbytes for p in twin.parameters())
+
+
+def adopted_order(rank, engine):
+    """Bytes of the messages that have left when backward comes to a layer registered last."""
+
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last, self.middle, self.first = (nn.Linear(n, n) for n in (3, 4, 5))
+
+        def forward(self, x):
+            x = self.first(x)[:, :4]
+            x.register_hook(lambda grad: seen.append(len(traffic.calls)))
+            return self.last(self.middle(x)[:, :3])
+
+    ddp, counts = engine(Turned()), []
+    for _ in range(3):
+        seen: list[int] = []
+        ddp.module.zero_grad()
+        with count_traffic() as traffic:
+            ddp(torch.ones(2, 5)).sum().backward()
+        counts.append(seen[0])
+        ddp.finish_gradient_sync()
+    return counts
+
+
+def test_from_the_second_step_on_messages_leave_in_the_order_of_completion():
+    first, second, third = run_ranks(adopted_order, 2, OverlappedDDP)[0]
+    assert (first, second, third) == (0, 4, 4)
+
+
+def unequal(rank, kind):
+    model = nn.Sequential(nn.Linear(3, 4 + (rank == 1 and kind == "shape")))
+    if kind == "frozen" and rank == 1:
+        model[0].bias.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"0\.(weight|bias)") as caught:
+        (BucketedDDP if rank else OverlappedDDP)(model)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["shape", "frozen"])
+def test_different_models_are_named_on_every_rank_and_nobody_hangs(kind):
+    words = run_ranks(unequal, 3, kind, timeout=20)
+    assert len(set(words)) == 1
+    assert "rank 1 has" in words[0]
+
+
+def uneven(rank, fix):
+    ddp = DistributedDataParallel(nn.Linear(2, 1))
+    number = 3 - rank
+    if fix == "agree":
+        agree_on("their number of batches", number, "drop the last")
+    with ddp.join() if fix == "join" else contextlib.nullcontext():
+        for _ in range(number):
+            ddp(torch.ones(1, 2)).sum().backward()
+    return number
+
+
+def test_ranks_with_different_numbers_of_batches():
+    assert run_ranks(uneven, 2, "join") == [3, 2]
+    with pytest.raises(RankFailed, match=r"rank 0: 3, rank 1: 2\); drop the last"):
+        run_ranks(uneven, 2, "agree")
+
+
+def test_agreeing_alone_needs_no_group():
+    agree_on("anything", 1)
+    assert fingerprint(["ab", "c"]) != fingerprint(["a", "bc"])
+
+
+def naive_step(rank):
+    net = Net()
+    broadcast_parameters(net, src=dist.get_world_size() - 1)
+    net(torch.ones(4, 5) + rank).sum().backward()
+    average_gradients(net)
+    return net.state_dict(), [p.grad for p in net.parameters()]
+
+
+def test_naive_averages_and_leaves_frozen_parameters_alone():
+    (state_0, grads_0), (state_1, grads_1) = run_ranks(naive_step, 2)
+    names = [name for name in state_0 if "norm" not in name]  # statistics follow the data
+    assert all(torch.equal(state_0[name], state_1[name]) for name in names)
+    for a, b in zip(grads_0, grads_1, strict=True):
+        assert (a is None and b is None) or torch.equal(a, b)
+    assert any(grad is None for grad in grads_0)
+
+
+def test_buckets_refuse_a_size_of_nothing():
+    with pytest.raises(ValueError, match="above 0, got 0"):
+        BucketedDDP(nn.Linear(1, 1), 0)

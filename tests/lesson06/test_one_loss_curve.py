@@ -1,0 +1,60 @@
+"""Every engine on one, two and four ranks gives lesson 04's loss curve."""
+
+import pytest
+import torch
+
+import solutions.lesson06_ddp as parts
+from shared.distributed import Rank
+from shared.engine_report import ROUNDING
+from shared.engines import ENGINES, build_engine, reference_step
+from shared.ranks import run_ranks
+from shared.reference_run import (
+    checksum,
+    compare_with_record,
+    reference_model,
+    run_reference,
+)
+
+
+def all_curves(rank: int, world_size: int) -> dict[str, tuple[list[float], str]]:
+    """Losses and checksum of the final weights by engine; the ranks' own first weights differ."""
+    place = Rank(rank, rank, world_size, torch.device("cpu"), "gloo")
+    curves = {}
+    for name in ENGINES:
+        model = reference_model()
+        if rank and name != "single":  # what the first broadcast has to put right
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter += rank
+        engine = build_engine(name, model, parts, world_size, 0.1)
+        curves[name] = run_reference(reference_step(engine, place)), checksum(model)
+    return curves
+
+
+@pytest.fixture(scope="module", params=[1, 2, 4])
+def by_rank(request):
+    return run_ranks(all_curves, request.param, request.param, timeout=400)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_the_curve_is_lesson_04s_within_rounding(by_rank, name):
+    for curves in by_rank:
+        losses, _ = curves[name]
+        assert compare_with_record(losses) <= ROUNDING
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_all_ranks_end_with_the_same_bits(by_rank, name):
+    assert len({curves[name][1] for curves in by_rank}) == 1
+
+
+def test_by_hand_is_torchs_ddp_bit_for_bit(by_rank):
+    if len(by_rank) > 2:
+        pytest.skip("from three ranks on a sum has an order, and buckets of other sizes another")
+    ends = {name: by_rank[0][name][1] for name in ENGINES}
+    assert ends["overlapped"] == ends["bucketed"] == ends["ddp"] == ends["naive"]
+
+
+def test_one_rank_alone_does_what_single_does(by_rank):
+    if len(by_rank) == 1:
+        assert len({end for _, end in by_rank[0].values()}) == 1
