@@ -15,7 +15,6 @@ import os
 import random
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,7 +82,7 @@ def _members(name: str, module: ModuleType) -> Iterator[tuple[str, Any]]:
         label = f"{name}.{key}"
         if key.startswith("__") and key not in ("__import__", "__build_class__"):
             continue
-        if isinstance(value, type):
+        if issubclass(type(value), type):  # not isinstance: torch warns of old names when asked
             yield label, value
             if str(getattr(value, "__module__", "")).split(".")[0] == root:
                 for inner, method in list(vars(value).items()):
@@ -91,7 +90,7 @@ def _members(name: str, module: ModuleType) -> Iterator[tuple[str, Any]]:
                         method, staticmethod | classmethod | property
                     ):
                         yield f"{label}.{inner}", method
-        elif callable(value) or isinstance(value, ModuleType):
+        elif callable(value) or issubclass(type(value), ModuleType):
             yield label, value
 
 
@@ -107,41 +106,16 @@ class Options:
     alone: bool
 
 
-class PrintedTooMuch(BaseException):
-    """Raised where more is printed than anybody reads."""
-
-
-class Printed:
-    """Counts what the kernel prints; over the limit the cell ends, and threads are not heard."""
-
-    def __init__(self) -> None:
-        self.count, self.limit = 0, 1 << 20
-
-    def count_on(self, stream: Any) -> None:
-        """Set up on the class of the kernel's streams, before IPython wraps the streams."""
-        write = stream.write
-
-        def counted(own: Any, text: str) -> int | None:
-            self.count += len(text)
-            if self.count <= self.limit:
-                return write(own, text)
-            if threading.current_thread() is threading.main_thread():
-                raise PrintedTooMuch(f"more than {self.limit} characters")
-            return None
-
-        stream.write = counted
-
-
-PRINTED = Printed()
-
-
 class Guard:
     """One per notebook; bound under a name that nobody knows in advance."""
 
-    def __init__(self, key: bytes, namespace: dict[str, Any], options: Options) -> None:
+    def __init__(
+        self, key: bytes, namespace: dict[str, Any], options: Options, printed: Any
+    ) -> None:
         self._key, self._namespace, self._options = key, namespace, options
         self._number = options.number
-        PRINTED.limit = options.output
+        self._printed = printed
+        printed.limit = options.output
         self._environment = dict(os.environ)
         self._prints: dict[str, tuple[Any, ...]] = {}
         self._kept: list[Any] = []  # keeps what was replaced alive, so that no id is used again
@@ -166,10 +140,14 @@ class Guard:
         self._prints = {label: _essence(value) for label, value in self._watched()}
         self._modules = set(sys.modules)
         self._settled = frozenset(sys.modules)
+        self._allowed = self._tolerances()
+
+    def _tolerances(self) -> str:
+        return repr(getattr(sys.modules.get("shared.comparing"), "TOLERANCES", None))
 
     def _exceeded(self) -> str:
         """The limit that was passed, as the grader calls it."""
-        if PRINTED.count > PRINTED.limit:
+        if self._printed.count > self._printed.limit:
             return "output"
         used = files = 0
         for folder, _, names in os.walk(self._options.home):
@@ -197,7 +175,9 @@ class Guard:
             if module is not None and (not self._prints or name in self._settled):
                 yield name, module
                 for label, value in _members(name, module):
-                    if label not in MOVING:
+                    # The first optimizer of a kind wraps its class's step.
+                    wrapped = label.startswith("torch.optim.") and label.endswith(".step")
+                    if label not in MOVING and not wrapped:
                         yield label, value
         tensor = self._torch.Tensor
         for key, value in list(vars(tensor).items()):
@@ -220,6 +200,8 @@ class Guard:
         # torch imports many of its parts at their first use.
         lazy = {label for label, value in watched if isinstance(value, ModuleType)}
         seen = []
+        if self._tolerances() != self._allowed:
+            seen.append("the tolerances of the checks were changed")
         for label in sorted(self._prints.keys() | now.keys()):
             if label not in now:
                 seen.append(f"{label} is gone")
@@ -238,7 +220,7 @@ class Guard:
         found: dict[str, Any] = {"kind": "tampered"}
         if not tampered and not exceeded:
             self._same_start()
-            with contextlib.suppress(PrintedTooMuch):
+            with contextlib.suppress(self._printed.too_much):
                 found = self._judge(id, name)
             tampered = self.changes() or self._canaries()
             exceeded = self._exceeded()
@@ -291,10 +273,10 @@ class Guard:
         traps: dict[str, Callable[[], Any]] = {
             "expect": lambda: checking.expect(False, expected="a", seen="b"),
             "expect_equal": lambda: checking.expect_equal(1, 2, what="a number"),
-            "expect_close": lambda: checking.expect_close(zero, one, what="a tensor"),
+            "expect_close": lambda: checking.expect_close(zero, one[:1], what="a tensor"),
             "expect_raises": lambda: checking.expect_raises(ValueError, int, what="a call"),
         }
-        failed = []
+        failed = ["close is true of 0 and 1"] if checking.close(zero, one, None, None) else []
         for name, trap in traps.items():
             with contextlib.suppress(checking.Wrong):
                 trap()
@@ -313,4 +295,5 @@ def start(namespace: dict[str, Any], *, key_file: str, **options: Any) -> Guard:
     key = bytes.fromhex(path.read_text())
     path.unlink()
     sys.modules.pop("guard", None)
-    return Guard(key, namespace, Options(**options))
+    printed = importlib.import_module("printed").PRINTED  # beside this file, in the sandbox
+    return Guard(key, namespace, Options(**options), printed)

@@ -22,7 +22,7 @@ def main() -> None:
     from ipykernel.iostream import OutStream
     from ipykernel.kernelapp import launch_new_instance
 
-    import_module("guard").PRINTED.count_on(OutStream)
+    import_module("printed").PRINTED.count_on(OutStream)
     launch_new_instance()
 
 

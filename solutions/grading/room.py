@@ -38,7 +38,7 @@ def furnish(workshop: Path, course: Path) -> None:
     for name in ("shared", "lessons", "datasets"):
         if (course / name).is_dir():
             shutil.copytree(course / name, copy / name, ignore=leave)
-    for name in ("guard.py", "kernel.py", "inside.py"):
+    for name in ("guard.py", "printed.py", "kernel.py", "inside.py"):
         shutil.copy(PARTS / name, copy / name)
     compileall.compile_dir(copy, quiet=2)
     for path in (copy, *copy.rglob("*")):
