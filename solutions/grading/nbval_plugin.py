@@ -23,6 +23,7 @@ from solutions.grading.guard import MIME
 
 MAX_MESSAGE = 4 << 20  # bytes; a larger message from the kernel closes the connection
 MAX_WORDS = 2000
+SETUP_SECONDS = 120.0
 
 
 class ConfinedKernelManager(KernelManager):
@@ -73,14 +74,14 @@ def pytest_configure(config: pytest.Config) -> None:
     # nbval has no setting for either.
     vars(nbval.kernel)["KernelManager"] = ConfinedKernelManager
     vars(nbval.plugin)["RunningKernel"] = WatchedKernel
-    config.pluginmanager.register(Reporter(plan["pipe"]))
+    config.pluginmanager.register(Reporter(plan["pipe"], config.getoption("nbval_cell_timeout")))
 
 
 class Reporter:
     """Writes one line of JSON to the grader for each cell."""
 
-    def __init__(self, pipe: int) -> None:
-        self.pipe = pipe
+    def __init__(self, pipe: int, exercise_seconds: float) -> None:
+        self.pipe, self.exercise_seconds = pipe, exercise_seconds
 
     def tell(self, **event: Any) -> None:
         data = json.dumps(event).encode() + b"\n"
@@ -89,7 +90,11 @@ class Reporter:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: Any) -> None:
-        self.tell(event="begins", **item.cell.metadata[PART])
+        about = item.cell.metadata[PART]
+        # The limit is for the learner's code; importing torch takes what it takes.
+        own = bool(about["exercise"])
+        item.config.option.nbval_cell_timeout = self.exercise_seconds if own else SETUP_SECONDS
+        self.tell(event="begins", **about)
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_makereport(self, item: Any, call: pytest.CallInfo) -> Any:

@@ -140,7 +140,7 @@ class Room:
             {"connection": str(connection), "command": launcher},
             course=PARTS.parent.parent,
             exercise_seconds=self._limits.exercise_seconds,
-            total_seconds=60 + 2 * num_exercises * (self._limits.exercise_seconds + 10),
+            total_seconds=300 + 2 * num_exercises * (self._limits.exercise_seconds + 10),
             watch=lambda pid: "closing" if closing.is_set() else watch(pid),
             end=lambda pid: end_all(pid, self.home, search=search),
         )
