@@ -8,7 +8,6 @@ import ast
 import os
 import re
 import shutil
-import subprocess
 import sysconfig
 import tempfile
 import tomllib
@@ -20,8 +19,10 @@ from pathlib import Path
 
 import nbformat
 
+from shared.tools.processes import supervise
 from solutions.grading.answer_cells import AnswerCells, hand_in
 from solutions.grading.lesson import read_lessons
+from solutions.grading.results import Lesson
 from solutions.grading.sources import bound_by
 from solutions.student_pages import TELLTALE
 
@@ -29,6 +30,7 @@ CHECK = re.compile(r"^check\(\s*['\"]([0-9]{2}\.[0-9]+[a-z]?)['\"]", re.MULTILIN
 STOPPED = re.compile(r"exercise (\d\d\.\d+[a-z]?) \(\w+\) is not solved yet")
 COLOUR = re.compile(r"(?:#x1B|\x1b)\[[\d;]*m")  # as pytest's XML has it, and as a terminal
 TIME_LIMIT = 400  # seconds for one command; a whole notebook takes half a minute
+TOO_LONG = f"\n(stopped after {TIME_LIMIT} s)\n"
 
 
 @dataclass(frozen=True)
@@ -158,26 +160,24 @@ class Trial:
         env |= {"JUPYTER_DATA_DIR": str(self.place / "jupyter")}  # no kernels of one's own
         for name in ("PYTHONPATH", "JUPYTER_PATH", "VIRTUAL_ENV"):
             env.pop(name, None)
-        done = subprocess.run(
-            [str(word) for word in command],
-            cwd=self.root,
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=TIME_LIMIT,
-            check=False,
-        )
-        return done.returncode, done.stdout
+        log = self.place / "said.txt"
+        there = ["sh", "-c", 'cd "$0" && exec "$@"', str(self.root)]
+        outcome = supervise([*there, *map(str, command)], env=env, log=log, time_limit=TIME_LIMIT)
+        said = log.read_text(encoding="utf-8", errors="replace")
+        return outcome.status, said + (TOO_LONG if outcome.timed_out else "")
 
     def to_do(self, number: str) -> dict[int, str]:
-        """The lesson's code cells under nbval: what each that failed said, "" where it passed."""
+        """The lesson's code cells under nbval: what each that failed said, "" where it passed.
+
+        Empty when there was no report.
+        """
         folder = next((self.root / "lessons").glob(f"{number}_*"))
         report = self.place / "report.xml"
+        report.unlink(missing_ok=True)
         self.run(self.python, "-m", "pytest", "--nbval", folder, "-q", f"--junit-xml={report}")
         cells = {}
-        for case in ElementTree.parse(report).iter("testcase"):
+        cases = ElementTree.parse(report).iter("testcase") if report.exists() else ()
+        for case in cases:
             if "::Cell " in f"::{case.get('name', '')}":
                 fault = case.find("failure")
                 fault = case.find("error") if fault is None else fault
@@ -202,12 +202,18 @@ def prove(edition: Path, course: Path, numbers: Sequence[str]) -> Iterator[Findi
             yield _script(trial, number, status, said)
         for number, lesson in lessons.items():
             yield _run_all(trial, number)
-            yield to_do_list(trial, number)
+            yield to_do_list(trial, lesson)
             trial.solve(number, AnswerCells(course, lesson).references)
             yield _mine(trial, number)
-            open_cells = [f"cell {n}: {said}" for n, said in trial.to_do(number).items() if said]
-            what = f"{number}: with every exercise solved by hand, no cell fails"
-            yield Finding(what, "\n".join(open_cells)[:2000])
+            yield _all_solved(trial, number)
+
+
+def _all_solved(trial: Trial, number: str) -> Finding:
+    """nbval with every answer typed in: the end of a learner's way."""
+    results = trial.to_do(number)
+    failed = [f"cell {n}: {said}" for n, said in results.items() if said]
+    problem = "\n".join(failed)[:2000] if results else "no cell came to an end"
+    return Finding(f"{number}: with every exercise solved by hand, no cell fails", problem)
 
 
 def _tests(trial: Trial) -> Finding:
@@ -238,15 +244,18 @@ def _run_all(trial: Trial, number: str) -> Finding:
     return Finding(f"{what} ({found[1] if found else '?'})", "" if good else said[-2000:])
 
 
-def to_do_list(trial: Trial, number: str) -> Finding:
+def to_do_list(trial: Trial, lesson: Lesson) -> Finding:
     """nbval with nothing solved: which cells fail, and why."""
-    path = next((trial.root / "lessons").glob(f"{number}_*/lesson.ipynb"))
+    number = lesson.number
+    path = trial.root / "lessons" / lesson.folder / "lesson.ipynb"
     cells = [c for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code"]
     said = trial.to_do(number)
     checks = {n for n, cell in enumerate(cells) if CHECK.search(cell.source)}
     failed = {n for n, words in said.items() if words}
-    uses = {n for n in failed - checks if STOPPED.search(said[n])}
-    follows = {n for n in failed - checks - uses if _follows(n, cells, failed)}
+    unsolved = {exercise.name for exercise in lesson.exercises}
+    rest = failed - checks
+    uses = {n for n in rest if STOPPED.search(said[n]) or _names(cells[n], ast.Load) & unsolved}
+    follows = {n for n in rest - uses if _follows(n, cells, failed)}
     passed = set(said) - failed
     what = (
         f"{number}: nbval lists {len(checks)} checks, {len(uses)} cells that use unsolved exercises"
@@ -261,14 +270,16 @@ def to_do_list(trial: Trial, number: str) -> Finding:
     return Finding(what, "\n".join(problems))
 
 
+def _names(cell: nbformat.NotebookNode, context: type[ast.expr_context]) -> set[str]:
+    nodes = [node for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Name)]
+    return {node.id for node in nodes if isinstance(node.ctx, context)}
+
+
 def _follows(number: int, cells: Sequence[nbformat.NotebookNode], failed: set[int]) -> bool:
     """Whether a cell uses a name that a cell before it, which failed, was to make."""
-    names = [
-        node for node in ast.walk(ast.parse(cells[number].source)) if isinstance(node, ast.Name)
-    ]
-    used = {node.id for node in names if isinstance(node.ctx, ast.Load)}
     trees = [ast.parse(cells[n].source) for n in failed if n < number]
-    return any(used & set(bound_by(node)) for tree in trees for node in tree.body)
+    made = {name for tree in trees for node in tree.body for name in bound_by(node)}
+    return bool(made & _names(cells[number], ast.Load))
 
 
 def _mine(trial: Trial, number: str) -> Finding:

@@ -190,7 +190,8 @@ def test_a_fault_of_the_edition_is_seen_in_the_trial(copy, tmp_path):
     broken = {**code[0], "id": "c-00000000", "source": ["1 / 0"], "metadata": {}}
     notebook["cells"] = [code[0], *kept, broken]
     path.write_text(json.dumps(notebook))
-    finding = student_proof.to_do_list(student_proof.Trial(copy, tmp_path / "trial"), "02")
+    lesson = read_lessons(ROOT, ["02"])["02"]
+    finding = student_proof.to_do_list(student_proof.Trial(copy, tmp_path / "trial"), lesson)
     assert finding.what.startswith("02: nbval lists 1 checks, 0 cells that use")
     assert finding.problem.startswith("cell 3 fails:")
     assert "ZeroDivisionError" in finding.problem
