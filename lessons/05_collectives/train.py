@@ -109,10 +109,15 @@ def draw(rows: list[dict], rank: Rank, args: argparse.Namespace) -> dict[str, fl
         fit = fit_line(size, us)
         line[by] = {"latency us": fit.latency, "GB/s": fit.bandwidth * 1024 / 1e3}
         measured(axes[0], size, us, by, MEANING[meaning])
-        theory(axes[0], size, [fit.seconds(s) for s in size], "" if by != "torch" else "a line")
+        theory(
+            axes[0],
+            size,
+            [fit.seconds(s) for s in size],
+            "" if by != "torch" else "latency + bytes / bandwidth",
+        )
         bus = [row["bus GB/s"] for row in mine]
         axes[1].plot(size, bus, "o-", color=MEANING[meaning], label=by)
-    axes[0].set(title="All-reduce: latency + bytes / bandwidth", ylabel="time (us)", yscale="log")
+    axes[0].set(title="All-reduce: a line through the times", ylabel="time (us)", yscale="log")
     axes[1].set(title=f"Bus bandwidth, {rank.world_size} ranks, {rank.backend}", ylabel="GB/s")
     for ax in axes:
         ax.set(xlabel="buffer (KiB)", xscale="log")
