@@ -11,9 +11,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from solutions import grade
@@ -24,7 +26,10 @@ from solutions.grading.verdicts import make_verdict
 COURSE = Path(__file__).resolve().parents[2]
 LESSON = read_lessons(COURSE, ["02"])["02"]
 PRISTINE = json.loads((COURSE / "lessons/02_attention/lesson.ipynb").read_bytes())
-PADDING = '@exercise("02.2")\ndef padding_mask(tokens, pad_id=0):\n    return tokens != pad_id\n'
+PADDING = (
+    '@exercise("02.2")\ndef padding_mask(tokens, pad_id=0):\n'
+    "    return (tokens != pad_id)[:, None, None]\n"
+)
 NUM_EXERCISES = len(LESSON.exercises)
 
 
@@ -365,3 +370,64 @@ def test_the_grader_loads_neither_torch_nor_the_answers():
     assert "solutions.grading.run" in loaded
     assert not loaded & {"torch", "shared.course", "shared.checking", "shared.answers"}
     assert not [name for name in loaded if re.match(r"solutions\.(lesson\d|mistakes)", name)]
+
+
+LOOP = '@exercise("02.2")\ndef padding_mask(tokens, pad_id=0):\n    while True:\n        pass\n'
+CAUSAL = (
+    '@exercise("02.3")\ndef causal_mask(length, device=None):\n'
+    "    return torch.ones(length, length, dtype=torch.bool, device=device).tril()[None, None]\n"
+)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_while_notebooks_run_it_ends_them_and_keeps_what_is_graded(tmp_path, number):
+    hand_in(tmp_path / "in/Ada/02.ipynb", e02_2=PADDING, e02_3=CAUSAL)
+    hand_in(tmp_path / "in/Bo/02.ipynb", e02_2=LOOP)
+    out = tmp_path / "out"
+    temporary = Path(tempfile.mkdtemp(prefix="ctrl_c_"))  # pytest's are closed to other users
+    temporary.chmod(0o755)
+    command = [sys.executable, "-m", "solutions.grade", str(tmp_path / "in"), "--out", str(out)]
+    grader = subprocess.Popen(
+        [*command, "--jobs", "2", "--timeout", "250"],
+        cwd=COURSE,
+        env={**os.environ, "TMPDIR": str(temporary)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 200
+        while not list(out.glob(".graded/*.json")):
+            assert grader.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+        family = psutil.Process(grader.pid).children(recursive=True)
+        assert family, "Bo's notebook still runs"
+        grader.send_signal(number)
+        _, said = grader.communicate(timeout=60)
+    finally:
+        grader.kill()
+        left = list(temporary.iterdir())
+        shutil.rmtree(temporary)
+    assert not left
+    assert grader.returncode == grade.INTERRUPTED
+    assert said.count("\n") <= 2 and "stopped; what was graded is kept" in said
+    _, alive = psutil.wait_procs(family, timeout=5)
+    assert not alive
+    [kept] = out.glob(".graded/*.json")
+    verdicts = {each["exercise"]: each["points"] for each in json.loads(kept.read_text())}
+    assert verdicts["02.2"] == verdicts["02.3"] == 1
+
+
+def test_a_small_class_for_real(tmp_path):
+    hand_in(tmp_path / "in/Ada/02.ipynb", e02_2=PADDING, e02_3=CAUSAL)
+    hand_in(tmp_path / "in/Bo/02.ipynb", e02_2="(", e02_3=CAUSAL.replace(".tril()", ".triu()"))
+    hand_in(tmp_path / "in/Cy/02.ipynb", e02_2=PADDING.replace("02.2", "02.3"))
+    assert grade.main([str(tmp_path / "in"), "--out", str(tmp_path / "out"), "--jobs", "2"]) == 0
+    found = {
+        (r["student"], r["exercise"]): (r["points"], r["message"]) for r in rows(tmp_path / "out")
+    }
+    assert len(found) == 3 * NUM_EXERCISES
+    assert found["Ada", "02.2"] == ("1", "right (1 of 1 checks passed)")
+    assert found["Ada", "02.5"] == ("0", "not solved yet")
+    assert found["Bo", "02.2"] == ("0", "syntax error in line 1 of the cell: '(' was never closed")
+    assert found["Bo", "02.3"][0] == "0.5" and "the wrong way round" in found["Bo", "02.3"][1]
+    assert found["Cy", "02.2"][1].startswith("cell 13 is marked as exercise 02.3, not 02.2")
