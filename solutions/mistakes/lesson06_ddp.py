@@ -2,7 +2,7 @@
 
 import contextlib
 import itertools
-import threading
+import time
 
 import torch
 import torch.distributed as dist
@@ -235,17 +235,9 @@ class OverlappedDDP(right.OverlappedDDP):
 class OverlappedDDP(right.OverlappedDDP):
     """Waits until as many gradients have been sent as there are parameters."""
 
-    def __init__(self, module):
-        super().__init__(module)
-        self.all_sent = threading.Event()
-
-    def _send(self, parameter):
-        super()._send(parameter)
-        if len(self._works) == len(list(self.module.parameters())):
-            self.all_sent.set()
-
     def finish_gradient_sync(self):
-        self.all_sent.wait()
+        while len(self._works) < len(list(self.module.parameters())):
+            time.sleep(0.1)
         super().finish_gradient_sync()
 
 
@@ -417,13 +409,12 @@ class BucketedDDP(right.BucketedDDP):
 
     def __init__(self, module, bucket_cap_mb=25):
         super().__init__(module, bucket_cap_mb)
-        self.all_sent = threading.Event()
         self.frozen = {p for p in module.parameters() if not p.requires_grad}
         self.buckets[-1].missing |= self.frozen
 
     def finish_gradient_sync(self):
         while self._sent < len(self.buckets):
-            self.all_sent.wait(0.1)
+            time.sleep(0.1)
         super().finish_gradient_sync()
 
 
