@@ -383,25 +383,25 @@ def broadcast_values(broadcast_parameters: Any) -> None:
             hang=f"with src={src} of {world_size} ranks, not all of them take part in each "
             "broadcast",
         )  # fmt: skip
-        befores = [before for before, _, _ in runs]
+        states = [before for before, _, _ in runs]
         for rank, (_, after, same) in enumerate(runs):
             for name, got in after.items():
                 is_buffer = name in ("shift", "count")
                 expect_close(
                     got,
-                    befores[src][name],
+                    states[src][name],
                     what=f"{name} on rank {rank} of {world_size}, src={src}",
                     looks_like={
-                        "src is not used: the weights are rank 0's": befores[0][name],
+                        "src is not used: the weights are rank 0's": states[0][name],
                         "the weights are averaged, which is no one's start": torch.stack(
-                            [each[name].double() for each in befores]
+                            [each[name].double() for each in states]
                         ).mean(0),
                         (
                             "the buffers are left as they were" if is_buffer
                             else "a frozen parameter is left as it was: it is used in forward too"
                             if name in ("fixed.weight", "spare.bias")
                             else f"{name} is left as it was"
-                        ): befores[rank][name],
+                        ): states[rank][name],
                     },
                 )  # fmt: skip
             expect(
