@@ -71,7 +71,7 @@ def run(args: argparse.Namespace, out: Path, kills: list[str]) -> dict[str, Any]
     flags = ["--preset", "tiny", "--device", "cpu", "--steps", args.steps, "--untimed"]
     flags += ["--interval", args.interval, "--save", args.save, "--out", out]
     flags += ["--kill", *kills] if kills else []
-    return launch(SCRIPT, args.nproc, flags, timeout=240, max_restarts=len(kills))
+    return launch(SCRIPT, args.nproc, flags, timeout=args.timeout, max_restarts=len(kills))
 
 
 def parse() -> argparse.Namespace:
@@ -85,6 +85,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--interval", type=int, default=5, help="steps between checkpoints")
     parser.add_argument("--save", choices=("wait", "background"), default="wait")
     parser.add_argument("--nproc", type=int, default=2)
+    parser.add_argument("--timeout", type=float, default=600, help="seconds for one run")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
