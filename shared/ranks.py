@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+IDLE_TICKS = 2  # hundredths of a second of processor time that gloo's polling may use meanwhile
 GRACE = 2.0  # seconds that the other ranks get to end by themselves after one has failed
 
 
@@ -52,9 +53,9 @@ def run_ranks(
     of ranks, once all are done. Results travel by pickle: return tensors, numbers, dicts.
     `before(rank)` runs in the new process before it joins the group.
 
-    `quiet` ends a deadlock early: when for so many seconds every rank that is not back was asleep
-    and used no processor time (Linux; elsewhere the timeout alone counts). That is not fooled by
-    a busy machine, where a short timeout would be.
+    `quiet` ends a deadlock early: when for so many seconds no rank that is not back has used the
+    processor (Linux; elsewhere the timeout alone counts). A busy machine does not fool it as it
+    would a short timeout.
 
     Raises RankFailed when a rank raises (its traceback is in the message), dies (the signal is
     named) or is not back after `timeout` seconds (every rank's stack is shown), and RuntimeError
@@ -179,28 +180,26 @@ class _Watch:
     """For how long nothing has happened in the ranks that are waited for."""
 
     def __init__(self) -> None:
-        self.seen: list[Any] = []
+        self.seen: dict[int, int | None] = {}
         self.since = time.monotonic()
 
     def idle_seconds(self, children: Iterable[_Child]) -> float:
-        now = [(child.rank, _activity(child.process.pid)) for child in children]
-        if now != self.seen or any(ticks is None for _, ticks in now):
+        now = {child.rank: _activity(child.process.pid) for child in children}
+        if now.keys() != self.seen.keys() or any(
+            ticks is None or ticks - (self.seen[rank] or 0) > IDLE_TICKS
+            for rank, ticks in now.items()
+        ):
             self.seen, self.since = now, time.monotonic()
         return time.monotonic() - self.since
 
 
 def _activity(pid: int | None) -> int | None:
-    """Processor time used so far, in clock ticks; None while a thread runs or could run."""
-    ticks = 0
+    """Processor time used so far, in clock ticks; None while it reads or writes a disk."""
     try:
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            fields = (thread / "stat").read_text().rpartition(")")[2].split()
-            if fields[0] not in "SI":
-                return None
-            ticks += int(fields[11]) + int(fields[12])  # in user mode and in the kernel
-    except (OSError, IndexError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
         return None
-    return ticks
+    return None if fields[0] == "D" else int(fields[11]) + int(fields[12])  # user and kernel
 
 
 def _lateness(failed: _Child) -> int:
