@@ -177,7 +177,7 @@ def expect_ring(outcome: Outcome, shape: Sequence[int], steps: int, whole: int, 
         wrong(
             "whole tensors are sent, not chunks" if longest >= whole
             else "what was gathered so far is sent again and again, not one chunk a step",
-            expected=f"messages of {chunk} bytes: a {n}th of the padded tensor",
+            expected=f"messages of {chunk} bytes: one of the {n} chunks of the padded tensor",
             seen=f"messages of up to {longest} bytes for {n} ranks and shape {tuple(shape)}",
             hint="that is right and costs n times as much: send in each step one chunk alone",
         )  # fmt: skip
