@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,7 @@ def landlock_version() -> int:
     return max(0, ctypes.CDLL(None).syscall(444, None, 0, flag_version))
 
 
+@cache
 def find_layers() -> Layers:
     """Try each layer with a process that does nothing."""
     if sys.platform != "linux":

@@ -22,6 +22,7 @@ from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 MIME = "application/vnd.torch-handle.verdict+json"
+MAX_TEXT = 8000  # characters of one text in a verdict: a repr in it can be any size
 # What the checks lean on. Values are compared one level deep: functions, classes and their methods.
 WATCHED = (
     "builtins",
@@ -96,7 +97,7 @@ def _members(name: str, module: ModuleType) -> Iterator[tuple[str, Any]]:
 
 @dataclass(frozen=True)
 class Options:
-    """The lesson, and limits in bytes. `alone`: all that it can send a signal to is its own."""
+    """The lesson, and limits in bytes. `alone`: it can send signals to its own processes only."""
 
     number: str
     home: str
@@ -119,7 +120,6 @@ class Guard:
         self._environment = dict(os.environ)
         self._prints: dict[str, tuple[Any, ...]] = {}
         self._kept: list[Any] = []  # keeps what was replaced alive, so that no id is used again
-        self._names: dict[str, Any] = {}
         self._modules: set[str] = set()
         self._settled: frozenset[str] = frozenset()  # what an answer imports later is not watched
 
@@ -134,9 +134,10 @@ class Guard:
         shell = get_ipython()
         assert shell is not None, "a guard lives in a kernel"
         self._publish = shell.display_pub.publish
-        self._names = {k: v for k, v in self._namespace.items() if not k.startswith("_")}
-        for _, value in self._watched():
-            self._kept.append(value)
+        answers = {each.name for each in self._checks.values()}
+        setup = {k: v for k, v in self._namespace.items() if not k.startswith("_")}
+        self._names = {k: v for k, v in setup.items() if k not in answers}
+        self._kept = [value for _, value in self._watched()]
         self._prints = {label: _essence(value) for label, value in self._watched()}
         self._modules = set(sys.modules)
         self._settled = frozenset(sys.modules)
@@ -190,8 +191,6 @@ class Guard:
             yield f"the list of checks of {id}", each.checks
             for title, function in list(each.checks):
                 yield f"the check {id} {title!r}", function
-        for key in self._names:
-            yield f"the setup's {key}", self._namespace.get(key, self)
 
     def changes(self) -> list[str]:
         """What is not what it was; at most eight, in the order of their names."""
@@ -253,7 +252,8 @@ class Guard:
         return {**blank, **seen, "kind": "wrong"}
 
     def _same_start(self) -> None:
-        """The same random numbers, folder and environment, whatever ran before."""
+        """The same names, random numbers, folder and environment, whatever ran before."""
+        self._namespace.update(self._names)
         os.environ.clear()
         os.environ.update(self._environment)
         os.chdir(self._options.home)
@@ -284,7 +284,8 @@ class Guard:
         return failed
 
     def _sign(self, record: dict[str, Any]) -> None:
-        text = json.dumps(record, sort_keys=True)
+        short = {k: v[:MAX_TEXT] if type(v) is str else v for k, v in record.items()}
+        text = json.dumps(short, sort_keys=True)
         signature = hmac.new(self._key, text.encode(), hashlib.sha256).hexdigest()
         self._publish(data={MIME: {"text": text, "signature": signature}}, metadata={})
 

@@ -21,7 +21,7 @@ from nbval.kernel import RunningKernel
 from solutions.grading.assemble import PART
 from solutions.grading.guard import MIME
 
-MAX_MESSAGE = 4 << 20  # bytes; a larger message from the kernel closes the connection
+MAX_MESSAGE = 8 << 20  # bytes; a larger message from the kernel closes the connection
 MAX_WORDS = 2000
 SETUP_SECONDS = 120.0
 

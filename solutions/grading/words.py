@@ -5,7 +5,8 @@ import unicodedata
 
 ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}\b")
-CELL_FILE = re.compile(r"[^\s'\"(]*ipykernel_\d+/\d+\.py")
+CELL_FILE = re.compile(r"(?:<home>/)?ipykernel_\d+/\d+\.py")
+MAX_TEXT = 100_000  # before anything else: what follows looks at each character
 MAX_LINES, MAX_LINE, MAX_MESSAGE = 40, 400, 300
 
 
@@ -15,6 +16,7 @@ def clean(text: str, paths: dict[str, str] | None = None) -> str:
     `paths` maps folders of the sandbox to what they are called in a message. At most 40 lines of
     400 characters stay.
     """
+    text = text[:MAX_TEXT]
     for path, name in (paths or {}).items():
         text = text.replace(path, name)
     text = ANSI.sub("", text)
