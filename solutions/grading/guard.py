@@ -193,23 +193,22 @@ class Guard:
                 yield f"the check {id} {title!r}", function
 
     def changes(self) -> list[str]:
-        """What is not what it was; at most eight, in the order of their names."""
+        """What is not what it was; at most four, in the order of their names."""
         watched = list(self._watched())
         now = {label: _essence(value) for label, value in watched}
         # torch imports many of its parts at their first use.
         lazy = {label for label, value in watched if isinstance(value, ModuleType)}
-        seen = []
-        if self._tolerances() != self._allowed:
-            seen.append("the tolerances of the checks were changed")
+        seen = {"the table of tolerances": "changed"}
+        if self._tolerances() == self._allowed:
+            seen.clear()
         for label in sorted(self._prints.keys() | now.keys()):
-            if label not in now:
-                seen.append(f"{label} is gone")
-            elif label not in self._prints:
-                if label not in lazy:
-                    seen.append(f"{label} was added")
-            elif now[label] != self._prints[label]:
-                seen.append(f"{label} was replaced")
-        return seen[:8]
+            if label.rpartition(".")[0] in seen or now.get(label) == self._prints.get(label):
+                continue  # a module that was replaced stands for what is in it
+            if label in self._prints:
+                seen[label] = "replaced" if label in now else "removed"
+            elif label not in lazy:
+                seen[label] = "added"
+        return [f"{label} was {what}" for label, what in seen.items()][:4]
 
     def judge(self, id: str, name: str) -> None:
         """Run the checks of one exercise on what its cell defined; publish the signed verdict."""
