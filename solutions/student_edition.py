@@ -66,19 +66,20 @@ def belongs(name: str, course: Path) -> bool:
     return any(fnmatch(name, each) for each in KEPT_TESTS) and not NEEDS_ANSWERS.search(text)
 
 
-def changed(name: str, course: Path) -> str | None:
-    """The text that takes a file's place; None where it stays as it is."""
+def changed(name: str, course: Path, gone: Sequence[str]) -> str | None:
+    """The text that takes a file's place, without what speaks of tests that are gone; None: none."""
     path = course / name
     if name == "CONTRIBUTING.md":
         return CONTRIBUTING
     if name == "pyproject.toml":
         return change_pyproject(path.read_text(encoding="utf-8"))
     if path.suffix == ".md":
-        return change_page(path.read_text(encoding="utf-8"), name)
+        return change_page(path.read_text(encoding="utf-8"), name, gone)
     if path.name == "lesson.ipynb":
         notebook = nbformat.read(path, as_version=4)
         cells = [cell for cell in notebook.cells if cell.cell_type == "markdown"]
-        for cell, source in zip(cells, change_prose([c.source for c in cells], name), strict=True):
+        prose = change_prose([cell.source for cell in cells], name, gone)
+        for cell, source in zip(cells, prose, strict=True):
             cell.source = source
         return nbformat.writes(notebook, version=4).rstrip("\n") + "\n"
     return None
@@ -91,7 +92,10 @@ def write_edition(folder: Path, course: Path = ROOT) -> int:
     replace is not found; nothing is left in the folder then.
     """
     check_folder(folder, course)
-    texts = {name: changed(name, course) for name in course_files(course) if belongs(name, course)}
+    names = list(course_files(course))
+    given = [name for name in names if belongs(name, course)]
+    gone = [name for name in names if name.startswith("tests/") and name not in given]
+    texts = {name: changed(name, course, gone) for name in given}
     for name, text in texts.items():
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +15,8 @@ This is the student edition: it holds no answers, and only the tests that need n
 to you has the whole course. Tell them what you did, what you expected and what you saw; a failing
 cell and the output of `./run_all.sh doctor` say most of it.
 """
-# Sentences about answers that are not there; what is left of a bullet or paragraph stays.
-_POINTS_THERE = re.compile(r"\bsolutions(?:/|\.\w)|tests/grading|benchmarks/grading_")
+# Sentences about what is not there; what is left of a bullet or paragraph stays.
+_POINTS_THERE = r"\bsolutions(?:/|\.\w)|tests/grading"
 _SENTENCE = re.compile(r"(?:[^.!?]|[.!?](?=\S))+[.!?:]*\s*")
 # Fenced blocks, table rows, bullets and paragraphs, each with the blank lines after it.
 _PARAGRAPH = re.compile(
@@ -56,29 +56,33 @@ def read_passages() -> dict[str, list[Passage]]:
     return {page: [Passage(**each) for each in rows] for page, rows in tomllib.loads(text).items()}
 
 
-def change_page(text: str, page: str) -> str:
-    """What a class reads in place of a Markdown page; raises InputError where a passage is gone."""
+def change_page(text: str, page: str, gone: Iterable[str] = ()) -> str:
+    """What a class reads in place of a Markdown page; `gone` are files that it does not get.
+
+    Raises InputError where a passage is gone.
+    """
     for passage in read_passages().get(page, []):
         text = passage.replace_in(text, page)
-    return "".join(_without_pointers(each) for each in _PARAGRAPH.findall(text))
+    points = re.compile("|".join([_POINTS_THERE, *map(re.escape, gone)]))
+    return "".join(_without_pointers(each, points) for each in _PARAGRAPH.findall(text))
 
 
-def change_prose(sources: Sequence[str], page: str) -> list[str]:
+def change_prose(sources: Sequence[str], page: str, gone: Iterable[str] = ()) -> list[str]:
     """What a class reads in place of a notebook's Markdown cells, in the same order."""
     mark = "\n\n\0\n\n"
-    changed = change_page(mark.join(sources), page)
+    changed = change_page(mark.join(sources), page, gone)
     return [cell.strip("\n") for cell in changed.split("\0")]
 
 
-def _without_pointers(paragraph: str) -> str:
+def _without_pointers(paragraph: str, points: re.Pattern[str]) -> str:
     """Leave out table rows and sentences that point there; of a bullet nothing may be left."""
-    if not _POINTS_THERE.search(paragraph) or paragraph.startswith("```"):
+    if not points.search(paragraph) or paragraph.startswith("```"):
         return paragraph
     if paragraph.startswith("|"):
         return ""
     body = paragraph.rstrip("\n")
     gap = paragraph[len(body) :]
-    kept = [each for each in _SENTENCE.findall(body) if not _POINTS_THERE.search(each)]
+    kept = [each for each in _SENTENCE.findall(body) if not points.search(each)]
     text = "".join(kept).rstrip()
     return text + gap if re.search(r"\w", text) else gap[1:]
 

@@ -146,6 +146,14 @@ def test_sentences_that_point_to_answers_go(before, after):
     assert student_pages.change_page(before, "page.md") == after
 
 
+def test_sentences_about_tests_that_are_not_given_out_go():
+    gone = ["tests/benchmarks/race.py"]
+    page = "Ours is slower. `python tests/benchmarks/race.py` repeats it.\n\n| race | `race.py` |\n"
+    assert student_pages.change_page(page, "page.md", gone) == page.replace(
+        " `python tests/benchmarks/race.py` repeats it.", ""
+    )
+
+
 def test_an_answer_that_got_in_is_found(copy):
     lesson = read_lessons(ROOT, ["01"])["01"]
     answers = AnswerCells(ROOT, lesson).references
