@@ -67,7 +67,7 @@ def belongs(name: str, course: Path) -> bool:
 
 
 def changed(name: str, course: Path, gone: Sequence[str]) -> str | None:
-    """The text that takes a file's place, without what speaks of tests that are gone; None: none."""
+    """The text that takes a file's place, without word of tests that are gone; None: as it is."""
     path = course / name
     if name == "CONTRIBUTING.md":
         return CONTRIBUTING
