@@ -115,7 +115,7 @@ def grade(
     print(f"students: {len(submissions)}")
     for number in lessons:
         count = sum(number in (*each.notebooks, *each.problems) for each in submissions)
-        print(f"lesson {number}: {count} notebooks")
+        print(f"lesson {number}: handed in by {count}")
     for name in left_out(args.submissions):
         print(f"not a submission: {name}")
     with opened(args.out, args.submissions) as store:

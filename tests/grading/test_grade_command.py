@@ -132,7 +132,7 @@ def test_the_output_folder_holds_table_json_pages_and_picture(a_class, tmp_path,
     assert content["lessons"]["02"]["02.5"] == 5
     assert len(content["verdicts"]) == 3 * NUM_EXERCISES
     printed = capsys.readouterr().out
-    assert "students: 3\nlesson 02: 3 notebooks\n" in printed
+    assert "students: 3\nlesson 02: handed in by 3\n" in printed
     assert "nothing is run here" in printed
     assert "notebooks run: 2; known from an earlier run: 0" in printed
 
