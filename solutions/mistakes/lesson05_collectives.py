@@ -165,7 +165,8 @@ def ring_reduce_scatter(tensor, group=None):
         came = torch.empty_like(chunks[0])
         sending = dist.isend(_bytes(chunks[(rank - 1 - step) % n]), dst=(rank + 1) % n, group=group)
         dist.recv(_bytes(came), src=(rank - 1) % n, group=group)
-        sending.wait()
+        if sending is not None:
+            sending.wait()
         chunks[(rank - 2 - step) % n] += came
     return chunks[rank]
 
