@@ -198,12 +198,13 @@ class Guard:
         now = {label: _essence(value) for label, value in watched}
         # torch imports many of its parts at their first use.
         lazy = {label for label, value in watched if isinstance(value, ModuleType)}
-        seen = {"the table of tolerances": "changed"}
-        if self._tolerances() == self._allowed:
-            seen.clear()
+        same = self._tolerances() == self._allowed
+        seen = {} if same else {"the table of tolerances": "changed"}
+        inside: list[str] = []
         for label in sorted(self._prints.keys() | now.keys()):
-            if label.rpartition(".")[0] in seen or now.get(label) == self._prints.get(label):
+            if now.get(label) == self._prints.get(label) or label.startswith(tuple(inside)):
                 continue  # a module that was replaced stands for what is in it
+            inside.append(f"{label}.")
             if label in self._prints:
                 seen[label] = "replaced" if label in now else "removed"
             elif label not in lazy:
