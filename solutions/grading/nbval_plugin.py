@@ -4,8 +4,11 @@ Loaded with `-p solutions.grading.nbval_plugin`. This process is the grader's ow
 code runs in the kernel, which cannot reach the pipe that this writes to.
 """
 
+import ctypes
 import json
 import os
+import signal
+import sys
 import time
 from pathlib import Path
 from queue import Empty
@@ -67,7 +70,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--grading-plan", help="what to start and where to report, as JSON")
 
 
+def die_with_grader() -> None:
+    """Should the grader be killed, its runs end too: this process, and the kernel with it."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    die_with_grader()
     plan = json.loads(Path(config.getoption("--grading-plan")).read_text())
     os.set_inheritable(plan["pipe"], False)
     ConfinedKernelManager.plan = plan
