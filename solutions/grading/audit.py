@@ -52,7 +52,7 @@ FRAMES = _words(
 COMMON = _words(
     "__init__ __call__ __len__ __iter__ __next__ __getitem__ __setitem__ __contains__ __enter__ "
     "__exit__ __repr__ __str__ __getattr__ __setattr__ __post_init__ __name__ __class__ __doc__ "
-    "__version__ __all__ __annotations__ __slots__"
+    "__version__ __all__ __annotations__ __slots__ __cause__ __context__"
 )
 
 
