@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import socket
-import sys
 import tempfile
 import threading
 import time
@@ -22,6 +21,7 @@ from shared.distributed import STACKS
 from shared.links import INTERFACE, Links
 from shared.tools.logs import last_words
 from shared.tools.processes import Outcome, supervise
+from shared.tools.torchrun import node_command, torchrun_command
 
 GRACE = 5.0  # seconds that the other node gets to end by itself after one has failed
 
@@ -38,27 +38,6 @@ class _Agent:
     log: Path
     environment: Mapping[str, str] = field(default_factory=dict)
     where: str = ""  # " on node 1", where there are several
-
-
-def torchrun_command(
-    script: Path, nproc: int, args: Sequence[str] = (), max_restarts: int = 0
-) -> list[str]:
-    """The command that starts `nproc` ranks on this machine, on a port of torchrun's own choice.
-
-    When a rank dies, all are ended and started again, `max_restarts` times at most.
-    """
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    launcher += [f"--max-restarts={max_restarts}"] if max_restarts else []
-    return [*launcher, f"--nproc_per_node={nproc}", str(script), *args]
-
-
-def node_command(
-    script: Path, nodes: int, nproc: int, address: str, args: Sequence[str] = ()
-) -> list[str]:
-    """The command that is given on each of several machines; the same on all of them."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}"]
-    launcher += ["--rdzv_backend=c10d", f"--rdzv_endpoint={address}"]
-    return [*launcher, f"--nproc_per_node={nproc}", str(script), *args]
 
 
 def launch(

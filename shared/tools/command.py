@@ -172,7 +172,10 @@ def run_tests(python: Path, arguments: list[str]) -> int:
     if (ROOT / "solutions").is_dir():
         env["TORCH_HANDLE_IMPLEMENTATION"] = "solution"
     else:
-        print("Your own answers are tested: notebook cells that fail are what is left to do.")
+        print(
+            "Your own answers are tested: notebook cells that fail are what is left to do.",
+            flush=True,
+        )
     return supervise([*command, *what, *arguments], env=env, grace=10.0).status
 
 

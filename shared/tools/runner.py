@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from shared.launching import torchrun_command
 from shared.tools.command import INTERRUPTED, ROOT, all_lessons
 from shared.tools.logs import first_failure, last_words
 from shared.tools.processes import Outcome, raise_on_stop_signals, supervise
 from shared.tools.report import write_report
+from shared.tools.torchrun import torchrun_command
 
 NUM_LOG_LINES = 12
 BAR_WIDTH = 24

@@ -11,8 +11,8 @@ import nbformat
 from nbformat.v4 import new_code_cell, new_notebook
 
 from shared.course import ROOT
-from shared.launching import torchrun_command
 from shared.tools.notebooks import execute
+from shared.tools.torchrun import torchrun_command
 
 LESSON = sorted((ROOT / "lessons").glob("01_*"))[0]
 PROBE = "import importlib.util; print(importlib.util.find_spec('datasets').origin)"

@@ -56,6 +56,13 @@ BODIES = {
     "06_leaves": "finish(); subprocess.Popen(['sleep', '120'], start_new_session=True)",
 }
 
+# A pytest that says how it was called.
+PYTEST = """
+import os, sys
+print(os.environ.get("TORCH_HANDLE_IMPLEMENTATION", "unset"), *sys.argv[1:])
+sys.exit(5)
+"""
+
 # A Python whose venv and pip do nothing but write down that they were called.
 PYTHON = """#!/bin/sh
 case "$*" in
@@ -87,8 +94,7 @@ class Tree:
             (root / folder).mkdir(parents=True)
         shutil.copy(ROOT / "run_all.sh", root)
         shutil.copytree(ROOT / "shared" / "tools", root / "shared" / "tools")
-        for name in ("__init__.py", "launching.py"):
-            shutil.copy(ROOT / "shared" / name, root / "shared")
+        shutil.copy(ROOT / "shared" / "__init__.py", root / "shared")
         listing = "[project]\ndependencies = []\n[project.optional-dependencies]\ndev = []\n"
         (root / "pyproject.toml").write_text(listing)
         (root / "torch/__init__.py").write_text(
@@ -378,14 +384,20 @@ def test_every_difference_to_the_stamp_is_noticed(tmp_path, monkeypatch):
 
 def test_the_test_command_is_pytest_over_everything_in_solution_mode(tree):
     course = tree("01_good")
-    (course.root / "pytest.py").write_text(
-        "import os, sys\n"
-        "print(os.environ['TORCH_HANDLE_IMPLEMENTATION'], *sys.argv[1:])\n"
-        "sys.exit(5)"
-    )
+    (course.root / "solutions").mkdir()
+    (course.root / "pytest.py").write_text(PYTEST)
     done = course.run("test", "--no-setup", PYTHON=sys.executable)
     assert done.stdout.strip() == "solution --nbval -n 2 --dist loadscope tests lessons"
     assert done.returncode == 5
+
+
+def test_without_solutions_the_test_command_tests_the_learners_answers(tree):
+    course = tree("01_good")
+    (course.root / "pytest.py").write_text(PYTEST)
+    done = course.run("test", "--no-setup", PYTHON=sys.executable)
+    said, command = done.stdout.splitlines()
+    assert said.startswith("Your own answers are tested")
+    assert command == "unset --nbval -n 2 --dist loadscope tests lessons"
 
 
 def test_continuous_integration_runs_the_test_command_and_nothing_less():

@@ -16,8 +16,9 @@ from shared import distributed
 from shared.course import ROOT
 from shared.distributed import Rank, process_group
 from shared.errors import InputError
-from shared.launching import LaunchFailed, launch, torchrun_command
+from shared.launching import LaunchFailed, launch
 from shared.script import checked_out, format_table, lesson_parser, positive_int, write_metrics
+from shared.tools.torchrun import torchrun_command
 
 MAIN = Rank(0, 0, 1, torch.device("cpu"), "gloo")
 SCRIPTS = sorted((ROOT / "lessons").glob("*/train.py"))
