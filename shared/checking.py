@@ -11,11 +11,12 @@ from types import ModuleType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from shared.comparing import close, comparing_itself, difference
 
-_last_seed: list[int] = []
+_seeds: list[int] = []  # of the check that runs: what was drawn, then what followed from it
 
 
 class Wrong(AssertionError):
@@ -90,7 +91,7 @@ class ExerciseChecks:
 
 
 def _run(function: Callable[[Any], None], candidate: Any) -> Wrong | None:
-    _last_seed.clear()
+    _seeds.clear()
     python_state = random.getstate()
     try:
         with torch.random.fork_rng(devices=[]):
@@ -105,7 +106,7 @@ def _run(function: Callable[[Any], None], candidate: Any) -> Wrong | None:
 
 
 def _as_wrong(error: Exception) -> Wrong:
-    seed = f" (seed {_last_seed[-1]}: set TORCH_HANDLE_SEED to repeat)" if _last_seed else ""
+    seed = f" (seed {_seeds[0]}: set TORCH_HANDLE_SEED to repeat)" if _seeds else ""
     if isinstance(error, NotImplementedError):
         return Wrong(
             "a part of the stub is still there", seen=f"NotImplementedError{_where(error)}"
@@ -138,11 +139,17 @@ def checks_for(
 
 
 def fresh_seed() -> int:
-    """A new seed at every run, so that no answer fits the numbers of one; shown on failure."""
-    given = os.environ.get("TORCH_HANDLE_SEED")
-    seed = int(given) if given else random.SystemRandom().randrange(2**31)
-    _last_seed.append(seed)
-    return seed
+    """A new seed at every call and in every run, so that no answer fits the numbers of one.
+
+    The first number of a check is drawn, or TORCH_HANDLE_SEED, and is shown on failure; seeds
+    follow from it, from the place of the call in the check and from the rank.
+    """
+    if not _seeds:
+        given = os.environ.get("TORCH_HANDLE_SEED")
+        _seeds.append(int(given) if given else random.SystemRandom().randrange(2**31))
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    _seeds.append(random.Random(f"{_seeds[0]} {len(_seeds)} {rank}").randrange(2**31))
+    return _seeds[-1]
 
 
 def fresh_generator() -> torch.Generator:

@@ -31,6 +31,7 @@ def guard(monkeypatch, tmp_path):
     shell = SimpleNamespace(display_pub=SimpleNamespace(publish=lambda **m: said.append(m)))
     monkeypatch.setattr("IPython.core.getipython.get_ipython", lambda: shell)
     monkeypatch.setenv("TORCH_HANDLE_SEED", "5")
+    monkeypatch.delenv("TORCH_HANDLE_IMPLEMENTATION", raising=False)  # the suite's own mode
     monkeypatch.setenv("TORCH_HANDLE_STRICT", "1")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(course, "defined", {})
