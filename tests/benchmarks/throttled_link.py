@@ -8,9 +8,11 @@ the given rate each way (tc, token bucket). Linux, root, iproute2. What is run o
 
     python tests/benchmarks/throttled_link.py
     python tests/benchmarks/throttled_link.py --mbit 100 --figure link.png
+    python tests/benchmarks/throttled_link.py --write     # keeps the table for lesson 05's figure
 """
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from shared.plots import MEANING, save_figure, use_style
 from shared.script import format_table
 
 SCRIPT = ROOT / "lessons" / "06_ddp" / "train.py"
+RECORD = ROOT / "lessons" / "05_collectives" / "throttled_link.json"
 
 
 def main() -> None:
@@ -40,6 +43,10 @@ def main() -> None:
         print(format_table(tables[mbit]))
     if args.figure:
         draw(tables, args.figure)
+    if args.write:
+        mbit = args.mbit[0]
+        record = {"mbit": mbit, "steps": args.steps, "table": tables[mbit]}
+        RECORD.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def draw(tables: dict[float, list[dict]], path: Path) -> None:
@@ -68,6 +75,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--bucket-mb", type=float, default=1.0)
     parser.add_argument("--preset", default="small", choices=("tiny", "small", "large"))
     parser.add_argument("--figure", type=Path, help="draw the step times into this PNG")
+    parser.add_argument("--write", action="store_true", help="keep it for lesson 05's figure")
     return parser.parse_args()
 
 
