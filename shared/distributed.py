@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import faulthandler
+import gc
 import os
 import signal
 import tempfile
@@ -67,6 +68,9 @@ def process_group(device: str = "auto", timeout: float = 600.0) -> Generator[Ran
         try:
             yield Rank(place["RANK"], place["LOCAL_RANK"], place["WORLD_SIZE"], chosen, backend)
         finally:
+            # DDP sits in reference cycles and holds the group, which then lives until the
+            # interpreter ends. A rank was once seen to abort there (std::terminate), its work done.
+            gc.collect()
             dist.destroy_process_group()
 
 
