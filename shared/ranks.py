@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 IDLE_TICKS = 2  # hundredths of a second of processor time that gloo's polling may use meanwhile
+LOOK = 0.1  # seconds between two looks at what the ranks are doing
 GRACE = 2.0  # seconds that the other ranks get to end by themselves after one has failed
 
 
@@ -158,7 +159,7 @@ def _collect(children: list[_Child], timeout: float, quiet: float | None) -> Non
     watch = _Watch()
     while waiting:
         left = max(0.0, deadline - time.monotonic())
-        ready = wait(list(waiting), timeout=left if quiet is None else min(left, 0.1))
+        ready = wait(list(waiting), timeout=left if quiet is None else min(left, LOOK))
         for pipe in ready:
             assert isinstance(pipe, Connection)
             child = waiting.pop(pipe)
@@ -177,11 +178,15 @@ def _collect(children: list[_Child], timeout: float, quiet: float | None) -> Non
 
 
 class _Watch:
-    """For how long nothing has happened in the ranks that are waited for."""
+    """For how long nothing has happened in the ranks that are waited for.
+
+    Only what was looked at counts: where the whole machine stood still, this process did, too.
+    """
 
     def __init__(self) -> None:
         self.seen: dict[int, int | None] = {}
-        self.since = time.monotonic()
+        self.last = time.monotonic()
+        self.idle = 0.0
 
     def idle_seconds(self, children: Iterable[_Child]) -> float:
         now = {child.rank: _activity(child.process.pid) for child in children}
@@ -189,17 +194,20 @@ class _Watch:
             ticks is None or ticks - (self.seen[rank] or 0) > IDLE_TICKS
             for rank, ticks in now.items()
         ):
-            self.seen, self.since = now, time.monotonic()
-        return time.monotonic() - self.since
+            self.seen, self.idle = now, 0.0
+        else:
+            self.idle += min(time.monotonic() - self.last, 2 * LOOK)
+        self.last = time.monotonic()
+        return self.idle
 
 
 def _activity(pid: int | None) -> int | None:
-    """Processor time used so far, in clock ticks; None while it reads or writes a disk."""
+    """Processor time used so far, in clock ticks; None while it waits for a disk or for its turn."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return None if fields[0] == "D" else int(fields[11]) + int(fields[12])  # user and kernel
+    return None if fields[0] in "DR" else int(fields[11]) + int(fields[12])  # user and kernel
 
 
 def _lateness(failed: _Child) -> int:
@@ -207,7 +215,8 @@ def _lateness(failed: _Child) -> int:
     assert failed.outcome is not None
     if "died" in failed.outcome:
         return 0
-    return 2 if "onnection" in failed.outcome["summary"] else 1
+    lost = any(words in failed.outcome["summary"] for words in ("onnection", "Broken pipe"))
+    return 2 if lost else 1
 
 
 def _receive(child: _Child) -> dict[str, Any]:

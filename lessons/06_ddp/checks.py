@@ -93,7 +93,14 @@ exercise_06_5 = checks_for(
 
 PATIENCE = 10.0  # seconds until ranks count as hanging; they need a tenth of one
 # How it ends when ranks do not call the same collectives: a hang, or whatever gloo makes of it.
-APART = ("were not back", "SIGABRT", "onnection closed", "preamble", "Connection reset")
+APART = (
+    "were not back",
+    "SIGABRT",
+    "onnection closed",
+    "preamble",
+    "Connection reset",
+    "Broken pipe",
+)
 SMALL = 0.0005  # a bucket_cap_mb of 524 bytes, so that small models have several buckets
 Wrap = Callable[[nn.Module], Any]
 
