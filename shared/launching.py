@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from shared.distributed import STACKS
-from shared.links import INTERFACE, Links
+from shared.measuring.links import INTERFACE, Links
 from shared.tools.logs import last_words
 from shared.tools.processes import Outcome, supervise
 from shared.tools.torchrun import node_command, torchrun_command

@@ -202,7 +202,7 @@ class _Watch:
 
 
 def _activity(pid: int | None) -> int | None:
-    """Processor time used so far, in clock ticks; None while it waits for a disk or for its turn."""
+    """Clock ticks of processor time so far; None while it waits for a disk or for its turn."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from shared.engines.wrapping import Wrapped
 from shared.errors import InputError
-from shared.wrapping import Wrapped
 from solutions.ddp_buckets import fill_buckets, started
 
 T = TypeVar("T")

@@ -14,10 +14,10 @@ which two lines may the process die, and what is then on the disk?"
 """
 
 from shared.checkpoint import write_atomically as write_atomically
-from shared.random_states import random_states as random_states
-from shared.resuming import load_checkpoint as load_checkpoint
-from shared.resuming import resume_training as resume_training
-from shared.resuming import save_checkpoint as save_checkpoint
+from shared.restarting.random_states import random_states as random_states
+from shared.restarting.resuming import load_checkpoint as load_checkpoint
+from shared.restarting.resuming import resume_training as resume_training
+from shared.restarting.resuming import save_checkpoint as save_checkpoint
 
 __all__ = [
     "load_checkpoint",

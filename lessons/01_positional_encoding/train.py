@@ -2,8 +2,8 @@
 
 torchrun --nproc_per_node=2 lessons/01_positional_encoding/train.py
 
-The tasks, from shared/order_tasks.py: "distance" (the word three places to the left) and "place"
-(the fourth word). Training sees sentences up to a length, the test up to four times that.
+The tasks (shared/experiments/order_tasks.py): "distance", the word three places to the left, and
+"place", the fourth word. Training sees sentences up to a length, the test up to four times that.
 """
 
 import itertools
@@ -15,12 +15,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from shared import order_tasks, script
+from shared import script
 from shared.course import answers
 from shared.distributed import Rank, process_group
 from shared.errors import InputError
+from shared.experiments import order_tasks
 from shared.model.embeddings import LearnedPositions
-from shared.order_tasks import NUM_WORDS, TASKS
 from shared.plots import save_figure
 
 VARIANTS = ("none", "sinusoidal", "learned", "rotary")
@@ -78,7 +78,7 @@ def build_model(variant: str, preset: Preset, parts) -> nn.Module:
     positions = added(D, max_len) if added else nn.Identity()
     rotate = parts.rotary if variant == "rotary" else None
     blocks = [Block(D, rotate) for _ in range(preset.num_layers)]
-    words, logits = nn.Embedding(NUM_WORDS, D), nn.Linear(D, NUM_WORDS)
+    words, logits = nn.Embedding(order_tasks.NUM_WORDS, D), nn.Linear(D, order_tasks.NUM_WORDS)
     return nn.Sequential(words, positions, *blocks, nn.LayerNorm(D), logits)
 
 
@@ -127,11 +127,11 @@ def main() -> None:
         given = {"steps": args.steps, "seeds": args.seeds, "d_model": args.d_model}
         preset = replace(preset, **{key: value for key, value in given.items() if value})
         out, parts = script.checked_out(args.out), answers("01", mine=args.mine)
-
         # Rank r of n takes variants r, r + n, r + 2n, ...: with four ranks, one each.
         mine = VARIANTS[rank.rank :: rank.world_size]
         print(f"rank {rank.rank} of {rank.world_size} trains: {', '.join(mine) or 'nothing'}")
-        jobs = itertools.product(TASKS, mine, range(args.seed, args.seed + preset.seeds))
+        seeds = range(args.seed, args.seed + preset.seeds)
+        jobs = itertools.product(order_tasks.TASKS, mine, seeds)
         runs = [measure(*job, preset, parts, rank) for job in jobs]
 
         # Every rank hands its list over; rank 0 alone gets them, as a list of lists.

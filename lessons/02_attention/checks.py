@@ -17,7 +17,7 @@ from shared.checking import (
     fresh_generator,
     wrong,
 )
-from shared.memory import saved_bytes
+from shared.measuring.memory import saved_bytes
 
 exercise_02_1 = checks_for(
     "02.1",

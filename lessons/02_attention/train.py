@@ -15,11 +15,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shared.attention_sweep import FULL, draw_sweep
 from shared.course import answers
 from shared.distributed import Rank, process_group
 from shared.errors import InputError
-from shared.memory import saved_bytes
+from shared.experiments.attention_sweep import FULL, draw_sweep
+from shared.measuring.memory import saved_bytes
+from shared.measuring.timing import fastest_seconds
 from shared.script import (
     checked_out,
     choose_preset,
@@ -29,7 +30,6 @@ from shared.script import (
     run_script,
     write_metrics,
 )
-from shared.timing import fastest_seconds
 
 
 @dataclass(frozen=True)

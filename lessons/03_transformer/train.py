@@ -23,8 +23,8 @@ from shared.data.loading import PairDataset
 from shared.data.tokenizer import Tokenizer
 from shared.distributed import Rank, process_group
 from shared.errors import InputError
+from shared.experiments.norm_comparison import draw_runs, frequency_loss, tabulate
 from shared.model.config import TransformerConfig
-from shared.norm_comparison import draw_runs, frequency_loss, tabulate
 from shared.plots import save_figure
 
 MAX_LEN = 128  # tokens of a sentence; longer pairs are left out

@@ -22,7 +22,7 @@ from shared.checking import (
     fresh_seed,
     wrong,
 )
-from shared.stand_in import Rule, StandIn, Tokens, random_rule, table_rule
+from shared.experiments.stand_in import Rule, StandIn, Tokens, random_rule, table_rule
 
 PAD, BOS, EOS = 0, 1, 2
 

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shared.checking import checks_for, expect, expect_close, expect_equal, fresh_seed, wrong
+from shared.measuring.traffic import Call, count_traffic
 from shared.ranks import RankFailed, run_ranks
-from shared.traffic import Call, count_traffic
 
 exercise_05_1 = checks_for(
     "05.1",

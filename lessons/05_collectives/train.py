@@ -14,15 +14,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shared.bandwidth import (
+from shared.course import answers
+from shared.distributed import Rank, process_group
+from shared.measuring.bandwidth import (
     all_gather,
     bus_factor,
     fit_line,
     reduce_scatter,
     slowest_rank_seconds,
 )
-from shared.course import answers
-from shared.distributed import Rank, process_group
 from shared.plots import MEANING, measured, save_figure, theory, use_style
 from shared.script import (
     checked_out,

@@ -28,8 +28,8 @@ from shared.checking import (
     fresh_seed,
     wrong,
 )
+from shared.measuring.traffic import count_traffic
 from shared.ranks import RankFailed, run_ranks
-from shared.traffic import count_traffic
 
 exercise_06_1 = checks_for(
     "06.1",

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 
-from shared.agreement import agree_on, fingerprint
 from shared.checkpoint import save_translator
 from shared.course import answers
 from shared.data.corpora import load_corpus
@@ -21,8 +20,11 @@ from shared.data.loading import PairDataset, batch_loader
 from shared.data.tokenizer import Tokenizer
 from shared.decoding import greedy_decode, translate_together
 from shared.distributed import Rank, process_group
-from shared.engine_report import Run, curve_row, draw_runs, headline, tabulate
-from shared.engines import ENGINES, build_engine, engine_step, reference_step
+from shared.engines.agreement import agree_on, fingerprint
+from shared.engines.report import Run, curve_row, draw_runs, headline, tabulate
+from shared.engines.step import ENGINES, build_engine, engine_step, reference_step
+from shared.measuring.timing import synchronized_now
+from shared.measuring.traffic import count_traffic
 from shared.model.transformer import Transformer
 from shared.plots import save_figure
 from shared.recipes import TRANSLATION, Recipe
@@ -37,8 +39,6 @@ from shared.script import (
     run_script,
     write_metrics,
 )
-from shared.timing import synchronized_now
-from shared.traffic import count_traffic
 from shared.training import batch_plan
 
 

@@ -3,9 +3,9 @@
 torchrun --nproc_per_node=2 lessons/07_distributed_sampler/train.py
 torchrun --nproc_per_node=2 lessons/07_distributed_sampler/train.py --pitfall none no_set_epoch
 
-A small language model (shared/next_character.py) is trained under torch's DDP, from several seeds
-in each way: the same first weights, the same steps, the same global batch. Workers hide a tenth of
-the characters at random. `none` is the right way; each of the others differs from it in one line.
+A small language model is trained under torch's DDP from several seeds in each way: the same first
+weights, the same steps, the same global batch. Workers hide a tenth of the characters at random.
+`none` is the right way; each of the others differs from it in one line.
 """
 
 import warnings
@@ -18,17 +18,17 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, RandomSampler
-from torch.utils.data import DistributedSampler as TorchSampler
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
-from shared import next_character, script
+from shared import script
 from shared.course import answers
 from shared.data.corpora import load_corpus
 from shared.data.sampling import WatchedSampler
 from shared.distributed import Rank, process_group
-from shared.next_character import CharacterData, NextCharacter
+from shared.experiments import next_character
+from shared.experiments import sampling_pitfalls as pitfalls
+from shared.experiments.next_character import CharacterData, NextCharacter
 from shared.plots import save_figure
-from shared.sampling_pitfalls import check_sizes, draw_runs, headline, tabulate, what_was_seen
 
 NUM_TEST = 61  # a small test set, of a length that no usual number of ranks divides
 PITFALLS = ("none", "no_set_epoch", "no_sampler", "padded_eval", "worker_seed")
@@ -97,7 +97,7 @@ def train(
 
 def padded_evaluation(score, test: list, rank: Rank) -> float:
     """The share of hits, sums and counts over all ranks, but over the sampler's padding too."""
-    mine = [test[i] for i in TorchSampler(test, rank.world_size, rank.rank, shuffle=False)]
+    mine = [test[i] for i in DistributedSampler(test, rank.world_size, rank.rank, shuffle=False)]
     hits = torch.tensor(score(mine), device=rank.device)
     dist.all_reduce(hits)
     return float(hits[0] / hits[1])
@@ -116,7 +116,7 @@ def run(job: tuple[str, int], data, validation: list, preset: Preset, rank: Rank
     score_loss = partial(next_character.score_loss, model)
     loss = parts.exact_evaluation(score_loss, validation, 512, rank.device)
     result = {"pitfall": pitfall, "seed": seed, "loss": loss, "exact": exact, "reported": reported}
-    return result | what_was_seen(indices, hidden, preset.epochs)
+    return result | pitfalls.what_was_seen(indices, hidden, preset.epochs)
 
 
 def main() -> None:
@@ -133,7 +133,7 @@ def main() -> None:
         preset = replace(preset, **{key: value for key, value in given.items() if value})
         if args.steps:  # in whole epochs
             preset = replace(preset, epochs=max(1, args.steps * preset.batch // preset.samples))
-        check_sizes(preset.samples, preset.batch, rank.world_size)
+        pitfalls.check_sizes(preset.samples, preset.batch, rank.world_size)
         out, parts = script.checked_out(args.out), answers("07", mine=args.mine)
         corpus = load_corpus(args.dataset, empty=args.empty)
         data, validation = next_character.character_data(corpus, preset.samples)
@@ -141,9 +141,9 @@ def main() -> None:
         jobs = script.progress(jobs, rank, "runs")
         runs = [run(job, data, [*validation], preset, rank, parts) for job in jobs]
         if rank.is_main:
-            save_figure(draw_runs(runs), out / "pitfalls.png")
-            table = tabulate(runs)
-            script.write_metrics(out, rank, headline=headline(table), table=table, runs=runs)
+            save_figure(pitfalls.draw_runs(runs), out / "pitfalls.png")
+            rows = pitfalls.tabulate(runs)
+            script.write_metrics(out, rank, headline=pitfalls.headline(rows), table=rows, runs=runs)
 
 
 if __name__ == "__main__":

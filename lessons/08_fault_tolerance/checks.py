@@ -28,9 +28,9 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from shared.checking import checks_for, expect, expect_equal, expect_raises, fresh_seed, wrong
 from shared.data.sampling import ResumableSampler
-from shared.fitting import origin
 from shared.ranks import RankFailed, run_ranks
-from shared.training_state import TakeStep, TrainingState
+from shared.restarting.fitting import origin
+from shared.restarting.training_state import TakeStep, TrainingState
 
 MARK = "torch-handle checkpoint 1"  # shared.checkpoint.MARK
 

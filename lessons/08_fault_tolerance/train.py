@@ -14,26 +14,27 @@ from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 
-from shared.background import BackgroundSaver
 from shared.course import answers
 from shared.data.corpora import load_corpus
 from shared.data.loading import PairDataset
 from shared.data.tokenizer import Tokenizer
 from shared.distributed import Rank, process_group
-from shared.elastic import load_elastic, save_elastic
-from shared.faults import Kill
-from shared.fitting import unwrapped
 from shared.plots import MEANING, save_figure, use_style
 from shared.reference_run import NUM_STEPS, checksum, compare_with_record
-from shared.resumable_runs import (
+from shared.restarting.background import BackgroundSaver
+from shared.restarting.elastic import load_elastic, save_elastic
+from shared.restarting.faults import Kill
+from shared.restarting.fitting import unwrapped
+from shared.restarting.resumable_runs import (
     Build,
     Size,
     reference_training,
     rehearse,
     translator_training,
 )
-from shared.resuming import restart_count
-from shared.save_timing import time_saves
+from shared.restarting.resuming import restart_count
+from shared.restarting.save_timing import time_saves
+from shared.restarting.training_state import TrainingState
 from shared.script import (
     checked_out,
     choose_preset,
@@ -42,7 +43,6 @@ from shared.script import (
     run_script,
     write_metrics,
 )
-from shared.training_state import TrainingState
 
 SIZES = {
     "tiny": Size(32, 1, 300, num_pairs=200, batch=16, steps=12, interval=4),

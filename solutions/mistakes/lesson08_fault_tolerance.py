@@ -18,13 +18,13 @@ from torch.utils.data import BatchSampler
 from shared.checking import mistake
 from shared.checkpoint import MARK, read_checkpoint
 from shared.errors import InputError
-from shared.fitting import refuse_unless_it_fits, unwrapped
-from shared.random_states import random_states as right_states
-from shared.random_states import set_random_states
-from shared.resuming import checkpoint_content, checkpoint_path, checkpoints_in, store
-from shared.resuming import load_checkpoint as right_load
-from shared.resuming import resume_training as right_resume
-from shared.resuming import save_checkpoint as right_save
+from shared.restarting.fitting import refuse_unless_it_fits, unwrapped
+from shared.restarting.random_states import random_states as right_states
+from shared.restarting.random_states import set_random_states
+from shared.restarting.resuming import checkpoint_content, checkpoint_path, checkpoints_in, store
+from shared.restarting.resuming import load_checkpoint as right_load
+from shared.restarting.resuming import resume_training as right_resume
+from shared.restarting.resuming import save_checkpoint as right_save
 
 # 08.1a write_atomically
 

@@ -1,7 +1,8 @@
 """Bytes that one encoder layer keeps for its backward pass, ours against torch's, counted exactly.
 
-`shared.memory.saved_bytes` sees every tensor that autograd saves. Tensors that share a storage are
-counted once, with the size of the storage; parameters are left out, since they are kept anyway.
+`shared.measuring.memory.saved_bytes` sees every tensor that autograd saves. Tensors that share a
+storage are counted once, with the size of the storage; parameters are left out, since they are kept
+anyway.
 No clock and no chance: the same numbers on every machine with this version of torch.
 
     python tests/benchmarks/activation_bytes.py
@@ -14,7 +15,7 @@ import sys
 import torch
 from torch import nn
 
-from shared.memory import saved_bytes
+from shared.measuring.memory import saved_bytes
 from shared.model.config import TransformerConfig
 from shared.model.layers import EncoderLayer
 

@@ -13,13 +13,13 @@ import torch._dynamo  # once here instead of in every forked rank
 import torch.distributed as dist
 
 import solutions.lesson06_ddp as parts
-from shared.engines import build_engine
+from shared.engines.step import build_engine
+from shared.measuring.trace import overlap_fraction, record_trace
 from shared.model.config import TransformerConfig
 from shared.model.transformer import Transformer
 from shared.plots import MEANING, save_figure, use_style
 from shared.ranks import run_ranks
 from shared.script import format_table
-from shared.trace import overlap_fraction, record_trace
 from shared.training import label_smoothed_loss
 
 CONFIG = TransformerConfig(

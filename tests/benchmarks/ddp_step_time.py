@@ -12,7 +12,7 @@ import torch._dynamo  # once here instead of in every forked rank
 import torch.distributed as dist
 
 import solutions.lesson06_ddp as parts
-from shared.engines import ENGINES, build_engine
+from shared.engines.step import ENGINES, build_engine
 from shared.model.config import TransformerConfig
 from shared.model.transformer import Transformer
 from shared.ranks import run_ranks

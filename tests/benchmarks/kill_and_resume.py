@@ -26,13 +26,13 @@ from shared.data.corpora import load_corpus
 from shared.data.loading import PairDataset
 from shared.data.tokenizer import Tokenizer
 from shared.distributed import Rank
-from shared.faults import Kill
-from shared.fitting import unwrapped
 from shared.launching import LaunchFailed, launch
 from shared.ranks import RankFailed, run_ranks
 from shared.reference_run import checksum
-from shared.resumable_runs import Size, translator_training
-from shared.resuming import load_checkpoint, resume_training, save_checkpoint
+from shared.restarting.faults import Kill
+from shared.restarting.fitting import unwrapped
+from shared.restarting.resumable_runs import Size, translator_training
+from shared.restarting.resuming import load_checkpoint, resume_training, save_checkpoint
 
 SCRIPT = Path(__file__).resolve().parents[2] / "lessons" / "08_fault_tolerance" / "train.py"
 

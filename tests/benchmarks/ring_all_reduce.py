@@ -13,9 +13,9 @@ import sys
 import torch
 import torch.distributed as dist
 
-from shared.bandwidth import slowest_rank_seconds
+from shared.measuring.bandwidth import slowest_rank_seconds
+from shared.measuring.traffic import count_traffic
 from shared.ranks import run_ranks
-from shared.traffic import count_traffic
 from solutions.lesson05_collectives import central_all_reduce, ring_all_reduce
 
 

@@ -11,9 +11,9 @@ import statistics
 
 import torch
 
-from shared import next_character
 from shared.data.corpora import load_corpus
 from shared.data.sampling import DistributedSampler
+from shared.experiments import next_character
 from shared.script import format_table
 
 NUM_RANKS, BATCH, STEPS = 4, 32, 256

@@ -20,7 +20,7 @@ import matplotlib.pyplot as plt
 
 from shared.course import ROOT
 from shared.launching import launch_nodes
-from shared.links import throttled_links, why_not
+from shared.measuring.links import throttled_links, why_not
 from shared.plots import MEANING, save_figure, use_style
 from shared.script import format_table
 

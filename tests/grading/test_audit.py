@@ -15,7 +15,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from shared.course import check, exercise
-from shared.memory import saved_bytes
+from shared.measuring.memory import saved_bytes
 
 limit = 3"""
 
@@ -67,7 +67,7 @@ HONEST = [
     "import torch\nfrom torch import nn\nimport math",
     "import torch.nn.functional as F\nfrom collections.abc import Iterator\nimport functools",
     "from contextlib import contextmanager\nimport copy, itertools, random, time",
-    "from shared.memory import saved_bytes",
+    "from shared.measuring.memory import saved_bytes",
     "import torch.distributed as dist\nfrom torch._utils import _flatten_dense_tensors",
     "class A(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
     "    def __len__(self):\n        return 1\n    def __getattr__(self, name):\n"

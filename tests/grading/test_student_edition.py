@@ -161,7 +161,7 @@ def test_an_answer_that_got_in_is_found(copy):
     path.write_bytes(hand_in(path.read_bytes(), {"01.3": answers["01.3"]}))
     text = (ROOT / "solutions/lesson01_positional_encoding.py").read_text()
     leak = text[text.index("def shift_matrix") :].partition("\n\n\n")[0]
-    with (copy / "shared/timing.py").open("a") as module:
+    with (copy / "shared/measuring/timing.py").open("a") as module:
         module.write(f"\nfrom solutions import grade\n{leak}\n")
     with (copy / "AGENTS.md").open("a") as page:
         page.write("\nSee solutions/README.md.\n")
@@ -169,10 +169,10 @@ def test_an_answer_that_got_in_is_found(copy):
     (copy / "shared/extra/__init__.py").touch()
     assert problems(copy) == {
         "no page speaks of answers that are not there": "AGENTS.md: See solutions/README.md.",
-        "nothing imports solutions": "shared/timing.py",
+        "nothing imports solutions": "shared/measuring/timing.py",
         "pyproject.toml names the packages that are there": "shared/extra",
         "every exercise cell is an empty stub": "01.3 in 01_positional_encoding/lesson.ipynb",
-        "answers that only solutions/ holds are in no file": "01.3 in shared/timing.py",
+        "answers that only solutions/ holds are in no file": "01.3 in shared/measuring/timing.py",
     }
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from shared.attention_sweep import FULL, draw_sweep, kept_by_module
 from shared.course import ROOT
+from shared.experiments.attention_sweep import FULL, draw_sweep, kept_by_module
 from shared.launching import launch
-from shared.memory import saved_bytes
+from shared.measuring.memory import saved_bytes
 from shared.model.attention import MultiHeadAttention
 
 SCRIPT = ROOT / "lessons" / "02_attention" / "train.py"

@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shared.bandwidth import all_gather, bus_factor, fit_line, reduce_scatter
-from shared.links import throttled_links, why_not
+from shared.measuring.bandwidth import all_gather, bus_factor, fit_line, reduce_scatter
+from shared.measuring.links import throttled_links, why_not
+from shared.measuring.traffic import count_traffic
 from shared.ranks import run_ranks
-from shared.traffic import count_traffic
 from solutions.lesson05_collectives import (
     central_all_reduce,
     ring_all_gather,

@@ -1,4 +1,4 @@
-"""shared/traffic.py sees every operation, however it was started."""
+"""shared/measuring/traffic.py sees every operation, however it was started."""
 
 import pytest
 import torch
@@ -8,8 +8,8 @@ from torch import nn
 from torch.distributed import isend
 from torch.nn.parallel import DistributedDataParallel
 
+from shared.measuring.traffic import count_traffic
 from shared.ranks import run_ranks
-from shared.traffic import count_traffic
 
 
 def seen(traffic):

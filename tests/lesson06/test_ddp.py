@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from shared.agreement import agree_on, fingerprint
+from shared.engines.agreement import agree_on, fingerprint
+from shared.measuring.traffic import count_traffic
 from shared.ranks import RankFailed, run_ranks
-from shared.traffic import count_traffic
 from solutions.lesson06_ddp import (
     BucketedDDP,
     OverlappedDDP,

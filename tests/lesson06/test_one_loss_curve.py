@@ -6,8 +6,8 @@ import torch._dynamo  # what optimizers import: once here, not in every forked r
 
 import solutions.lesson06_ddp as parts
 from shared.distributed import Rank
-from shared.engine_report import ROUNDING
-from shared.engines import ENGINES, build_engine, reference_step
+from shared.engines.report import ROUNDING
+from shared.engines.step import ENGINES, build_engine, reference_step
 from shared.ranks import run_ranks
 from shared.reference_run import (
     checksum,

@@ -7,7 +7,7 @@ import pytest
 
 from shared import distributed
 from shared.course import ROOT
-from shared.engines import ENGINES
+from shared.engines.step import ENGINES
 from shared.launching import launch
 
 SCRIPT = ROOT / "lessons" / "06_ddp" / "train.py"

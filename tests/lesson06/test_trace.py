@@ -6,8 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shared.ranks import run_ranks
-from shared.trace import (
+from shared.measuring.trace import (
     Span,
     Trace,
     hidden_shares,
@@ -16,6 +15,7 @@ from shared.trace import (
     read_trace,
     record_trace,
 )
+from shared.ranks import run_ranks
 
 
 def made(*spans: tuple[str, float, float]) -> Trace:

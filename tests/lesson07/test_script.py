@@ -10,8 +10,8 @@ from shared import distributed
 from shared.course import ROOT
 from shared.data.sampling import RepeatedOrderWarning
 from shared.errors import InputError
+from shared.experiments.sampling_pitfalls import check_sizes
 from shared.launching import launch
-from shared.sampling_pitfalls import check_sizes
 
 SCRIPT = ROOT / "lessons" / "07_distributed_sampler" / "train.py"
 TINY = ("--preset", "tiny", "--device", "cpu")

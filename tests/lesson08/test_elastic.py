@@ -5,11 +5,11 @@ from functools import partial
 import pytest
 
 from shared import reference_run
-from shared.elastic import elastic_checkpoints_in, load_elastic, save_elastic
 from shared.errors import InputError
 from shared.ranks import run_ranks
-from shared.resumable_runs import reference_training
-from shared.resuming import resume_training
+from shared.restarting.elastic import elastic_checkpoints_in, load_elastic, save_elastic
+from shared.restarting.resumable_runs import reference_training
+from shared.restarting.resuming import resume_training
 
 
 def go_on(rank, folder, until):

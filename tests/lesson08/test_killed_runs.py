@@ -12,12 +12,17 @@ import torch
 import torch.distributed as dist
 
 from shared import reference_run
-from shared.background import BackgroundSaver
-from shared.faults import dying_while_writing
-from shared.random_states import random_states, set_random_states
 from shared.ranks import RankFailed, run_ranks
-from shared.resumable_runs import reference_training
-from shared.resuming import checkpoints_in, load_checkpoint, resume_training, save_checkpoint
+from shared.restarting.background import BackgroundSaver
+from shared.restarting.faults import dying_while_writing
+from shared.restarting.random_states import random_states, set_random_states
+from shared.restarting.resumable_runs import reference_training
+from shared.restarting.resuming import (
+    checkpoints_in,
+    load_checkpoint,
+    resume_training,
+    save_checkpoint,
+)
 
 INTERVAL = 6
 

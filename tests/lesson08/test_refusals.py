@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from shared.background import BackgroundSaver
 from shared.checkpoint import read_checkpoint, write_atomically
 from shared.data.sampling import ResumableSampler
 from shared.errors import InputError
-from shared.fitting import unwrapped
-from shared.random_states import random_states
 from shared.ranks import run_ranks
-from shared.resuming import checkpoints_in, load_checkpoint, save_checkpoint
-from shared.training_state import TrainingState
+from shared.restarting.background import BackgroundSaver
+from shared.restarting.fitting import unwrapped
+from shared.restarting.random_states import random_states
+from shared.restarting.resuming import checkpoints_in, load_checkpoint, save_checkpoint
+from shared.restarting.training_state import TrainingState
 
 
 def small(width=4, *, optimizer=torch.optim.AdamW, length=20, rank=0, ranks=1):

@@ -8,7 +8,7 @@ import pytest
 from shared import distributed
 from shared.course import ROOT
 from shared.launching import launch
-from shared.resuming import checkpoints_in
+from shared.restarting.resuming import checkpoints_in
 
 SCRIPT = ROOT / "lessons" / "08_fault_tolerance" / "train.py"
 TINY = ("--preset", "tiny", "--device", "cpu")

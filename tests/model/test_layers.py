@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from shared.errors import InputError
-from shared.memory import saved_bytes
+from shared.measuring.memory import saved_bytes
 from shared.model.config import TransformerConfig
 from shared.model.layers import (
     DecoderLayer,

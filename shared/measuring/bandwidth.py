@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shared.timing import fastest_seconds
+from shared.measuring.timing import fastest_seconds
 
 
 @dataclass(frozen=True)

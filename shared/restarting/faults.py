@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from shared.errors import InputError
-from shared.training_state import TakeStep, TrainingState
+from shared.restarting.training_state import TakeStep, TrainingState
 
 
 def die() -> NoReturn:

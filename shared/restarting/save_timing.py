@@ -9,11 +9,11 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
-from shared.background import BackgroundSaver
-from shared.elastic import elastic_content, save_elastic
 from shared.errors import InputError
-from shared.resuming import save_checkpoint
-from shared.training_state import TrainingState
+from shared.restarting.background import BackgroundSaver
+from shared.restarting.elastic import elastic_content, save_elastic
+from shared.restarting.resuming import save_checkpoint
+from shared.restarting.training_state import TrainingState
 
 WAYS = (
     "one file, written by rank 0",

@@ -19,12 +19,12 @@ from shared.data.batching import EncodedPair, collate
 from shared.data.sampling import ResumableSampler
 from shared.distributed import Rank
 from shared.errors import InputError
-from shared.fitting import unwrapped
 from shared.model.config import TransformerConfig
 from shared.model.transformer import Transformer
-from shared.resuming import checkpoints_in, from_rank_0
+from shared.restarting.fitting import unwrapped
+from shared.restarting.resuming import checkpoints_in, from_rank_0
+from shared.restarting.training_state import TakeStep, TrainingState
 from shared.training import cosine_schedule, label_smoothed_loss, mean_over_ranks
-from shared.training_state import TakeStep, TrainingState
 
 Build = Callable[[], tuple[TrainingState, TakeStep]]
 

@@ -22,8 +22,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from shared.errors import InputError
-from shared.resuming import from_rank_0
-from shared.training_state import TrainingState
+from shared.restarting.resuming import from_rank_0
+from shared.restarting.training_state import TrainingState
 
 NAME = re.compile(r"step_\d{8}")
 

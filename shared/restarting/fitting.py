@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shared.errors import InputError
-from shared.training_state import TrainingState
+from shared.restarting.training_state import TrainingState
 
 FORMAT = 1  # changes when older files can no longer be gone on from
 

@@ -22,9 +22,9 @@ from shared.checkpoint import (
     write_atomically,
 )
 from shared.errors import InputError
-from shared.fitting import origin, refuse_unless_it_fits, unwrapped
-from shared.random_states import random_states, set_random_states
-from shared.training_state import TakeStep, TrainingState
+from shared.restarting.fitting import origin, refuse_unless_it_fits, unwrapped
+from shared.restarting.random_states import random_states, set_random_states
+from shared.restarting.training_state import TakeStep, TrainingState
 
 NAME = re.compile(r"step_(\d{8})\.pt")
 

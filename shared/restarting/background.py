@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from shared.errors import InputError
-from shared.resuming import checkpoint_content, checkpoint_path, from_rank_0, store
-from shared.training_state import TrainingState
+from shared.restarting.resuming import checkpoint_content, checkpoint_path, from_rank_0, store
+from shared.restarting.training_state import TrainingState
 
 
 class BackgroundSaver:

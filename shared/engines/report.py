@@ -12,11 +12,11 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from shared.engines import Engine
+from shared.engines.step import Engine
+from shared.measuring.traffic import Traffic
 from shared.model.transformer import Transformer
 from shared.plots import GREY, MEANING, VARIANTS, use_style
 from shared.reference_run import TOLERANCE, compare_with_record, read_record
-from shared.traffic import Traffic
 
 ROUNDING = 5e-6  # what another order of additions alone did to the reference curve, at most
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -72,14 +73,12 @@ def engine_step(
     parts add up to the loss of the whole batch, however unequal they are. Engines average, so the
     part is multiplied by the number of ranks first.
     """
-    set_learning_rate(optimizer, learning_rate)
-    optimizer.zero_grad()
-    loss = loss_function(engine.model(batch.src, batch.tgt_in), batch.tgt_out)
-    part = loss * (batch.num_tokens / global_tokens)
-    (part * engine.replicas).backward()
-    engine.finish()
-    optimizer.step()
-    return part.detach()
+
+    def part() -> Tensor:
+        loss = loss_function(engine.model(batch.src, batch.tgt_in), batch.tgt_out)
+        return loss * (batch.num_tokens / global_tokens)
+
+    return _update(engine, optimizer, part, learning_rate)
 
 
 def reference_step(engine: Engine, rank: Rank) -> Step:
@@ -88,15 +87,26 @@ def reference_step(engine: Engine, rank: Rank) -> Step:
 
     def step(batch: Batch, rate: float) -> float:
         mine = batch if engine.replicas == 1 else shard(batch, rank.rank, engine.replicas)
-        set_learning_rate(optimizer, rate)
-        optimizer.zero_grad()
-        part = loss_of(engine.model, mine.to(rank.device), batch.num_tokens)
-        (part * engine.replicas).backward()
-        engine.finish()
-        optimizer.step()
-        total = part.detach()
+        mine = mine.to(rank.device)
+        part = partial(loss_of, engine.model, mine, batch.num_tokens)
+        total = _update(engine, optimizer, part, rate)
         if engine.replicas > 1:
             dist.all_reduce(total)
         return total.item()
 
     return step
+
+
+def _update(
+    engine: Engine,
+    optimizer: torch.optim.Optimizer,
+    part: Callable[[], Tensor],
+    learning_rate: float,
+) -> Tensor:
+    set_learning_rate(optimizer, learning_rate)
+    optimizer.zero_grad()
+    loss = part()
+    (loss * engine.replicas).backward()
+    engine.finish()
+    optimizer.step()
+    return loss.detach()

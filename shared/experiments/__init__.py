@@ -1,0 +1,1 @@
+"""Experiments that a lesson's notebook and its script both run."""

@@ -1,0 +1,1 @@
+"""Instruments: bytes sent, bandwidth, traces, seconds, memory, and links made slow."""
