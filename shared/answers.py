@@ -9,8 +9,6 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import nbformat
-
 from shared import course
 from shared.errors import InputError
 
@@ -30,6 +28,10 @@ def read_cells(path: Path) -> Cells:
 
     Raises InputError when the file is missing, is no notebook, or holds an exercise twice.
     """
+    # Here, not at the top: it takes longer to import than torch does, and every rank of every
+    # script would pay for it, though only --mine reads a notebook.
+    import nbformat
+
     try:
         notebook = nbformat.read(path, as_version=4)
     except FileNotFoundError:
