@@ -192,7 +192,8 @@ class _Visitor(ast.NodeVisitor):
             parent = dotted.rpartition(".")[0]
             fine = dotted in self.known_modules or parent in self.known_modules - {""}
         if not fine:
-            self._flag(node, f"imports {dotted}")
+            why = ", which can hold answers" if root == "shared" else ""
+            self._flag(node, f"imports {dotted}{why}")
 
     def visit_Name(self, node: ast.Name) -> None:
         known = node.id in CALLS and node.id not in self.bound.names

@@ -159,8 +159,9 @@ class Guard:
         over = used > self._options.folder_size or files > self._options.num_files
         return "folder" if over else ""
 
-    def _end_others(self) -> bool:
-        """End every process that an answer has left; whether there was one."""
+    def clear_up(self) -> bool:
+        """End what an answer left running, and note what it imported; whether something ran."""
+        self._modules |= set(sys.modules)
         if not self._options.alone:
             return False
         try:
@@ -224,8 +225,7 @@ class Guard:
             tampered = self.changes() or self._canaries()
             exceeded = self._exceeded()
             self._same_start()
-        self._modules |= set(sys.modules)
-        seen = {"tampered": tampered, "imported": fresh, "left": self._end_others()}
+        seen = {"tampered": tampered, "imported": fresh, "left": self.clear_up()}
         self._sign({**found, "exercise": id, "exceeded": exceeded, **seen})
 
     def _judge(self, id: str, name: str) -> dict[str, Any]:

@@ -100,10 +100,11 @@ class Grading:
             wanted = [id for id in self.exercises if id not in done]
             found = self._run(wanted, stubbed)
             self.shop.check_open()  # a run that was ended says nothing about an answer
-            done |= found.verdicts
+            settled = len(done) + len(stubbed)
+            done = found.verdicts | done  # an answer keeps its verdict, should it stop a later run
             # What stopped a run or spoilt it must not be there when the others are judged.
             stubbed |= {id for id, each in found.verdicts.items() if spoils(each)}
-            if not found.verdicts:
+            if len(done) + len(stubbed) == settled:
                 failures += 1
                 if failures > 1:
                     done |= {id: self._given_up(id, found.broken) for id in wanted}

@@ -123,6 +123,8 @@ def _run(
         )
         for future in finished:
             complaints[futures[future]] = future.result()
+            for line in complaints[futures[future]]:
+                finished.write(line, file=sys.stderr)  # at once: 400 notebooks take half an hour
     finally:
         # Not waiting: after Ctrl-C the judge, closed next, ends what the threads wait for.
         pool.shutdown(wait=False, cancel_futures=True)
@@ -141,9 +143,6 @@ def _report(due: Sequence[Trial], complaints: Mapping[int, list[str]], seconds: 
             )
         rows.append(row)
     print(aligned(rows))
-    for place in sorted(complaints):
-        for line in complaints[place]:
-            print(line, file=sys.stderr)
     rate = 60 * len(due) / seconds if seconds else 0.0
     bad = sum(map(bool, complaints.values()))
     print(f"{len(due)} notebooks in {seconds:.0f} s ({rate:.0f} a minute), {bad} not as due")

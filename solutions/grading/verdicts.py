@@ -3,7 +3,7 @@
 import hashlib
 import hmac
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from signal import Signals
 from typing import Any
@@ -52,7 +52,7 @@ class Reader:
                     found.broken = ended or event["error"] or "a cell of the grader failed"
                     return found
                 continue
-            if event["part"] == "answer":
+            if event["part"] != "verdict":
                 errors[id] = event["error"]
             elif not ended:
                 ended = self._settle(found, id, event, errors.get(id, ""))
@@ -114,7 +114,7 @@ class Reader:
 
     def _judged(self, id: str, record: Mapping[str, Any], error: str) -> Verdict:
         kind, passed, total = record["kind"], record["passed"], record["total"]
-        flags = tuple(f"it imports {name}, which can hold answers" for name in record["imported"])
+        flags = self._loaded(id, record["imported"])
         flags += ("it left processes running, which were ended",) if record["left"] else ()
         if kind == "undefined":
             why = error or f"it defines no {self.exercises[id].name}"
@@ -145,6 +145,14 @@ class Reader:
             total=total,
             flags=flags,
         )
+
+    def _loaded(self, id: str, modules: Sequence[str]) -> tuple[str, ...]:
+        """A flag for modules of the course that came with an answer, and that its source hid."""
+        told = " ".join(self.flags[id])
+        hidden = [name for name in modules if f"imports {name}" not in told]
+        more = f" and {len(hidden) - 3} more" if len(hidden) > 3 else ""
+        names = ", ".join(hidden[:3])
+        return (f"it loads {names}{more}, which can hold answers",) if hidden else ()
 
     def _stop(self, found: Findings, id: str, why: str) -> None:
         if id not in found.verdicts:

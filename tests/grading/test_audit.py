@@ -22,7 +22,10 @@ limit = 3"""
 ODD = [
     ("import os", "line 1 imports os"),
     ("import torch, subprocess", "line 1 imports subprocess"),
-    ("from shared.model.attention import split_heads", "imports shared.model.attention"),
+    (
+        "from shared.model.attention import split_heads",
+        "imports shared.model.attention.split_heads, which can hold answers",
+    ),
     ("from shared import course", "imports shared.course"),
     ("import solutions.lesson02_attention", "imports solutions.lesson02_attention"),
     ("from torch import multiprocessing", "imports torch.multiprocessing"),

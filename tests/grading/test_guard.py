@@ -6,6 +6,7 @@ import importlib.util
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,8 +18,9 @@ from solutions.grading import guard as guarding
 from solutions.grading import printed as printing
 from solutions.grading.assemble import PART, graded_notebook
 from solutions.grading.results import Answers, Exercise, Lesson, Limits, Outcome
+from solutions.grading.run import Grading
 from solutions.grading.session import Report
-from solutions.grading.verdicts import Reader, exit_words
+from solutions.grading.verdicts import Findings, Reader, exit_words, make_verdict
 from solutions.grading.words import clean, one_line, size
 
 KEY = b"k" * 32
@@ -202,6 +204,20 @@ def test_the_key_is_gone_once_it_is_read(tmp_path, monkeypatch):
     assert not file.exists()
 
 
+def test_what_an_answer_of_an_earlier_run_imported_is_not_the_next_ones(guard, monkeypatch):
+    """In a repeated run its cell is there, and is not judged."""
+
+    def causal_mask(length, device=None):
+        raise NotImplementedError
+
+    define(guard, causal_mask)
+    monkeypatch.setitem(sys.modules, "shared.first", checking)
+    guard.clear_up()
+    monkeypatch.setitem(sys.modules, "shared.second", checking)
+    guard.judge("02.3", "causal_mask")
+    assert record(guard)["imported"] == ["shared.second"]
+
+
 LESSON = Lesson(
     "02",
     "02_x",
@@ -226,9 +242,39 @@ def test_the_graded_notebook_holds_setup_cells_and_verdicts():
         ("answer", "02.1"),
         ("verdict", "02.1"),
         ("answer", "02.2"),
-    ]
+    ]  # nothing is to be cleared up after a stub
     assert [c["source"] for c in cells][3:] == ["mine", "g1.judge('02.1', 'f')", "stub2"]
     assert all(c["outputs"] == [] and c["execution_count"] is None for c in cells)
+
+
+def test_an_answer_that_was_judged_before_is_cleared_up_after():
+    answers = Answers("ada", "02", {"02.1": "mine", "02.2": "other"}, {})
+    text = graded_notebook(LESSON, answers, wanted=["02.2"], stubbed=[], name="g1", guard={})
+    sources = [cell["source"] for cell in json.loads(text)["cells"]]
+    assert sources[3:] == ["mine", "g1.clear_up()", "other", "g1.judge('02.2', 'g')"]
+
+
+def test_a_verdict_stays_when_its_answer_stops_a_later_run_and_the_runs_end(monkeypatch):
+    """02.2 spoils the first run; in the second 02.1, right before, takes too long."""
+    base = reader()
+
+    def says(**outcomes):
+        return Findings(
+            {
+                id: make_verdict(base.answers, base.exercises[id], outcome, "said")
+                for id, outcome in outcomes.items()
+            }
+        )
+
+    right, stopped = Outcome.RIGHT, Outcome.STOPPED
+    runs = iter([says(**{"02.1": right, "02.2": stopped}), says(**{"02.1": stopped})])
+    never = iter(lambda: says(**{"02.1": stopped}), None)
+    three = (*LESSON.exercises, Exercise("02.3", "h", 1))
+    answers = Answers("ada", "02", dict.fromkeys(("02.1", "02.2", "02.3"), "x = 1"), {})
+    shop = SimpleNamespace(check_open=lambda: None)
+    grading = Grading(shop, 0, answers, replace(LESSON, exercises=three), Limits())
+    monkeypatch.setattr(grading, "_run", lambda wanted, stubbed: next(runs, None) or next(never))
+    assert [each.outcome for each in grading.verdicts()] == [right, stopped, Outcome.UNREADABLE]
 
 
 def reader(flags=()):
@@ -275,6 +321,29 @@ def test_points_follow_the_share_of_checks_and_flags_stand_first():
     assert verdict.message.startswith(
         "needs a look: line 1 imports os; not right at the check of t"
     )
+
+
+@pytest.mark.parametrize(
+    ("seen", "imported", "flags"),
+    [
+        (
+            (),
+            ["shared.model", "shared.x"],
+            ["it loads shared.model, shared.x, which can hold answers"],
+        ),
+        (
+            ("line 1 imports shared.model.attention",),
+            ["shared.model", "shared.model.attention"],
+            [],
+        ),
+        ((), ["a", "b", "c", "d", "e"], ["it loads a, b, c and 2 more, which can hold answers"]),
+    ],
+    ids=["hidden", "named by the audit", "many"],
+)
+def test_an_import_is_told_once(seen, imported, flags):
+    event = done(json.dumps({**RECORD, "imported": imported}))
+    (verdict,) = reader(seen).read(Report([event])).verdicts.values()
+    assert verdict.flags == (*seen, *flags)
 
 
 def test_a_run_that_was_stopped_blames_the_cell_that_ran():

@@ -335,11 +335,7 @@ CASES = [
         "imports an answer of the course",
         answer("return 2 * x", "from shared.model import attention"),
         RIGHT,
-        (
-            LOOK,
-            "line 1 imports shared.model.attention",
-            "it imports shared.model.attention, which can hold answers",
-        ),
+        (LOOK, "look: line 1 imports shared.model.attention, which can hold answers; right"),
         2.0,
     ),
     # Changing what judges.
