@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -73,9 +72,12 @@ CASES: dict[Callable[[Path], None], list[str]] = {
 }
 
 
+def flags(folder: Path, out: Path) -> list[str]:
+    return ["--preset", "tiny", "--device", "cpu", "--dataset", str(folder), "--out", str(out)]
+
+
 def command(folder: Path, out: Path, *arguments: str) -> list[str]:
-    flags = ["--preset", "tiny", "--device", "cpu", "--dataset", str(folder), "--out", str(out)]
-    return [sys.executable, str(SCRIPT), *flags, *arguments]
+    return [sys.executable, str(SCRIPT), *flags(folder, out), *arguments]
 
 
 def environment() -> dict[str, str]:
@@ -98,22 +100,16 @@ def expect_one_line(stderr: str, words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("spoil", CASES, ids=lambda spoil: spoil.__name__)
-def test_bad_data_is_one_line_and_loses_nothing(tmp_path, monkeypatch, capfd, spoil):
+def test_bad_data_is_one_line_and_loses_nothing(tmp_path, run_script, spoil):
     """Run in this process, since starting one takes seconds; two real starts follow below."""
     folder, out = tmp_path / "data", tmp_path / "out"
     spoil(folder)
     before = {path: path.read_bytes() for path in folder.rglob("*")}
     out.mkdir()
     (out / "metrics.json").write_text("of the run before")
-    monkeypatch.setattr(sys, "argv", command(folder, out)[1:])
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    with pytest.raises(SystemExit) as end:
-        runpy.run_path(str(SCRIPT), run_name="__main__")
-    assert end.value.code == 2
-    seen = capfd.readouterr()
-    assert seen.out == ""
-    expect_one_line(seen.err, CASES[spoil])
+    ended = run_script(SCRIPT, *flags(folder, out))
+    assert (ended.status, ended.out) == (2, "")
+    expect_one_line(ended.err, CASES[spoil])
     assert (out / "metrics.json").read_text() == "of the run before"
     assert {path: path.read_bytes() for path in folder.rglob("*")} == before
 

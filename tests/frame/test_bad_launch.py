@@ -1,7 +1,6 @@
 """Part II's scripts, started the wrong way: one line and status 2, no hang, no process left."""
 
 import os
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -27,23 +26,16 @@ each_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.p
 
 
 @pytest.fixture
-def start(monkeypatch, capfd, tmp_path):
+def start(run_script, tmp_path):
     """Run a script in this process with these variables: exit status and what it said."""
 
     def started(script: Path, *args: object, **environment: str) -> tuple[int, str]:
-        for name in os.environ:
-            if name in LAUNCHED or name.startswith(("TORCHELASTIC", "GROUP_")):
-                monkeypatch.delenv(name)
-        for name, value in environment.items():
-            monkeypatch.setenv(name, value)
         given = args if "--out" in args else (*args, "--out", tmp_path)
-        monkeypatch.setattr(sys, "argv", [str(script), *map(str, given)])
         before = children()
-        with pytest.raises(SystemExit) as leaving:
-            runpy.run_path(str(script), run_name="__main__")
+        ended = run_script(script, *given, **environment)
         assert children() == before, "a process was left behind"
         assert not torch.distributed.is_initialized()
-        return int(leaving.value.code or 0), capfd.readouterr().err
+        return ended.status, ended.err
 
     return started
 

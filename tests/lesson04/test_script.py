@@ -1,43 +1,21 @@
 """The script: the same run on one, two and four ranks, translating, and bad input."""
 
 import json
-import runpy
-import sys
 
 import pytest
 import torch
 
-from shared import distributed
 from shared.checkpoint import load_translator
 from shared.course import ROOT
-from shared.launching import launch
 
 SCRIPT = ROOT / "lessons" / "04_training" / "train.py"
 TINY = ("--preset", "tiny", "--device", "cpu")
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(launch_on):
     """Folders and metrics of the tiny preset on 1, 2 and 4 ranks."""
-    runs = {}
-    for ranks in (1, 2, 4):
-        out = tmp_path_factory.mktemp(f"ranks_{ranks}")
-        runs[ranks] = out, launch(SCRIPT, nproc=ranks, args=[*TINY, "--out", str(out)])
-    return runs
-
-
-def run(capfd, monkeypatch, *args: object) -> tuple[int, str, str]:
-    """Run the script in this process; return exit status, stdout, stderr."""
-    for name in distributed.LAUNCHER_VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, args)])
-    status = 0
-    try:
-        runpy.run_path(str(SCRIPT), run_name="__main__")
-    except SystemExit as leaving:
-        status = int(leaving.code or 0)
-    printed = capfd.readouterr()
-    return status, printed.out, printed.err
+    return launch_on(SCRIPT, (1, 2, 4), *TINY)
 
 
 def test_ranks_share_one_run(trained):
@@ -63,11 +41,11 @@ def test_what_a_run_leaves_behind(trained):
         assert not load_translator(out / "translator.pt")[0].training
 
 
-def test_it_translates_with_what_it_has_saved(trained, capfd, monkeypatch):
+def test_it_translates_with_what_it_has_saved(trained, run_script):
     sentences = ["The man sleeps.", "Today the woman buys a book."]
     for beam in (1, 3):
         args = ("--out", trained[2][0], "--beam", beam, "--translate", *sentences)
-        status, out, err = run(capfd, monkeypatch, *args)
+        status, out, err = run_script(SCRIPT, *args)
         assert (status, err) == (0, "")
         assert len(out.splitlines()) >= 1
 
@@ -80,34 +58,34 @@ def expect_error(result: tuple[int, str, str], *words: str) -> None:
         assert word in err
 
 
-def test_bad_input_is_one_line(trained, tmp_path, capfd, monkeypatch):
+def test_bad_input_is_one_line(trained, tmp_path, run_script):
     out = trained[1][0]
     words = ("--translate", "The man sleeps.")
-    result = run(capfd, monkeypatch, "--out", tmp_path, *words)
+    result = run_script(SCRIPT, "--out", tmp_path, *words)
     expect_error(result, "no checkpoint", "train first")
     whole = (out / "translator.pt").read_bytes()
     (tmp_path / "translator.pt").write_bytes(whole[: len(whole) // 2])
-    expect_error(run(capfd, monkeypatch, "--out", tmp_path, *words), "cut short")
+    expect_error(run_script(SCRIPT, "--out", tmp_path, *words), "cut short")
     (tmp_path / "translator.pt").write_text("not a model")
-    expect_error(run(capfd, monkeypatch, "--out", tmp_path, *words), "not a checkpoint")
-    result = run(capfd, monkeypatch, "--out", out, "--translate", "word " * 600)
+    expect_error(run_script(SCRIPT, "--out", tmp_path, *words), "not a checkpoint")
+    result = run_script(SCRIPT, "--out", out, "--translate", "word " * 600)
     expect_error(result, "longer than the encoding", "512")
-    result = run(capfd, monkeypatch, "--out", out / "metrics.json" / "x", *TINY)
+    result = run_script(SCRIPT, "--out", out / "metrics.json" / "x", *TINY)
     expect_error(result, "cannot be written")
-    result = run(capfd, monkeypatch, *TINY, "--out", tmp_path, "--dataset", "nowhere")
+    result = run_script(SCRIPT, *TINY, "--out", tmp_path, "--dataset", "nowhere")
     expect_error(result, "nowhere")
-    result = run(capfd, monkeypatch, *TINY, "--out", tmp_path, "--max-tokens", 3)
+    result = run_script(SCRIPT, *TINY, "--out", tmp_path, "--max-tokens", 3)
     expect_error(result, "budget of 3")
 
 
-def test_it_trains_on_the_users_own_files(tmp_path, capfd, monkeypatch):
+def test_it_trains_on_the_users_own_files(tmp_path, run_script):
     folder = tmp_path / "mine"
     folder.mkdir()
     for side, word in (("en", "dog"), ("de", "Hund")):
         lines = [f"{word} {n} {n * 7 % 10}" for n in range(60)]
         (folder / f"train.{side}").write_text("\n".join(lines) + "\n")
     args = ("--dataset", folder, "--steps", 3, "--out", tmp_path / "out")
-    status, out, err = run(capfd, monkeypatch, *TINY, *args)
+    status, out, err = run_script(SCRIPT, *TINY, *args)
     assert (status, err) == (0, "")
     assert "exact match" in out
     metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
@@ -115,7 +93,5 @@ def test_it_trains_on_the_users_own_files(tmp_path, capfd, monkeypatch):
     assert any("no test split" in note for note in metrics["notes"])
 
 
-def test_mine_with_nothing_solved_says_so(tmp_path, capfd, monkeypatch):
-    expect_error(
-        run(capfd, monkeypatch, *TINY, "--out", tmp_path, "--mine"), "no exercise", "solved"
-    )
+def test_mine_with_nothing_solved_says_so(tmp_path, run_script):
+    expect_error(run_script(SCRIPT, *TINY, "--out", tmp_path, "--mine"), "no exercise", "solved")

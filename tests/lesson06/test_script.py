@@ -1,27 +1,18 @@
 """The script: five engines, one curve, any number of ranks, bad input."""
 
-import runpy
-import sys
-
 import pytest
 
-from shared import distributed
 from shared.course import ROOT
 from shared.engines.step import ENGINES
-from shared.launching import launch
 
 SCRIPT = ROOT / "lessons" / "06_ddp" / "train.py"
 TINY = ("--preset", "tiny", "--device", "cpu")
 
 
 @pytest.fixture(scope="module")
-def compared(tmp_path_factory):
+def compared(launch_on):
     """Folder and metrics of the tiny comparison on 2 and 4 ranks."""
-    runs = {}
-    for ranks in (2, 4):
-        out = tmp_path_factory.mktemp(f"ranks_{ranks}")
-        runs[ranks] = out, launch(SCRIPT, nproc=ranks, args=[*TINY, "--out", str(out)])
-    return runs
+    return launch_on(SCRIPT, (2, 4), *TINY)
 
 
 def test_five_engines_one_curve(compared):
@@ -44,23 +35,9 @@ def test_messages_and_bytes_are_counted_exactly(compared):
         assert len({rows[name]["MiB"] for name in ENGINES[1:]}) == 1
 
 
-def run(capfd, monkeypatch, *args: object) -> tuple[int, str, str]:
-    """Run the script in this process; return exit status, stdout, stderr."""
-    for name in distributed.LAUNCHER_VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, args)])
-    status = 0
-    try:
-        runpy.run_path(str(SCRIPT), run_name="__main__")
-    except SystemExit as leaving:
-        status = int(leaving.code or 0)
-    printed = capfd.readouterr()
-    return status, printed.out, printed.err
-
-
-def test_one_engine_trains_a_translator(tmp_path, capfd, monkeypatch):
+def test_one_engine_trains_a_translator(tmp_path, run_script):
     args = (*TINY, "--engine", "bucketed", "--out", tmp_path, "--bucket-mb", 0.05)
-    status, out, _ = run(capfd, monkeypatch, *args)
+    status, out, _ = run_script(SCRIPT, *args)
     assert status == 0
     assert "BLEU" in out
     assert (tmp_path / "translator.pt").is_file()
@@ -75,8 +52,8 @@ def test_one_engine_trains_a_translator(tmp_path, capfd, monkeypatch):
         (("--mine",), "no exercise"),
     ],
 )
-def test_bad_input_is_one_line(args, words, tmp_path, capfd, monkeypatch):
-    status, _, err = run(capfd, monkeypatch, *TINY, "--out", tmp_path, *args)
+def test_bad_input_is_one_line(args, words, tmp_path, run_script):
+    status, _, err = run_script(SCRIPT, *TINY, "--out", tmp_path, *args)
     assert status == 2
     assert err.startswith("error: ")
     assert words in err

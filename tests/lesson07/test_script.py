@@ -1,32 +1,25 @@
 """The script: what each pitfall does on one, two and four ranks, its warning, and bad input."""
 
-import runpy
-import sys
 import warnings
 
 import pytest
 
-from shared import distributed
 from shared.course import ROOT
 from shared.data.sampling import RepeatedOrderWarning
 from shared.errors import InputError
 from shared.experiments.sampling_pitfalls import check_sizes
-from shared.launching import launch
 
 SCRIPT = ROOT / "lessons" / "07_distributed_sampler" / "train.py"
 TINY = ("--preset", "tiny", "--device", "cpu")
 
 
 @pytest.fixture(scope="module")
-def by_ranks(tmp_path_factory):
-    """The table of all pitfalls by number of ranks: pitfall -> row."""
-    runs = {}
-    for ranks in (2, 4):
-        out = tmp_path_factory.mktemp(f"ranks_{ranks}")
-        metrics = launch(SCRIPT, nproc=ranks, args=[*TINY, "--out", str(out)])
+def by_ranks(launch_on):
+    """The metrics of all pitfalls by number of ranks."""
+    runs = launch_on(SCRIPT, (2, 4), *TINY)
+    for out, _ in runs.values():
         assert (out / "pitfalls.png").stat().st_size > 10_000
-        runs[ranks] = metrics
-    return runs
+    return {ranks: metrics for ranks, (_, metrics) in runs.items()}
 
 
 def test_each_pitfall_shows_in_what_the_ranks_saw(by_ranks):
@@ -47,31 +40,16 @@ def test_the_right_way_does_not_depend_on_the_pitfalls_beside_it(by_ranks):
         assert runs["none"]["loss"] != runs["no_set_epoch"]["loss"]
 
 
-def run(capfd, monkeypatch, *args: object) -> tuple[int, str, str]:
-    """Run the script in this process; return exit status, stdout, stderr."""
-    for name in distributed.LAUNCHER_VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, args)])
-    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)  # the script sets it
-    status = 0
-    try:
-        runpy.run_path(str(SCRIPT), run_name="__main__")
-    except SystemExit as leaving:
-        status = int(leaving.code or 0)
-    printed = capfd.readouterr()
-    return status, printed.out, printed.err
-
-
-def test_a_forgotten_set_epoch_is_warned_of(tmp_path, capfd, monkeypatch):
+def test_a_forgotten_set_epoch_is_warned_of(tmp_path, run_script):
     args = (*TINY, "--out", tmp_path, "--pitfall", "no_set_epoch")
     with pytest.warns(RepeatedOrderWarning, match="began with the same 64 samples"):
-        status, out, _ = run(capfd, monkeypatch, *args)
+        status, out, _ = run_script(SCRIPT, *args)
     assert status == 0
     assert "1 in 3 epochs" in out
     with warnings.catch_warnings():
         warnings.simplefilter("error", RepeatedOrderWarning)
         args = (*TINY, "--out", tmp_path, "--pitfall", "none")
-        assert run(capfd, monkeypatch, *args)[::2] == (0, "")
+        assert run_script(SCRIPT, *args)[::2] == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -82,8 +60,8 @@ def test_a_forgotten_set_epoch_is_warned_of(tmp_path, capfd, monkeypatch):
         (("--pitfall", "none", "--mine"), "--mine: no exercise"),
     ],
 )
-def test_bad_input_is_one_line(tmp_path, capfd, monkeypatch, flags, words):
-    status, _, err = run(capfd, monkeypatch, *TINY, "--out", tmp_path, *flags)
+def test_bad_input_is_one_line(tmp_path, run_script, flags, words):
+    status, _, err = run_script(SCRIPT, *TINY, "--out", tmp_path, *flags)
     assert status == 2
     assert len(err.strip().splitlines()) == 1
     assert f"error: {words}" in err

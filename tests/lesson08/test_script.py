@@ -1,31 +1,13 @@
 """The script: on one, two and four ranks, killed under torchrun, run again, and bad input."""
 
-import runpy
-import sys
-
 import pytest
 
-from shared import distributed
 from shared.course import ROOT
 from shared.launching import launch
 from shared.restarting.resuming import checkpoints_in
 
 SCRIPT = ROOT / "lessons" / "08_fault_tolerance" / "train.py"
 TINY = ("--preset", "tiny", "--device", "cpu")
-
-
-def run(capfd, monkeypatch, *args: object) -> tuple[int, str, str]:
-    """Run the script in this process; return exit status, stdout, stderr."""
-    for name in distributed.LAUNCHER_VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, args)])
-    status = 0
-    try:
-        runpy.run_path(str(SCRIPT), run_name="__main__")
-    except SystemExit as leaving:
-        status = int(leaving.code or 0)
-    printed = capfd.readouterr()
-    return status, printed.out, printed.err
 
 
 def test_killed_twice_under_torchrun_it_ends_as_if_it_had_not_been(tmp_path):
@@ -51,19 +33,19 @@ def test_on_four_ranks_it_rehearses_and_times(tmp_path):
     }
 
 
-def test_the_same_command_again_goes_on(tmp_path, capfd, monkeypatch):
+def test_the_same_command_again_goes_on(tmp_path, run_script):
     where = ("--out", tmp_path / "out", "--checkpoints", tmp_path / "kept", "--untimed")
-    status, _, err = run(capfd, monkeypatch, *TINY, *where)
+    status, _, err = run_script(SCRIPT, *TINY, *where)
     assert (status, err) == (0, "")
     newest = checkpoints_in(tmp_path / "kept")[-1]
     newest.write_bytes(newest.read_bytes()[:5000])
     with pytest.warns(UserWarning, match="is cut short"):
-        status, _, _ = run(capfd, monkeypatch, *TINY, *where)
+        status, _, _ = run_script(SCRIPT, *TINY, *where)
     assert status == 0
     newest.write_bytes(newest.read_bytes()[:5000])
     (tmp_path / "kept" / "step_00000008.pt").write_text("nor this")
     with pytest.warns(UserWarning, match="is tried"):
-        result = run(capfd, monkeypatch, *TINY, *where)
+        result = run_script(SCRIPT, *TINY, *where)
     expect_error(result, "none of the 2 checkpoints")
 
 
@@ -74,23 +56,21 @@ def expect_error(result: tuple[int, str, str], *words: str) -> None:
         assert word in err.strip().splitlines()[-1]
 
 
-def test_bad_input_is_one_line(tmp_path, capfd, monkeypatch):
+def test_bad_input_is_one_line(tmp_path, run_script):
     (tmp_path / "file").write_text("in the way")
     out = ("--out", tmp_path / "out", "--untimed")
     for kill in ("soon", "3", "3:0:1.5", "3:0:0.5:1"):
-        expect_error(run(capfd, monkeypatch, *TINY, *out, "--kill", kill), "--kill", kill)
-    result = run(capfd, monkeypatch, *TINY, *out, "--checkpoints", tmp_path / "file" / "x")
+        expect_error(run_script(SCRIPT, *TINY, *out, "--kill", kill), "--kill", kill)
+    result = run_script(SCRIPT, *TINY, *out, "--checkpoints", tmp_path / "file" / "x")
     expect_error(result, "cannot be written")
     kept = ("--checkpoints", tmp_path / "kept")
-    assert run(capfd, monkeypatch, *TINY, *out, *kept)[0] == 0
-    result = run(capfd, monkeypatch, "--reference", "--device", "cpu", *out, *kept)
+    assert run_script(SCRIPT, *TINY, *out, *kept)[0] == 0
+    result = run_script(SCRIPT, "--reference", "--device", "cpu", *out, *kept)
     expect_error(result, "is of another model")
 
 
 @pytest.mark.parametrize("save", ["background", "elastic"])
-def test_other_ways_to_save(save, tmp_path, capfd, monkeypatch):
-    status, out, err = run(
-        capfd, monkeypatch, *TINY, "--out", tmp_path, "--save", save, "--untimed"
-    )
+def test_other_ways_to_save(save, tmp_path, run_script):
+    status, out, err = run_script(SCRIPT, *TINY, "--out", tmp_path, "--save", save, "--untimed")
     assert (status, err) == (0, "")
     assert "not rehearsed" in out

@@ -1,0 +1,61 @@
+"""Lessons' scripts in tests: run in this process, or under torchrun on several numbers of ranks."""
+
+import os
+import runpy
+import sys
+import warnings
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from shared.distributed import ADDRESS_VARIABLES, LAUNCHER_VARIABLES
+from shared.launching import launch
+
+
+class Ended(NamedTuple):
+    """How a script ended: its status, and what it wrote to stdout and stderr."""
+
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def run_script(capfd, monkeypatch):
+    """Run a script in this process, since starting one takes seconds: what became of it.
+
+    Keywords are the environment's: of a launcher it sees nothing but these.
+    """
+
+    def run(script: Path, *args: object, **environment: str) -> Ended:
+        for name in list(os.environ):
+            mine = name in LAUNCHER_VARIABLES + ADDRESS_VARIABLES
+            if mine or name.startswith(("TORCHELASTIC", "GROUP_")):
+                monkeypatch.delenv(name)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(sys, "argv", [str(script), *map(str, args)])
+        monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)  # a script sets it
+        status = 0
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        except SystemExit as leaving:
+            status = int(leaving.code or 0)
+        return Ended(status, *capfd.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def launch_on(tmp_path_factory):
+    """Run a script under torchrun once on each number of ranks: number -> (folder, metrics)."""
+
+    def launched(script: Path, counts: tuple[int, ...], *args: str) -> dict[int, tuple[Path, dict]]:
+        runs = {}
+        for ranks in counts:
+            out = tmp_path_factory.mktemp(f"ranks_{ranks}")
+            runs[ranks] = out, launch(script, nproc=ranks, args=[*args, "--out", str(out)])
+        return runs
+
+    return launched
