@@ -54,15 +54,20 @@ def test_feed_forward_drops_hidden_units_in_training_alone():
     assert torch.equal(ffn(x), ffn.linear2(F.relu(ffn.linear1(x))))
 
 
+def torchs_own(kind: type[nn.Module], layer: EncoderLayer | DecoderLayer, norm: str) -> nn.Module:
+    """PyTorch's layer of this kind, with the weights of ours."""
+    options = {"dropout": 0.0, "batch_first": True, "dtype": torch.float64}
+    engine = kind(12, 3, 20, norm_first=norm == "pre", **options)
+    engine.load_state_dict(layer_tensors(layer, lambda parameter: parameter))
+    return engine
+
+
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("fused", [True, False])
 def test_encoder_layer_equals_torch(norm, fused):
     config = replace(CONFIG, norm=norm, fused=fused)
     layer = EncoderLayer(config).double()
-    engine = nn.TransformerEncoderLayer(
-        12, 3, 20, dropout=0.0, batch_first=True, norm_first=norm == "pre", dtype=torch.float64
-    )
-    engine.load_state_dict(layer_tensors(layer, lambda parameter: parameter))
+    engine = torchs_own(nn.TransformerEncoderLayer, layer, norm)
     x = torch.randn(2, 7, 12, dtype=torch.float64)
     kept = torch.arange(7) < torch.tensor([[7], [4]])
     torch.testing.assert_close(
@@ -77,10 +82,7 @@ def test_encoder_layer_equals_torch(norm, fused):
 def test_decoder_layer_equals_torch(norm, fused):
     config = replace(CONFIG, norm=norm, fused=fused)
     layer = DecoderLayer(config).double()
-    engine = nn.TransformerDecoderLayer(
-        12, 3, 20, dropout=0.0, batch_first=True, norm_first=norm == "pre", dtype=torch.float64
-    )
-    engine.load_state_dict(layer_tensors(layer, lambda parameter: parameter))
+    engine = torchs_own(nn.TransformerDecoderLayer, layer, norm)
     x, memory = torch.randn(2, 5, 12).double(), torch.randn(2, 7, 12).double()
     kept = torch.arange(7) < torch.tensor([[7], [4]])
     want = engine(

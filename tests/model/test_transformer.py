@@ -52,16 +52,20 @@ def test_twins_take_the_same_dropout_rates():
     assert (layer.dropout1.p, layer.dropout.p, layer.multihead_attn.dropout) == (0.2, 0.3, 0.3)
 
 
+def ready_to_step(config):
+    """A model, targets, the logits of all of them at once, and a cache before the first step."""
+    model = Transformer(config).double().eval()
+    src, tgt = random_pair()
+    mask = padding_mask(src)
+    return model, tgt, model(src, tgt), model.start_cache(model.encode(src, mask), mask)
+
+
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "none"])
 def test_steps_with_a_cache_equal_the_whole(norm, fused, positions):
     config = replace(CONFIG, norm=norm, fused=fused, positions=positions)
-    model = Transformer(config).double().eval()
-    src, tgt = random_pair()
-    whole = model(src, tgt)
-    mask = padding_mask(src)
-    cache = model.start_cache(model.encode(src, mask), mask)
+    model, tgt, whole, cache = ready_to_step(config)
     for position in range(9):
         logits = model.step(tgt[:, position], cache)
         torch.testing.assert_close(logits, whole[:, position], atol=1e-11, rtol=0)
@@ -69,11 +73,7 @@ def test_steps_with_a_cache_equal_the_whole(norm, fused, positions):
 
 
 def test_a_cache_can_be_reordered_repeated_and_cut():
-    model = Transformer(CONFIG).double().eval()
-    src, tgt = random_pair()
-    whole = model(src, tgt)
-    mask = padding_mask(src)
-    cache = model.start_cache(model.encode(src, mask), mask)
+    model, tgt, whole, cache = ready_to_step(CONFIG)
     for position in range(4):
         model.step(tgt[:, position], cache)
     rows = torch.tensor([1, 1, 0, 2, 0])
