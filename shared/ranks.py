@@ -30,6 +30,18 @@ class RankFailed(RuntimeError):
     """A rank raised, died or never came back; the message says which one, and where it was."""
 
 
+@dataclass(frozen=True)
+class _Task:
+    """What is the same for all ranks of a `run_ranks`; `folder` is where they meet."""
+
+    fn: Callable[..., Any]
+    args: tuple
+    world_size: int
+    folder: Path
+    timeout: float
+    before: Callable[[int], None] | None
+
+
 @dataclass
 class _Child:
     rank: int
@@ -70,10 +82,11 @@ def run_ranks(
             "at its first CUDA call. Restart the kernel and call run_ranks first, or use launch()."
         )
     folder = Path(tempfile.mkdtemp(prefix="ranks_"))
+    task = _Task(fn, args, world_size, folder, timeout, before)
     children: list[_Child] = []
     try:
         for rank in range(world_size):
-            children.append(_start(rank, world_size, folder, fn, args, timeout, before))
+            children.append(_start(rank, task))
         _collect(children, timeout, quiet)
     finally:
         _end(children)
@@ -81,38 +94,18 @@ def run_ranks(
     return [_result(child) for child in children]
 
 
-def _start(
-    rank: int,
-    world_size: int,
-    folder: Path,
-    fn: Callable[..., Any],
-    args: tuple,
-    timeout: float,
-    before: Callable[[int], None] | None,
-) -> _Child:
+def _start(rank: int, task: _Task) -> _Child:
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    stack = folder / f"stack_{rank}"
+    stack = task.folder / f"stack_{rank}"
     # Not daemons: those may not have children, and a rank's DataLoader starts workers.
-    process = context.Process(
-        target=_child, args=(rank, world_size, folder, fn, args, timeout, before, sender, stack)
-    )
+    process = context.Process(target=_child, args=(rank, task, sender, stack))
     process.start()
     sender.close()
     return _Child(rank, process, receiver, stack)
 
 
-def _child(
-    rank: int,
-    world_size: int,
-    folder: Path,
-    fn: Callable[..., Any],
-    args: tuple,
-    timeout: float,
-    before: Callable[[int], None] | None,
-    pipe: Connection,
-    stack: Path,
-) -> None:
+def _child(rank: int, task: _Task, pipe: Connection, stack: Path) -> None:
     """The life of one rank. Leaves by os._exit: a notebook's own exit handlers are not its."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it ends the ranks
     faulthandler.register(signal.SIGUSR1, file=stack.open("w"), all_threads=False)
@@ -122,19 +115,19 @@ def _child(
     outcome: dict[str, Any] = {}
     with contextlib.redirect_stdout(printed):
         try:
-            if before:
-                before(rank)
+            if task.before:
+                task.before(rank)
             # Wait until all have joined: a rank that is done at once would hang up on the others.
             os.environ["TORCH_DIST_INIT_BARRIER"] = "1"
             dist.init_process_group(
                 "gloo",
-                init_method=f"file://{folder}/store",
+                init_method=f"file://{task.folder}/store",
                 rank=rank,
-                world_size=world_size,
+                world_size=task.world_size,
                 # The parent's clock must win: it shows where every rank stands.
-                timeout=datetime.timedelta(seconds=timeout + 30),
+                timeout=datetime.timedelta(seconds=task.timeout + 30),
             )
-            result = fn(rank, *args)
+            result = task.fn(rank, *task.args)
             outcome["result"] = pickle.dumps(result)
         except BaseException as error:
             frames = error.__traceback__
