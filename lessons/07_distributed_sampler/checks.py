@@ -8,7 +8,7 @@ import itertools
 import json
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -72,7 +72,25 @@ def parts(
     made = [sampler(range(length), num_replicas=ranks, rank=r, **options) for r in range(ranks)]
     for each in made:
         each.set_epoch(epoch)
-    return [list(each) for each in made]
+    return [list(iterator_of(each)) for each in made]
+
+
+def iterator_of(sampler: Any) -> Iterator[int]:
+    """iter(sampler), with better words than python's where `__iter__` returns something else."""
+    try:
+        return iter(sampler)
+    except TypeError as error:
+        kind = str(error).rpartition("of type ")[2].strip("'")
+        if kind in ("NoneType", "list", "Tensor", "range", "tuple", "ndarray"):
+            wrong(
+                "__iter__ returns nothing: is the `return` missing?"
+                if kind == "NoneType"
+                else f"__iter__ returns a {kind}, which can be iterated over but is no iterator",
+                expected="an iterator over this rank's indices",
+                seen="None" if kind == "NoneType" else f"a {kind}",
+                hint="return iter(indices), or yield them",
+            )
+        raise
 
 
 def interleaved(rank_parts: list[list[int]]) -> list[int]:
@@ -91,7 +109,17 @@ def whole_epoch(length: int, epoch: int = 0, **options: Any) -> list[int]:
 
 @exercise_07_1.check("12 samples in order, 3 ranks")
 def sampler_split(candidate: Any) -> None:
-    got = parts(candidate, 12, 3, shuffle=False)
+    try:
+        got = parts(candidate, 12, 3, shuffle=False)
+    except (ValueError, RuntimeError) as error:
+        if "process group" not in str(error):
+            raise
+        wrong(
+            "the process group is asked although num_replicas=3 and rank=0 were given",
+            expected="no process group needed",
+            seen=f"{type(error).__name__}: {error}",
+            hint="0 is a rank, and it is false: ask `rank is None`, not `rank or ...`",
+        )
     want = [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]
     everything = list(range(12))
     if all(sorted(part) == everything for part in got):
@@ -217,7 +245,9 @@ def sampler_padding(candidate: Any) -> None:
             seen="2 for each",
         )
     hint = "the order goes on from its beginning until it is divisible"
-    expect_equal(got, want, what="the ranks' indices", hint=hint)
+    own = all(set(part) <= set(range(r, 10, 4)) for r, part in enumerate(got))
+    mistake = "each rank pads its own part: it repeats a sample of its own" if own else ""
+    expect_equal(got, want, what="the ranks' indices", mistake=mistake, hint=hint)
     got = parts(candidate, 10, 4, shuffle=False, drop_last=True)
     if got == want:
         wrong("drop_last is not used", expected="2 samples for each of 4 ranks", seen="3")
@@ -306,6 +336,13 @@ def in_group(function: Callable[..., Any], ranks: int) -> list[Any]:
                 seen=text.splitlines()[0],
                 hint="one all-reduce, after the loop",
             )
+        if "Connection" in text or "Read error" in text:
+            wrong(
+                "a rank is already gone while another still waits for it in a collective",
+                expected="as many collectives on every rank, also on one without samples",
+                seen="a connection that its other end has closed",
+                hint="no return before the all-reduce: who has nothing adds 0 and 0",
+            )
         if "ZeroDivisionError" in text:
             wrong(
                 "a rank without samples divides by 0",
@@ -320,7 +357,7 @@ def in_group(function: Callable[..., Any], ranks: int) -> list[Any]:
 
 
 class Samples:
-    """A dataset of (index, value, weight) that any code can only read by index."""
+    """A dataset of (index, value, weight)."""
 
     def __init__(self, values: list[float], weights: list[float]) -> None:
         self.rows = list(zip(range(len(values)), values, weights, strict=True))
@@ -358,6 +395,8 @@ def expect_mean(
 ) -> None:
     """Every rank must have the exact mean; a recognised wrong value is named."""
     results = [run["result"] for run in runs]
+    if all(result is None for result in results):
+        wrong("nothing is returned", expected="a float from every rank", seen="None")
     if results[0] is not None and None in results[1:]:
         wrong("only rank 0 has the result", expected="the same on every rank", seen=f"{results}")
     expect(
@@ -406,6 +445,13 @@ def expect_each_once(runs: list[dict[str, Any]], length: int) -> None:
 @exercise_07_2.check("9 samples, 4 ranks, the first one right")
 def evaluation_small(candidate: Any) -> None:
     runs = evaluated(candidate, [1.0] + [0.0] * 8, ranks=4, batch_size=8)
+    if not any(batch for run in runs for batch in run["batches"]):
+        wrong(
+            "no sample is scored: a share that is smaller than batch_size is a batch as well",
+            expected="one batch of 2 or 3 samples on each rank",
+            seen="no call of `score`",
+            hint="range(0, len(mine), batch_size) counts the last, shorter batch in",
+        )
     mistakes = {
         "padding is counted: the first sample is scored twice": (2 / 12,),
         "this is the mean of the ranks' means: rank 0 has 3 samples, the others 2": (1 / 12,),
@@ -432,7 +478,12 @@ def evaluation_cost(candidate: Any) -> None:
             expected="sum and divisor side by side in one tensor",
             seen=" and ".join(op for op, _ in sent),
         )
-    expect_equal(sent, [("all_reduce", 16)], what="what a rank communicates (operation, bytes)")
+    expect_equal(
+        sent,
+        [("all_reduce", 16)],
+        what="what a rank communicates (operation, bytes)",
+        hint="two float64 numbers: the sum, and what it is divided by",
+    )
     most = max(len(batch) for run in runs for batch in run["batches"])
     expect(
         most == 4,
@@ -453,7 +504,13 @@ def evaluation_batches(candidate: Any) -> None:
         "this is the mean of the batches' means: a short last batch weighs as much as a full one"
     )
     by_rank = (6 * sum(means[:2]) / 2 + 5 * sum(means[2:]) / 2) / 11
-    expect_mean(runs, sum(values) / 11, {words: (sum(means) / 4, by_rank)})
+    last, full = [*batches[1], *batches[3]], [*batches[0], *batches[2]]
+    mistakes = {
+        words: (sum(means) / 4, by_rank),
+        "each batch takes the place of the one before: add to the totals": (sum(last) / 3,),
+        "the last, shorter batch of each rank is left out": (sum(full) / 8,),
+    }
+    expect_mean(runs, sum(values) / 11, mistakes)
     expect_each_once(runs, 11)
 
 
@@ -533,7 +590,7 @@ def group(
 
 def take(samplers: list[Any], steps: int | None = None) -> list[int]:
     """Let every rank have `steps` samples (all that is left without); in the order of steps."""
-    iterators = [iter(sampler) for sampler in samplers]
+    iterators = [iterator_of(sampler) for sampler in samplers]
     return interleaved([list(itertools.islice(each, steps)) for each in iterators])
 
 
@@ -559,7 +616,7 @@ def resumable_plain(candidate: Any) -> None:
     for length, ranks, options in ((23, 3, {}), (23, 3, {"drop_last": True}), (8, 2, {})):
         for epoch in (0, 4):
             got = [
-                list(each)
+                list(iterator_of(each))
                 for each in group(candidate, length, ranks, None, epoch, seed=seed, **options)
             ]
             want = parts(TorchSampler, length, ranks, epoch, seed=seed, **options)
@@ -594,6 +651,7 @@ def resumable_same_ranks(candidate: Any) -> None:
             expected="the rest of the same order",
             seen="the right samples, shuffled anew",
         )
+    expect_every_count(rest, order)
     if rest in (whole_epoch(24, 0, seed=seed), whole_epoch(24, 0, seed=seed)[10:]):
         wrong(
             "the state does not hold the epoch",
@@ -601,6 +659,19 @@ def resumable_same_ranks(candidate: Any) -> None:
             seen="the order of epoch 0",
         )
     expect_equal(rest, order[10:], what="the samples that are left")
+
+
+def expect_every_count(rest: list[int], order: list[int]) -> None:
+    """Name a position that 5 steps of 2 ranks are not."""
+    counts = {
+        8: "the last step comes again: count an index before it is yielded; what stands after the "
+        "`yield` runs when the next one is asked for",
+        5: "the position counts one rank's samples: 5 steps of 2 ranks are 10",
+        4: "the position counts one rank's samples: 5 steps of 2 ranks are 10",
+    }
+    for begin, mistake in counts.items():
+        if rest == order[begin:]:
+            wrong(mistake, expected="to go on at sample 10", seen=f"sample {begin}")
 
 
 @exercise_07_3.check("on with another number of ranks")
@@ -717,6 +788,15 @@ def resumable_ahead(candidate: Any) -> None:
             seen="sample 16",
         )
     expect_equal(rest, order[4:], what="the samples after state_dict(consumed=4)")
+    rest = take(group(candidate, 20, 2, samplers[0].state_dict(consumed=0)))
+    if rest == order[16:]:
+        wrong(
+            "consumed=0 passes for no argument",
+            expected="to go on at sample 0: drawn ahead, and nothing trained on yet",
+            seen="sample 16",
+            hint="0 is false: ask `consumed is None`",
+        )
+    expect_equal(rest, order, what="the samples after state_dict(consumed=0)")
     for consumed in (-1, 23):
         what = f"consumed={consumed} of 20 samples"
         expect_raises(ValueError, samplers[0].state_dict, consumed, what=what, mentions=[consumed])
