@@ -114,8 +114,7 @@ class Guard:
         self, key: bytes, namespace: dict[str, Any], options: Options, printed: Any
     ) -> None:
         self._key, self._namespace, self._options = key, namespace, options
-        self._number = options.number
-        self._printed = printed
+        self._number, self._printed = options.number, printed
         printed.limit = options.output
         self._environment = dict(os.environ)
         self._prints: dict[str, tuple[Any, ...]] = {}
@@ -137,6 +136,7 @@ class Guard:
         answers = {each.name for each in self._checks.values()}
         setup = {k: v for k, v in self._namespace.items() if not k.startswith("_")}
         self._names = {k: v for k, v in setup.items() if k not in answers}
+        self._torch.zeros(()).__reduce_ex__(4)  # the first save leaves a note in Tensor's class
         self._kept = [value for _, value in self._watched()]
         self._prints = {label: _essence(value) for label, value in self._watched()}
         self._modules = set(sys.modules)

@@ -1,8 +1,10 @@
 """The guard, in this process: what it notices, what it says, and what it does not mind."""
 
+import copy
 import hashlib
 import hmac
 import importlib.util
+import io
 import json
 import math
 import sys
@@ -168,6 +170,19 @@ def test_use_of_the_course_leaves_no_change(guard):
     torch.nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()
     torch.optim.AdamW(torch.nn.Linear(2, 2).parameters()).step()
     torch.manual_seed(3)
+    assert guard.changes() == []
+
+
+@pytest.fixture
+def never_saved(monkeypatch):
+    """As in a process that has pickled no tensor yet."""
+    monkeypatch.delattr(torch.Tensor, "__slotnames__", raising=False)
+
+
+def test_saving_and_copying_tensors_is_no_change(never_saved, guard):
+    """torch then notes the names of Tensor's slots in the class: all of lesson 08 was flagged."""
+    torch.save({"weight": torch.ones(2)}, io.BytesIO())
+    copy.deepcopy(torch.nn.Linear(2, 2))
     assert guard.changes() == []
 
 
