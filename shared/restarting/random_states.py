@@ -11,8 +11,8 @@ import torch
 def random_states() -> dict[str, Any]:
     """The states of this process's random generators, in plain values and tensors.
 
-    "python" (random), "numpy" (its global generator), "torch", and "cuda" (the current device's)
-    once CUDA is in use.
+    "python" (random), "numpy" (its global generator: the tuple of get_state, with its array as an
+    int64 tensor), "torch", and "cuda" (the current device's) once CUDA is in use.
     """
     numbers = np.random.get_state()
     assert isinstance(numbers, tuple), f"numpy described its state as {type(numbers)}"
