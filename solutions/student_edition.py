@@ -28,8 +28,10 @@ TOP += ("pyproject.toml", "LICENSE", "CONTRIBUTING.md", "AGENTS.md", ".gitignore
 # Of the tests, those of what stays, and of the pages: the others need answers or are about them.
 KEPT_TESTS = ("tests/benchmarks/*", "tests/data/*", "tests/model/*", "tests/training/*")
 KEPT_TESTS += ("tests/frame/test_links.py", "tests/frame/test_datasets_name.py")
-# The first tries the checks on references and mistakes, the second runs lesson 04's script.
+# The first tries the checks on references and mistakes, the second runs lesson 04's script, the
+# third repeats tests that a class does not get.
 LEFT_OUT = ("shared/tools/checks.py", "tests/data/test_bad_input_cli.py")
+LEFT_OUT += ("tests/benchmarks/repeat_tests.py",)
 NEEDS_ANSWERS = re.compile(r"^\s*(?:from|import) solutions\b", re.MULTILINE)
 LITTER = ("__pycache__", ".ipynb_checkpoints", "*.egg-info", ".DS_Store", "*.pyc")
 

@@ -16,7 +16,7 @@ to you has the whole course. Tell them what you did, what you expected and what 
 cell and the output of `./run_all.sh doctor` say most of it.
 """
 # Sentences about what is not there; what is left of a bullet or paragraph stays.
-_POINTS_THERE = r"\bsolutions(?:/|\.\w)|tests/grading"
+_POINTS_THERE = r"\bsolutions(?:/|\.\w)|tests/grading|\bthe grader\b"
 _SENTENCE = re.compile(r"(?:[^.!?]|[.!?](?=\S))+[.!?:]*\s*")
 # Fenced blocks, table rows, bullets and paragraphs, each with the blank lines after it.
 _PARAGRAPH = re.compile(

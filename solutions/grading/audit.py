@@ -5,7 +5,7 @@ A flag takes no points. It asks an instructor to look, and says where.
 
 import ast
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 
@@ -69,13 +69,16 @@ class Bound:
         return full | {name.rpartition(".")[0] for name in full} | {n.split(".")[0] for n in full}
 
 
-def audit(source: str, setup: str) -> tuple[str, ...]:
-    """What needs a look in a cell, given the lesson's setup cell; nothing for broken Python."""
+def audit(source: str, setup: str, exercises: Collection[str] = ()) -> tuple[str, ...]:
+    """What needs a look in a cell, given the lesson's setup cell; nothing for broken Python.
+
+    `exercises` are the names that the lesson asks for: the course's modules hold the answers.
+    """
     tree, start = _parse(source), _parse(setup)
     if tree is None or start is None:
         return ()
     known, own = bound_by(start), bound_by(tree)
-    visitor = _Visitor(known, Bound({**known.names, **own.names}))
+    visitor = _Visitor(known, Bound({**known.names, **own.names}), exercises)
     visitor.visit(tree)
     visitor.found += _rebound(tree, known)
     seen = dict.fromkeys(f"line {line} {what}" for line, what in sorted(visitor.found))
@@ -152,8 +155,8 @@ def _rebound(tree: ast.Module, known: Bound) -> list[tuple[int, str]]:
 class _Visitor(ast.NodeVisitor):
     """Collects (line, what)."""
 
-    def __init__(self, known: Bound, bound: Bound) -> None:
-        self.known, self.bound = known, bound
+    def __init__(self, known: Bound, bound: Bound, exercises: Collection[str]) -> None:
+        self.known, self.bound, self.exercises = known, bound, exercises
         self.known_modules = known.modules
         self.about_files = not self.known_modules.isdisjoint(FILES - {"json"})
         self.found: list[tuple[int, str]] = []
@@ -207,9 +210,16 @@ class _Visitor(ast.NodeVisitor):
             self._flag(node, f"uses .{node.attr}")
         elif start == "os" and (node.attr in OF_OS or node.attr.startswith(("exec", "spawn"))):
             self._flag(node, f"uses os.{node.attr}")
-        elif start and self._hidden(start, node.attr):
-            self._flag(node, f"reaches for {start}.{node.attr}")
+        else:
+            self._reaches(node, start, node.attr)
         self.generic_visit(node)
+
+    def _reaches(self, node: ast.AST, start: str, name: str) -> None:
+        """Flag `start.name` where it is a part that an answer has no business with."""
+        if start.split(".")[0] == "shared" and name in self.exercises:
+            self._flag(node, f"reaches for {start}.{name}, an answer of the course")
+        elif start and self._hidden(start, name):
+            self._flag(node, f"reaches for {start}.{name}")
 
     def _hidden(self, start: str, name: str) -> bool:
         dotted = f"{start}.{name}"
@@ -229,8 +239,11 @@ class _Visitor(ast.NodeVisitor):
         target = self._dotted(node.args[0]) if node.args else ""
         if name in ("setattr", "delattr") and target:
             self._flag(node, f"changes {target}")
-        elif name == "getattr" and target and not _is_text(node.args[1:2]):
-            self._flag(node, f"reads a computed name of {target}")
+        elif name == "getattr" and target:
+            if _is_text(node.args[1:2]):
+                self._reaches(node, target, str(ast.literal_eval(node.args[1])))
+            else:
+                self._flag(node, f"reads a computed name of {target}")
         elif name == "type" and len(node.args) == 3:
             self._flag(node, "builds a class by calling type")
         self.generic_visit(node)

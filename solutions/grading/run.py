@@ -89,7 +89,10 @@ class Grading:
         self.shop, self.slot, self.answers = shop, slot, answers
         self.lesson, self.limits = lesson, limits
         self.exercises = {each.id: each for each in lesson.exercises}
-        self.flags = {id: audit(answers.cells.get(id, ""), lesson.setup) for id in self.exercises}
+        names = {each.name for each in lesson.exercises}
+        self.flags = {
+            id: audit(answers.cells.get(id, ""), lesson.setup, names) for id in self.exercises
+        }
 
     def verdicts(self) -> list[Verdict]:
         """Each run settles at least one exercise, or is tried a second time, or gives up."""

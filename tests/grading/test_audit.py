@@ -66,6 +66,16 @@ def test_what_an_answer_has_no_business_with_is_flagged(source, flag):
     assert any(flag in each for each in audit(source, SETUP)), audit(source, SETUP)
 
 
+@pytest.mark.parametrize("how", ["batching.collate(pairs)", "getattr(batching, 'collate')(pairs)"])
+def test_an_answer_in_a_module_that_the_setup_imports_is_flagged(how):
+    """Lesson 04 imports the module that holds its first answer."""
+    source = f"def f(pairs):\n    batching.pair_lengths(pairs)\n    return {how}"
+    setup = "from shared.data import batching"
+    flag = "line 3 reaches for shared.data.batching.collate, an answer of the course"
+    assert audit(source, setup, {"collate"}) == (flag,)
+    assert audit(source, setup, {"greedy_decode"}) == ()
+
+
 HONEST = [
     "import torch\nfrom torch import nn\nimport math",
     "import torch.nn.functional as F\nfrom collections.abc import Iterator\nimport functools",
@@ -109,7 +119,8 @@ def test_broken_code_has_no_flags_and_long_lists_end():
 def test_stubs_references_and_mistakes_are_not_flagged(number):
     lesson = read_lessons(COURSE, [number])[number]
     cells = AnswerCells(COURSE, lesson)
-    found = {id: audit(stub, lesson.setup) for id, stub in lesson.stubs.items()}
-    found |= {f"{id} right": audit(c, lesson.setup) for id, c in cells.references.items()}
-    found |= {f"{m.exercise} {m.says}": audit(m.cell, lesson.setup) for m in cells.mistakes}
+    given = lesson.setup, {each.name for each in lesson.exercises}
+    found = {id: audit(stub, *given) for id, stub in lesson.stubs.items()}
+    found |= {f"{id} right": audit(cell, *given) for id, cell in cells.references.items()}
+    found |= {f"{m.exercise} {m.says}": audit(m.cell, *given) for m in cells.mistakes}
     assert {name: flags for name, flags in found.items() if flags} == {}

@@ -54,6 +54,7 @@ def test_no_answers_and_nothing_that_points_to_them(edition, findings):
     assert not list(edition.rglob("__pycache__"))
     readme = (edition / "README.md").read_text()
     assert "To teach" not in readme
+    assert "repeat_tests" not in readme, "it repeats tests that a class does not have"
     assert "The answers are not part of this edition." in readme
 
 
@@ -139,6 +140,7 @@ def test_a_passage_that_changed_is_named_and_nothing_is_written(tmp_path, monkey
         ("End.\n\nOnly `from solutions.lesson09_x import f`.\n\n## Next\n", "End.\n\n\n## Next\n"),
         ("An equation has two solutions.", "An equation has two solutions."),
         ("| a | b |\n| c | `solutions.grade` |\n| e | f |\n", "| a | b |\n| e | f |\n"),
+        ("| a | b |\n| tests of the grader | 3 |\n", "| a | b |\n"),
         ("```\nls solutions/\n```\n", "```\nls solutions/\n```\n"),
     ],
 )  # fmt: skip
