@@ -3,6 +3,7 @@
 import functools
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -59,7 +60,13 @@ exercise_05_5 = checks_for(
     hints=["Rank 0: n - 1 times recv and add, then n - 1 times send. The others: send, then recv."],
 )
 QUIET = 1.5  # seconds without any work after which ranks that wait for each other are ended
+PATIENCE = 20.0  # seconds until ranks that are still at work are ended; they need a tenth of one
+COURSE = Path(__file__).resolve().parents[2] / "shared"
 UNPAIRED = "a message without its other side: a send nobody receives, or a recv nobody sends to"
+PAIRED = (
+    "for each send(x, b) on rank a there must be one recv(y, a) on rank b; neighbours in a ring "
+    "are (rank + 1) % n and (rank - 1) % n"
+)
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int16]
 DTYPES += [torch.uint8, torch.bool, torch.complex64]
 Operation = Callable[[Any, Tensor], Tensor]
@@ -85,22 +92,20 @@ def added(n: int, shape: Sequence[int], seed: int, dtype: torch.dtype = torch.fl
 def on_ranks(fn: Callable[..., Any], n: int, *args: Any) -> list[Any]:
     """run_ranks, with the ways in which an exchange of messages fails put into words."""
     try:
-        return run_ranks(fn, n, *args, quiet=QUIET)
+        return run_ranks(fn, n, *args, quiet=QUIET, timeout=PATIENCE)
     except RankFailed as failed:
         text = str(failed)
     if "raised NotImplementedError" in text:
         raise NotImplementedError
     first = text.splitlines()[0]
     if "were not back" in text:
-        stacks = text.split(" was here:")[1:]
-        senders = sum(" in send\n" in stack for stack in stacks)
+        not_back(first, text.split(" was here:")[1:], n)
+    if "Pair is not connected" in text:
         wrong(
-            "every rank waits in send until its neighbour receives, and none does: a deadlock"
-            if senders == n
-            else UNPAIRED,
-            expected="all ranks back",
-            seen=f"{first}; {'; '.join(place_in(stack) for stack in stacks)}",
-            hint="isend starts a message and goes on; recv; then wait() for what isend returned",
+            f"a rank sends to itself, or receives from itself{' (there is only one)' * (n == 1)}",
+            expected="messages between different ranks",
+            seen=f"{first.split(' raised')[0]}: Pair is not connected{own_line(text)}",
+            hint="print rank and peer of every message, on paper or here, for so few ranks",
         )
     if "SIGABRT" in first:
         wrong(
@@ -114,15 +119,59 @@ def on_ranks(fn: Callable[..., Any], n: int, *args: Any) -> list[Any]:
             UNPAIRED,
             expected="a recv for every send, and a send for every recv",
             seen=" ".join(first.split())[:120],
+            hint=PAIRED,
         )
-    wrong("", expected="no error", seen=" ".join(first.split())[:250])
+    if "a leaf Variable that requires grad" in text:
+        wrong(
+            "a parameter is refused: autograd forbids to overwrite a leaf that needs a gradient",
+            expected="a tensor with requires_grad=True, overwritten",
+            seen=" ".join(first.split())[:200] + own_line(text),
+            hint="tensor.detach() is the same memory without autograd: write into that",
+        )
+    wrong("", expected="no error", seen=" ".join(first.split())[:250] + own_line(text))
     raise AssertionError
+
+
+def not_back(first: str, stacks: list[str], n: int) -> None:
+    """Ranks that hang: all in send, one message without its other side, or a loop without end."""
+    where = f"{first}; {'; '.join(place_in(stack) for stack in stacks)}"
+    seconds = float(first.split("not back after ")[1].split()[0])
+    if seconds >= PATIENCE and Path("/proc/self/stat").exists():  # not idle all the time
+        wrong(
+            "a loop that never ends: after so long the ranks are still at work",
+            expected="all ranks back after a few messages",
+            seen=where,
+            hint="does what the loop's condition asks for change inside it?",
+        )
+    senders = sum(" in send\n" in stack for stack in stacks)
+    wrong(
+        "every rank waits in send until its neighbour receives, and none does: a deadlock"
+        if senders == n
+        else UNPAIRED,
+        expected="all ranks back",
+        seen=where,
+        hint="isend starts a message and goes on; recv; then wait() for what isend returned"
+        if senders == n
+        else PAIRED,
+    )
+
+
+def own_line(text: str) -> str:
+    """The learner's line that a rank's traceback came through last; nothing where none is seen."""
+    frames = re.findall(r'File "([^"]+)", line \d+, in (\S+)\n +(.+)\n', text)
+    own = [(name, code) for file, name, code in frames if is_own(file)]
+    return f", in {own[-1][0]} at: {own[-1][1].strip()}" if own else ""
+
+
+def is_own(file: str) -> bool:
+    """Whether a file is neither torch's nor the course's."""
+    return "/torch/" not in file and not Path(file).is_relative_to(COURSE)
 
 
 def place_in(stack: str) -> str:
     """The learner's own frame of a stack: the first that is not torch's."""
     frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', stack)
-    own = [(line, name) for file, line, name in frames if "/torch/" not in file]
+    own = [(line, name) for file, line, name in frames if is_own(file)]
     return f"line {own[0][0]} in {own[0][1]}" if own else "somewhere in torch"
 
 
@@ -148,9 +197,27 @@ def returns(candidate: Any, own: Tensor) -> Tensor:
 
 
 def in_place(candidate: Any, own: Tensor) -> Tensor:
-    """For the exercises that overwrite their argument."""
+    """For the exercises that overwrite their argument: what is in the caller's memory."""
+    memory = own.detach()  # `tensor.data = ...` would give `own` another
     candidate(own)
-    return own
+    return memory
+
+
+def expect_returned(came: Any) -> None:
+    """Name what beginners do instead of returning a tensor."""
+    expect(
+        came is not None,
+        mistake="nothing is returned: the function ends without a return",
+        expected="return ..., on every rank",
+        seen="None",
+    )
+    if isinstance(came, list | tuple):
+        wrong(
+            f"a {type(came).__name__} of tensors is returned, not one tensor",
+            expected="one flat tensor",
+            seen=f"a {type(came).__name__} of {len(came)}",
+            hint="torch.cat(pieces)",
+        )
 
 
 def sends(calls: list[Call]) -> list[Call]:
@@ -198,6 +265,8 @@ def expect_ring(outcome: Outcome, shape: Sequence[int], steps: int, whole: int, 
             sum(call.num_bytes for call in each),
             steps * chunk,
             what=f"bytes sent by rank {rank} of {n}, {steps} chunks of {chunk} bytes",
+            mistake=f"{len(each)} messages where {steps} are enough" if len(each) > steps else "",
+            hint="each half of the ring takes n - 1 steps, and a step is one chunk",
         )
 
 
@@ -214,12 +283,15 @@ def in_sub_groups(candidate: Any, operation: Callable[[Any, Tensor, Any], Tensor
     except NotImplementedError:
         raise
     except Exception as error:
+        if "a parameter is refused" in str(error):
+            raise
         wrong(
             "in a sub-group the ranks do not find each other",
             expected="ranks 1, 2 and 4 as a group of three",
             seen=getattr(error, "seen", "") or str(error)[:200],
-            hint="dist.get_rank(group) counts within the group, dst= and src= in the whole world: "
-            "pass group_dst= and group_src=, or dist.get_global_rank(group, r)",
+            hint="every call needs group=group. dist.get_rank(group) counts within the group, dst= "
+            "and src= in the whole world: pass group_dst= and group_src=, or "
+            "dist.get_global_rank(group, r)",
         )
         raise AssertionError from None
 
@@ -231,6 +303,7 @@ def own_chunk(ring_reduce_scatter: Any) -> None:
     chunks = added(n, (numel,), seed).view(n, -1)
     for rank, (came, _, _) in enumerate(outcome):
         own = [values(r, (numel,), seed, torch.float64).view(n, -1)[rank] for r in range(n)]
+        expect_returned(came)
         expect_close(
             came,
             chunks[rank],
@@ -242,7 +315,8 @@ def own_chunk(ring_reduce_scatter: Any) -> None:
                 "rank r returns chunk r - 1: the ring starts one place off": chunks[rank - 1],
                 "it is the mean, not the sum": chunks[rank] / n,
                 "every rank returns the whole sum, not its chunk of it": chunks.view(-1),
-                "it is this rank's own chunk: nothing was added": own[rank],
+                "it is this rank's own chunk: nothing was added (or before an irecv had been "
+                "waited for)": own[rank],
                 "what came is written over the chunk, not added to it": own[(rank + 1) % n],
             },
             hint="in the last step rank r must receive chunk r",
@@ -259,13 +333,15 @@ def odd_sizes(ring_reduce_scatter: Any) -> None:
         padded = torch.cat([total, total.new_zeros(n * chunk - total.numel())])
         for rank, (came, left, _) in enumerate(outcome):
             what = f"chunk {rank} of {n}, shape {shape}"
-            if isinstance(came, Tensor) and came.numel() < chunk and total.numel() >= n:
+            if isinstance(came, Tensor) and came.numel() < chunk:
                 wrong(
                     f"the last {total.numel() % n} of {total.numel()} numbers are lost: the size "
-                    "is divided and rounded down",
+                    "is divided and rounded down"
+                    if rank == 0
+                    else "the chunks are not of one size: the padding is missing or cut off",
                     expected=f"{what} of {chunk} numbers",
                     seen=f"{came.numel()} numbers",
-                    hint="pad with zeros to n * ceil(numel / n)",
+                    hint="pad with zeros to n * ceil(numel / n); tensor.chunk(n) alone does not",
                 )
             expect_close(came, padded.view(n, chunk)[rank], what=what)
             expect(
@@ -312,6 +388,7 @@ def order_of_chunks(ring_all_gather: Any) -> None:
         outcome = observed(ring_all_gather, returns, n, (numel,), seed)
         chunks = [values(r, (numel,), seed, torch.float64) for r in range(n)]
         for rank, (came, _, _) in enumerate(outcome):
+            expect_returned(came)
             turned = chunks[rank:] + chunks[:rank]
             back = [chunks[(rank - i) % n] for i in range(n)]
             expect_close(
@@ -391,8 +468,17 @@ def expect_all_reduce(candidate: Any) -> None:
         seed, columns = fresh_seed(), len(shape) == 2
         outcome = observed(candidate, in_place, n, shape, seed, columns=columns)
         total = added(n, shape, seed)
+        for _, _, calls in outcome:
+            sends(calls)
         before = [values(rank, shape, seed, torch.float64) for rank in range(n)]
         same = [torch.equal(came, own) for (came, _, _), own in zip(outcome, before, strict=True)]
+        if n > 1 and torch.equal(outcome[1][0], total + before[1]) and total.any():
+            wrong(
+                "the sum is added to the tensor, which is in the sum already",
+                expected=f"the sum of {n} tensors",
+                seen="each rank's own tensor counted twice",
+                hint="overwrite: tensor.copy_(the sum, in the tensor's shape)",
+            )
         if n > 1 and total.any() and same == [False] + [True] * (n - 1):
             wrong(
                 "only rank 0 has the sum: nobody sent it back",
@@ -416,11 +502,14 @@ def expect_all_reduce(candidate: Any) -> None:
                     untouched: before[rank],
                     "it is the mean, not the sum": total / n,
                     "rank 0 counts its own tensor twice": total + before[0],
+                    "rank 0 sends the sum back before it has heard all: a part of the ranks is "
+                    "in it": sum(before[1 : rank + 1], before[0]),
                     "only this rank's chunk is summed: the all-gather is missing": alone.view(
                         shape
                     ),
                 },
-                hint="tensor.copy_(the sum, in the tensor's shape)",
+                hint="tensor.copy_(the sum, in the tensor's shape) writes into the caller's "
+                "memory; tensor = ... and tensor.data = ... do not",
             )
 
 
@@ -475,13 +564,12 @@ def expect_sub_group_sum(candidate: Any) -> None:
 
 @exercise_05_4.check("the source's tensor on every rank, two to five of them")
 def broadcast_values(tree_broadcast: Any) -> None:
-    cases = [(4, 0, (5,)), (4, 2, (5,)), (2, 1, (7,)), (3, 1, (3, 5)), (5, 4, (1,)), (1, 0, (2,))]
+    cases = [(4, 0, (5,)), (4, 2, (5,)), (2, 1, (7,)), (5, 4, (1,)), (3, 1, (3, 5)), (1, 0, (2,))]
     for n, src, shape in cases:
         seed, flat = fresh_seed(), len(shape) != 2
 
         def operation(answer: Any, own: Tensor, src: int = src) -> Tensor:
-            answer(own, src)
-            return own
+            return in_place(lambda memory: answer(memory, src), own)
 
         outcome = observed(tree_broadcast, operation, n, shape, seed, columns=not flat)
         before = [values(rank, shape, seed, torch.float64) for rank in range(n)]
@@ -492,6 +580,15 @@ def broadcast_values(tree_broadcast: Any) -> None:
                 expected=f"the tensor of rank {src}",
                 seen=f"that of rank 0, on all {n} ranks",
                 hint="number the ranks from the source: (rank - src) % n",
+            )
+        left = [rank for rank in range(n) if rank != src and torch.equal(after[rank], before[rank])]
+        if n == 5 and 0 < len(left) < n - 1:
+            wrong(
+                f"with {n} ranks not all get it: the rounds end too early, or a place is left out, "
+                "where n is no power of two",
+                expected=f"the tensor of rank {src} on all of them",
+                seen=f"ranks {left} have their own still",
+                hint="go on while fewer than n have it",
             )
         untouched = (
             "the tensor is as it was: nothing arrived"
@@ -509,7 +606,7 @@ def broadcast_values(tree_broadcast: Any) -> None:
 
 @exercise_05_4.check("messages and rounds")
 def broadcast_rounds(tree_broadcast: Any) -> None:
-    for n, src in [(4, 0), (5, 3)]:
+    for n, src in [(4, 0), (5, 3), (7, 2)]:
 
         def operation(answer: Any, own: Tensor, src: int = src) -> Tensor:
             answer(own, src)
