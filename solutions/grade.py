@@ -20,11 +20,12 @@ from tqdm import tqdm
 from shared.errors import InputError
 from shared.tools.processes import raise_on_stop_signals
 from solutions.grading import classroom, feedback, picture, selftest, summary
+from solutions.grading.corrections import correct, read_corrections
 from solutions.grading.results import Lesson, Limits, Verdict
 from solutions.grading.run import Workshop
 from solutions.grading.store import opened
 from solutions.grading.submissions import find_submissions, left_out
-from solutions.grading.table import in_order, write_csv, write_json
+from solutions.grading.table import in_order, write_csv, write_json, write_points
 
 COURSE = Path(__file__).resolve().parents[1]
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
@@ -46,6 +47,12 @@ def parser() -> argparse.ArgumentParser:
         "--timeout", type=_seconds, default=seconds, help=f"seconds per exercise ({seconds:g})"
     )
     words.add_argument("--again", action="store_true", help="grade also what is graded already")
+    words.add_argument(
+        "--corrections",
+        type=Path,
+        metavar="CSV",
+        help="points by hand: student,exercise,points,why",
+    )
     words.add_argument(
         "--self-test", action="store_true", help="grade the references, stubs and known mistakes"
     )
@@ -112,6 +119,8 @@ def grade(
         for submission in submissions
         for lesson in lessons.values()
     ]
+    students = [each.student for each in submissions]
+    by_hand = read_corrections(args.corrections, students, lessons) if args.corrections else {}
     print(f"students: {len(submissions)}")
     for number in lessons:
         count = sum(number in (*each.notebooks, *each.problems) for each in submissions)
@@ -131,9 +140,11 @@ def grade(
                         result=result,
                         tick=bar.update,
                     )
-        verdicts = in_order(result.verdicts)
+        verdicts = correct(in_order(result.verdicts), by_hand)
         write_results(args.out, verdicts, lessons, limits)
     print(summary.summary(verdicts))
+    if equal := classroom.equal_answers(tasks):
+        print("\nequal to the letter:", *equal, sep="\n  ")
     print(f"\nnotebooks run: {result.num_run}; known from an earlier run: {result.num_known}")
     print(f"written: {args.out / 'grades.csv'}, {args.out / 'feedback' / 'index.html'}")
     if result.num_failed:
@@ -155,6 +166,7 @@ def write_results(
 ) -> None:
     """Everything that is in the output folder, replaced as a whole."""
     write_csv(out / "grades.csv", verdicts)
+    write_points(out / "points.csv", verdicts)
     write_json(out / "grades.json", verdicts, about(lessons, limits))
     shutil.rmtree(out / "feedback", ignore_errors=True)  # no page of a student who is not there
     students = {name: list(own) for name, own in groupby(verdicts, key=lambda each: each.student)}

@@ -140,6 +140,7 @@ def find_answer(exercise: Exercise, found: Sequence[Found]) -> Found | tuple[Out
     name = owner.exercises[0][1]
     if name != exercise.name:
         reason = f"exercise {exercise.id} is called {exercise.name}; the cell defines {name[:60]}"
+        reason += ": give it its name back"
         return Outcome.UNREADABLE, reason
     return owner
 

@@ -86,6 +86,22 @@ def read_answers(submission: Submission, lesson: Lesson) -> Answers:
     return no_answers(student, lesson, Outcome.MISSING, reason)
 
 
+def equal_answers(tasks: Iterable[Task]) -> list[str]:
+    """Who handed in the same cells to the letter, untouched ones apart: a line for each group."""
+    same: dict[tuple[object, ...], list[str]] = {}
+    for task in tasks:
+        own = {id: c for id, c in task.answers.cells.items() if c != task.lesson.stubs[id]}
+        if own:
+            same.setdefault((task.lesson.number, *sorted(own.items())), []).append(
+                task.answers.student
+            )
+    return [
+        f"lesson {key[0]}: {', '.join(students)} (exercises: {len(key) - 1})"
+        for key, students in same.items()
+        if len(students) > 1
+    ]
+
+
 def sort_out(
     tasks: Iterable[Task], store: Store, limits: Limits, *, again: bool
 ) -> tuple[Outcomes, dict[str, list[Task]]]:

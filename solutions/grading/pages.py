@@ -156,6 +156,9 @@ def make_card(verdict: Verdict) -> Card:
     elif looks and message.startswith(LOOK):
         _, _, message = message.partition(f"{LOOK}{looks}; ")
     solved = verdict.outcome is Outcome.RIGHT
+    if verdict.by_hand:
+        message = ""  # it begins with that
+    text = _sum_up(verdict, head) if head or solved else as_sentence(message)
     return Card(
         exercise=plain(verdict.exercise),
         name=plain(verdict.name),
@@ -163,7 +166,7 @@ def make_card(verdict: Verdict) -> Card:
         max=verdict.max,
         kind=KINDS[verdict.outcome],
         label=str(verdict.outcome),
-        text=_sum_up(verdict, head) if head or solved else as_sentence(message),
+        text=f"{as_sentence(plain(verdict.by_hand))} {text}".strip(),
         rows=[(label, text) for label, text in rows if label != "hint"],
         hint="" if solved else as_sentence(hint),
         looks=as_sentence(looks),

@@ -63,7 +63,8 @@ class Verdict:
 
     `message` is the row's reason in one line; `words` are the check's own words, in lines;
     `mistake` is the mistake that was recognised, "" if none; `flags` say what needs a look and
-    what was seen. `passed` of `total` checks passed (0 of 0 when none ran).
+    what was seen. `passed` of `total` checks passed (0 of 0 when none ran). `by_hand` says what an
+    instructor has set, "" if nothing.
     """
 
     student: str
@@ -80,6 +81,7 @@ class Verdict:
     passed: int = 0
     total: int = 0
     flags: tuple[str, ...] = ()
+    by_hand: str = ""
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from solutions.grading.results import Verdict
+from solutions.grading.results import Outcome, Verdict
 
 COLUMNS = ("student", "lesson", "exercise", "points", "max", "message")
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet would compute, or worse, run
@@ -41,6 +41,32 @@ def write_json(path: Path, verdicts: Iterable[Verdict], meta: Mapping[str, Any])
     """All that is known of every exercise, after `meta`."""
     content = {**meta, "verdicts": [asdict(each) for each in in_order(verdicts)]}
     replace_file(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+
+def write_points(path: Path, verdicts: Sequence[Verdict]) -> None:
+    """One row a student, as a learning platform takes it: the points of each lesson, and of all.
+
+    A lesson of which nothing was handed in is an empty cell.
+    """
+    worth: dict[str, dict[str, int]] = {}
+    students: dict[str, list[Verdict]] = {}
+    for each in in_order(verdicts):
+        worth.setdefault(each.lesson, {})[each.exercise] = each.max
+        students.setdefault(each.student, []).append(each)
+    full = {lesson: sum(points.values()) for lesson, points in sorted(worth.items())}
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    heads = [f"lesson {lesson} of {most}" for lesson, most in full.items()]
+    table.writerow(["student", *heads, f"all of {sum(full.values())}"])
+    for student, theirs in students.items():
+        cells = [_points([v for v in theirs if v.lesson == lesson]) for lesson in full]
+        table.writerow([_defused(student), *cells, plain_number(sum(v.points for v in theirs))])
+    replace_file(path, text.getvalue())
+
+
+def _points(verdicts: Sequence[Verdict]) -> str:
+    missing = all(each.outcome is Outcome.MISSING for each in verdicts)
+    return "" if missing else plain_number(sum(each.points for each in verdicts))
 
 
 def plain_number(points: float) -> str:

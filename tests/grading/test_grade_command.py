@@ -126,6 +126,9 @@ def test_the_output_folder_holds_table_json_pages_and_picture(a_class, tmp_path,
     run(a_class, tmp_path / "out")
     names = {name for name in everything(tmp_path / "out") if not name.startswith(".graded")}
     assert names >= {"grades.csv", "grades.json", "class.png", "feedback/index.html"}
+    assert (tmp_path / "out/points.csv").read_text() == (
+        "student,lesson 02 of 13,all of 13\nAda,1,1\nBo,0,0\nCy,0,0\n"
+    )
     assert len([name for name in names if name.endswith(".html")]) == 4
     assert len([name for name in names if name.endswith(".md")]) >= 3
     content = json.loads((tmp_path / "out/grades.json").read_text(encoding="utf-8"))
@@ -187,6 +190,32 @@ def test_equal_answers_are_run_once_and_everybody_has_their_rows(a_class, tmp_pa
     assert len(judge.graded) == 2
     points = {r["student"]: r["points"] for r in rows(tmp_path / "out") if r["exercise"] == "02.2"}
     assert points == {"Ada": "1", "Bo": "0", "Cy": "0", "Di": "1", "Ed": "0"}
+
+
+def test_points_by_hand_hold_at_every_run_and_cost_none(a_class, tmp_path):
+    table = tmp_path / "by_hand.csv"
+    table.write_text("student,exercise,points,why\nCy,02.2,0.5,shown to me on paper\n")
+    status, judge = run(a_class, tmp_path / "out")
+    for _ in range(2):
+        status, judge = run(a_class, tmp_path / "out", "--corrections", str(table))
+        assert (status, judge.graded) == (0, [])
+        (row,) = (
+            r for r in rows(tmp_path / "out") if (r["student"], r["exercise"]) == ("Cy", "02.2")
+        )
+        assert row["points"] == "0.5"
+        assert row["message"].startswith("points set by hand (the checks gave 0): shown to me on")
+    page = (tmp_path / "out/feedback/Cy.md").read_text()
+    assert "Points set by hand (the checks gave 0): shown to me on paper." in page
+    table.write_text("student,exercise,points,why\nCyd,02.2,0.5,x\n")
+    assert run(a_class, tmp_path / "out", "--corrections", str(table))[0] == 2
+
+
+def test_who_handed_in_the_same_cells_is_named(a_class, tmp_path, capsys):
+    hand_in(a_class / "Di/02.ipynb", e02_2=PADDING)
+    hand_in(a_class / "Ed/02.ipynb", e02_2=PADDING + "# mine\n")
+    hand_in(a_class / "Fy/02.ipynb")
+    run(a_class, tmp_path / "out")
+    assert "equal to the letter:\n  lesson 02: Ada, Di (exercises: 1)\n" in capsys.readouterr().out
 
 
 def test_a_student_who_left_leaves_no_row_and_no_page(a_class, tmp_path):

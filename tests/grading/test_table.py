@@ -6,7 +6,14 @@ import json
 import pytest
 
 from solutions.grading.results import Outcome, Verdict
-from solutions.grading.table import COLUMNS, in_order, plain_number, write_csv, write_json
+from solutions.grading.table import (
+    COLUMNS,
+    in_order,
+    plain_number,
+    write_csv,
+    write_json,
+    write_points,
+)
 
 
 def verdict(student: str, exercise: str, **more) -> Verdict:
@@ -91,3 +98,19 @@ def test_an_old_table_is_replaced_and_nothing_else_is_left(tmp_path):
     write_csv(tmp_path / "g.csv", [verdict("Ada", "02.1")])
     assert [row["student"] for row in rows(tmp_path / "g.csv")] == ["Ada"]
     assert [path.name for path in tmp_path.iterdir()] == ["g.csv"]
+
+
+def test_one_row_a_student_for_a_learning_platform(tmp_path):
+    none = {"outcome": Outcome.MISSING, "points": 0.0}
+    verdicts = [
+        verdict("=Bo", "01.1", **none),
+        verdict("=Bo", "02.1", points=0.67),
+        verdict("=Bo", "02.2", **none),
+        verdict("Ada", "01.1", points=2.0),
+        verdict("Ada", "02.1", points=0.0),
+        verdict("Ada", "02.2", points=1.5),
+    ]
+    write_points(tmp_path / "p.csv", verdicts)
+    assert (tmp_path / "p.csv").read_text() == (
+        "student,lesson 01 of 2,lesson 02 of 4,all of 6\n'=Bo,,0.67,0.67\nAda,2,1.5,3.5\n"
+    )
