@@ -1,5 +1,6 @@
 """One training step, five ways to average its gradients: what lesson 06 compares."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -40,8 +41,10 @@ def build_engine(
     """Put `model` under the engine called `name`; `parts` holds the answers of lesson 06.
 
     `bucket_cap_mb` is for "bucketed" and "ddp"; None is their default, 25 MiB and a first bucket
-    of 1 MiB. Raises InputError for a name that is not in ENGINES.
+    of 1 MiB. Raises InputError for a name that is not in ENGINES, and for a size that is none.
     """
+    if bucket_cap_mb is not None and not 0 < bucket_cap_mb < math.inf:
+        raise InputError(f"bucket_cap_mb must be above 0 (and finite), got {bucket_cap_mb}")
     options: dict[str, Any] = {} if bucket_cap_mb is None else {"bucket_cap_mb": bucket_cap_mb}
     if name == "single":
         return Engine(name, model, lambda: None, 1)
