@@ -70,12 +70,14 @@ def launch_nodes(
     args: Sequence[str] = (),
     timeout: float = 240.0,
     links: Links | None = None,
+    max_restarts: int = 0,
 ) -> dict[str, Any]:
     """Run a script as on `nodes` machines of `nproc` ranks each; return its metrics.json.
 
     This machine plays all of them: one torchrun agent a node, which meet at a port that is free
     now, or each in a network of its own where throttled `links` are given. The nodes share out
-    the GPUs if there is one for each rank, and see none otherwise.
+    the GPUs if there is one for each rank, and see none otherwise. With `max_restarts` the ranks
+    of all nodes are started again after one has died, with a store of their own each time.
     Raises LaunchFailed as `launch` does; if one node fails, the others are ended.
     """
     with tempfile.TemporaryDirectory(prefix="launch_") as folder:
@@ -88,6 +90,9 @@ def launch_nodes(
             own = links.address(node) if links else "127.0.0.1"
             command[3:3] = [f"--local_addr={own}", f"--rdzv_conf=is_host={int(node == 0)}"]
             environment = {"CUDA_VISIBLE_DEVICES": gpus}
+            if max_restarts:
+                command[3:3] = [f"--max-restarts={max_restarts}"]
+                environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # see process_group
             if links:
                 command = links.command(node, command)
                 environment["GLOO_SOCKET_IFNAME"] = INTERFACE
