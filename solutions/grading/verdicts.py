@@ -156,7 +156,8 @@ class Reader:
 
     def _stop(self, found: Findings, id: str, why: str) -> None:
         if id not in found.verdicts:
-            found.verdicts[id] = self._verdict(id, Outcome.STOPPED, f"stopped: {why}")
+            hint = ENDLESS if why.startswith("took longer") else ""
+            found.verdicts[id] = self._verdict(id, Outcome.STOPPED, f"stopped: {why}", hint=hint)
 
     def _verdict(self, id: str, outcome: Outcome, message: str, **fields: Any) -> Verdict:
         return make_verdict(
@@ -164,6 +165,7 @@ class Reader:
         )
 
 
+ENDLESS = "A loop without an end, or a rank that waits for what no other rank sends."
 SPOILT = "what judges it was changed, so it gets no points"
 LIMIT_WORDS = {"time": "no time is left", "memory": "no memory is left"}
 

@@ -6,6 +6,8 @@ import unicodedata
 ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}\b")
 CELL_FILE = re.compile(r"(?:<home>/)?ipykernel_\d+/\d+\.py")
+# A temporary folder's name ends with eight random characters.
+TEMPORARY = re.compile(r"(<home>/(?:tmp|(?:[a-z0-9]+_)*))[a-z0-9_]{8}(?=[/'\"\s)]|$)")
 MAX_TEXT = 100_000  # before anything else: what follows looks at each character
 MAX_LINES, MAX_LINE, MAX_MESSAGE = 40, 400, 300
 
@@ -13,12 +15,14 @@ MAX_LINES, MAX_LINE, MAX_MESSAGE = 40, 400, 300
 def clean(text: str, paths: dict[str, str] | None = None) -> str:
     """Drop what a terminal or a page would obey, and what differs from run to run.
 
-    `paths` maps folders of the sandbox to what they are called in a message. At most 40 lines of
-    400 characters stay.
+    `paths` maps folders of the sandbox to what they are called in a message, also where a check's
+    words broke the line within them. At most 40 lines of 400 characters stay.
     """
     text = text[:MAX_TEXT]
     for path, name in (paths or {}).items():
-        text = text.replace(path, name)
+        broken = r"(?:\n\s*)?".join(map(re.escape, path))
+        text = re.sub(rf"{broken}(?:\n\s*(?=/))?", lambda _, name=name: name, text)
+    text = TEMPORARY.sub(r"\1...", text)
     text = ANSI.sub("", text)
     text = CELL_FILE.sub("<cell>", ADDRESS.sub("0x...", text))
     lines = ["".join(_harmless(c) for c in line) for line in text.split("\n")[: MAX_LINES + 1]]

@@ -377,7 +377,15 @@ def test_a_failing_setup_is_nobody_s_fault():
 def test_words_are_made_harmless():
     assert clean("\x1b[31mred\x1b[0m\x1b]0;title\x07 \x00\u202e") == "red ??"
     assert clean("at 0x7f12345678") == "at 0x..."
-    assert clean("in /tmp/a/b/f.py", {"/tmp/a/b": "<home>"}) == "in <home>/f.py"
+    paths = {"/tmp/a/b": "<home>"}
+    assert clean("in /tmp/a/b/f.py", paths) == "in <home>/f.py"
+    assert clean("in '/tmp/a\n    /b\n    /f.py'", paths) == "in '<home>/f.py'"
+    random = ["check_08_0_4b6tpk/step_00000004.pt", "tmpab3_xy9z/f", "ranks_a_bcdefg'"]
+    assert [clean(f"/tmp/a/b/{name}", paths) for name in random] == [
+        "<home>/check_08_.../step_00000004.pt",
+        "<home>/tmp.../f",
+        "<home>/ranks_...'",
+    ]
     assert len(one_line("x" * 10**6)) == 300
     assert len(clean("a\n" * 1000).split("\n")) == 41
     assert one_line("a\r\nb") == "a? b"
