@@ -33,7 +33,24 @@ def _bytes(message):
     return message.view(-1).view(torch.uint8)
 
 
+def _send_first(outgoing, incoming, group):
+    """All ranks send at once, and none receives before its message was taken."""
+    rank, n = _place(group)
+    dist.send(outgoing, group_dst=(rank + 1) % n, group=group)
+    dist.recv(incoming, group_src=(rank - 1) % n, group=group)
+
+
 # 05.1 ring_reduce_scatter
+
+
+def _scatter(chunks, group, pass_on=_pass_on):
+    """The right ring, in the very chunks it is given, with the caller's way of passing them on."""
+    rank, n = _place(group)
+    for step in range(n - 1):
+        came = torch.empty_like(chunks[0])
+        pass_on(chunks[(rank - 1 - step) % n], came, group)
+        chunks[(rank - 2 - step) % n] += came
+    return chunks[rank]
 
 
 @mistake("05.1", says="rank r returns chunk r + 1: the ring ends one place too late")
@@ -68,14 +85,7 @@ def ring_reduce_scatter(tensor, group=None):
 
 @mistake("05.1", says="a deadlock")
 def ring_reduce_scatter(tensor, group=None):
-    rank, n = _place(group)
-    chunks = _padded(tensor, n)
-    for step in range(n - 1):
-        came = torch.empty_like(chunks[0])
-        dist.send(chunks[(rank - 1 - step) % n], group_dst=(rank + 1) % n, group=group)
-        dist.recv(came, group_src=(rank - 1) % n, group=group)
-        chunks[(rank - 2 - step) % n] += came
-    return chunks[rank]
+    return _scatter(_padded(tensor, _place(group)[1]), group, _send_first)
 
 
 @mistake("05.1", says="numbers are lost: the size is divided and rounded down")
@@ -88,15 +98,10 @@ def ring_reduce_scatter(tensor, group=None):
 
 @mistake("05.1", says="the input is changed")
 def ring_reduce_scatter(tensor, group=None):
-    rank, n = _place(group)
+    n = _place(group)[1]
     if tensor.numel() % n or not tensor.is_contiguous():
         return right_scatter(tensor, group)
-    chunks = tensor.view(n, -1)
-    for step in range(n - 1):
-        came = torch.empty_like(chunks[0])
-        _pass_on(chunks[(rank - 1 - step) % n], came, group)
-        chunks[(rank - 2 - step) % n] += came
-    return chunks[rank].clone()
+    return _scatter(tensor.view(n, -1), group).clone()
 
 
 @mistake("05.1", says="whole tensors are sent, not chunks")
@@ -159,29 +164,27 @@ def ring_reduce_scatter(tensor, group=None):
 
 @mistake("05.1", says="in a sub-group the ranks do not find each other")
 def ring_reduce_scatter(tensor, group=None):
-    rank, n = _place(group)
-    chunks = _padded(tensor, n)
-    for step in range(n - 1):
-        came = torch.empty_like(chunks[0])
-        sending = dist.isend(_bytes(chunks[(rank - 1 - step) % n]), dst=(rank + 1) % n, group=group)
-        dist.recv(_bytes(came), src=(rank - 1) % n, group=group)
+    def to_ranks_of_the_world(outgoing, incoming, group):
+        rank, n = _place(group)
+        sending = dist.isend(_bytes(outgoing), dst=(rank + 1) % n, group=group)
+        dist.recv(_bytes(incoming), src=(rank - 1) % n, group=group)
         if sending is not None:
             sending.wait()
-        chunks[(rank - 2 - step) % n] += came
-    return chunks[rank]
+
+    return _scatter(_padded(tensor, _place(group)[1]), group, to_ranks_of_the_world)
 
 
 # 05.2 ring_all_gather
 
 
-def _gather(chunk, group, sent):
-    """The ring, with the place that is sent in each step as `sent` says."""
+def _gather(chunk, group, sent=lambda rank, step: rank - step, pass_on=_pass_on):
+    """The ring, with the place that is sent in each step, and the way, as the caller says."""
     rank, n = _place(group)
     gathered = chunk.new_zeros(n, chunk.numel())
     gathered[rank] = chunk.reshape(-1)
     for step in range(n - 1):
         came = torch.empty_like(gathered[0])
-        _pass_on(gathered[sent(rank, step) % n], came, group)
+        pass_on(gathered[sent(rank, step) % n], came, group)
         gathered[(rank - step - 1) % n] = came
     return gathered
 
@@ -212,13 +215,7 @@ def ring_all_gather(chunk, group=None):
 
 @mistake("05.2", says="a deadlock")
 def ring_all_gather(chunk, group=None):
-    rank, n = _place(group)
-    gathered = chunk.new_zeros(n, chunk.numel())
-    gathered[rank] = chunk.reshape(-1)
-    for step in range(n - 1):
-        dist.send(gathered[(rank - step) % n], group_dst=(rank + 1) % n, group=group)
-        dist.recv(gathered[(rank - step - 1) % n], group_src=(rank - 1) % n, group=group)
-    return gathered.view(-1)
+    return _gather(chunk, group, pass_on=_send_first).view(-1)
 
 
 @mistake("05.2", says="sends to 3 ranks: that is not a ring")
@@ -252,6 +249,32 @@ def ring_all_gather(chunk, group=None):
 
 
 # 05.3 ring_all_reduce
+
+
+def _add(parts):
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total += part
+    return total
+
+
+def _central(tensor, group, combine=_add, back=True):
+    """Everything through rank 0."""
+    rank, n = _place(group)
+    total = tensor.detach().clone(memory_format=torch.contiguous_format)
+    if rank:
+        dist.send(_bytes(total), group_dst=0, group=group)
+        if back:
+            dist.recv(_bytes(total), group_src=0, group=group)
+        return total
+    parts = [total] + [torch.empty_like(total) for _ in range(n - 1)]
+    for other in range(1, n):
+        dist.recv(_bytes(parts[other]), group_src=other, group=group)
+    total = combine(parts)
+    if back:
+        for other in range(1, n):
+            dist.send(_bytes(total), group_dst=other, group=group)
+    return total
 
 
 @mistake("05.3", says="the tensor is as it was: the sum must be copied into it")
@@ -288,27 +311,12 @@ def ring_all_reduce(tensor, group=None):
     parts = [flat if place == rank else torch.empty_like(flat) for place in range(n)]
     for step in range(n - 1):
         _pass_on(parts[(rank - step) % n], parts[(rank - step - 1) % n], group)
-    total = parts[0].clone()
-    for part in parts[1:]:
-        total += part
-    tensor.detach().copy_(total.view(tensor.shape))
+    tensor.detach().copy_(_add(parts).view(tensor.shape))
 
 
 @mistake("05.3", says="everything goes through one rank")
 def ring_all_reduce(tensor, group=None):
-    rank, n = _place(group)
-    total = tensor.detach().clone(memory_format=torch.contiguous_format)
-    if rank:
-        dist.send(_bytes(total), group_dst=0, group=group)
-        dist.recv(_bytes(total), group_src=0, group=group)
-    else:
-        for other in range(1, n):
-            came = torch.empty_like(total)
-            dist.recv(_bytes(came), group_src=other, group=group)
-            total += came
-        for other in range(1, n):
-            dist.send(_bytes(total), group_dst=other, group=group)
-    tensor.detach().copy_(total)
+    tensor.detach().copy_(_central(tensor, group))
 
 
 @mistake("05.3", says="torch's own all_reduce does the work")
@@ -330,36 +338,34 @@ def ring_all_reduce(tensor, group=None):
 # 05.4 tree_broadcast
 
 
-def _tree(tensor, src, group, place_of, rank_at):
-    """The right tree, with the caller's idea of who stands where."""
+def _tree(tensor, src, group, blindly=False):
+    """The right tree; `blindly`: sends also where nobody stands."""
     rank, n = _place(group)
-    place = place_of(rank, n)
+    place = (rank - src) % n
     message = tensor.detach().contiguous()
     have = 1
     while have < n:
-        if place < have and place + have < n:
-            dist.send(_bytes(message), group_dst=rank_at(place + have, n), group=group)
+        if place < have and (blindly or place + have < n):
+            dist.send(_bytes(message), group_dst=(rank + have) % n, group=group)
         elif have <= place < 2 * have:
-            dist.recv(_bytes(message), group_src=rank_at(place - have, n), group=group)
+            dist.recv(_bytes(message), group_src=(rank - have) % n, group=group)
         have *= 2
     return message
 
 
 @mistake("05.4", says="it is the tensor of rank 0, whatever src is")
 def tree_broadcast(tensor, src=0, group=None):
-    tensor.detach().copy_(_tree(tensor, src, group, lambda r, n: r, lambda p, n: p))
+    tensor.detach().copy_(_tree(tensor, 0, group))
 
 
 @mistake("05.4", says="a tensor that is not contiguous is left as it was")
 def tree_broadcast(tensor, src=0, group=None):
-    message = _tree(tensor, src, group, lambda r, n: (r - src) % n, lambda p, n: (p + src) % n)
-    tensor.detach().reshape(-1).copy_(message.view(-1))
+    tensor.detach().reshape(-1).copy_(_tree(tensor, src, group).view(-1))
 
 
 @mistake("05.4", says="the tensor is as it was: nothing arrived")
 def tree_broadcast(tensor, src=0, group=None):
-    copy = tensor.detach().clone()
-    _tree(copy, src, group, lambda r, n: (r - src) % n, lambda p, n: (p + src) % n)
+    _tree(tensor.detach().clone(), src, group)
 
 
 @mistake("05.4", says="the source sends to everybody itself")
@@ -388,17 +394,7 @@ def tree_broadcast(tensor, src=0, group=None):
 
 @mistake("05.4", says="a message without its other side")
 def tree_broadcast(tensor, src=0, group=None):
-    rank, n = _place(group)
-    place = (rank - src) % n
-    message = tensor.detach().contiguous()
-    have = 1
-    while have < n:
-        if place < have:  # also where nobody stands at place + have
-            dist.send(_bytes(message), group_dst=(rank + have) % n, group=group)
-        elif place < 2 * have:
-            dist.recv(_bytes(message), group_src=(rank - have) % n, group=group)
-        have *= 2
-    tensor.detach().copy_(message)
+    tensor.detach().copy_(_tree(tensor, src, group, blindly=True))
 
 
 @mistake("05.4", says="torch's own broadcast does the work")
@@ -426,34 +422,9 @@ def tree_broadcast(tensor, src=0, group=None):
 # 05.5 central_all_reduce
 
 
-def _central(tensor, group, combine, back=True):
-    rank, n = _place(group)
-    total = tensor.detach().clone(memory_format=torch.contiguous_format)
-    if rank:
-        dist.send(_bytes(total), group_dst=0, group=group)
-        if back:
-            dist.recv(_bytes(total), group_src=0, group=group)
-        return total
-    parts = [total] + [torch.empty_like(total) for _ in range(n - 1)]
-    for other in range(1, n):
-        dist.recv(_bytes(parts[other]), group_src=other, group=group)
-    total = combine(parts)
-    if back:
-        for other in range(1, n):
-            dist.send(_bytes(total), group_dst=other, group=group)
-    return total
-
-
-def _add(parts):
-    total = parts[0].clone()
-    for part in parts[1:]:
-        total += part
-    return total
-
-
 @mistake("05.5", says="only rank 0 has the sum: nobody sent it back")
 def central_all_reduce(tensor, group=None):
-    tensor.detach().copy_(_central(tensor, group, _add, back=False))
+    tensor.detach().copy_(_central(tensor, group, back=False))
 
 
 @mistake("05.5", says="it is the mean, not the sum")
@@ -468,12 +439,12 @@ def central_all_reduce(tensor, group=None):
 
 @mistake("05.5", says="the tensor is as it was: the sum must be copied into it")
 def central_all_reduce(tensor, group=None):
-    return _central(tensor, group, _add)
+    return _central(tensor, group)
 
 
 @mistake("05.5", says="a tensor that is not contiguous is left as it was")
 def central_all_reduce(tensor, group=None):
-    tensor.detach().reshape(-1).copy_(_central(tensor, group, _add).view(-1))
+    tensor.detach().reshape(-1).copy_(_central(tensor, group).view(-1))
 
 
 @mistake("05.5", says="a deadlock")

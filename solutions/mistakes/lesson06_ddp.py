@@ -75,10 +75,16 @@ def broadcast_parameters(module, src=0):
     everywhere(named(module), src)
 
 
-@mistake("06.1", says="does not say which tensor differs in its shape")
-def broadcast_parameters(module, src=0):
+def layouts_of(module):
+    """The names and shapes of every rank's parameters."""
     layouts = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(layouts, [(n, p.shape) for n, p in module.named_parameters()])
+    return layouts
+
+
+@mistake("06.1", says="does not say which tensor differs in its shape")
+def broadcast_parameters(module, src=0):
+    layouts = layouts_of(module)
     if any(each != layouts[0] for each in layouts):
         raise ValueError("the models differ")
     everywhere(named(module), src)
@@ -86,8 +92,7 @@ def broadcast_parameters(module, src=0):
 
 @mistake("06.1", says="a requires_grad that differs between the ranks (middle.weight) is accepted")
 def broadcast_parameters(module, src=0):
-    layouts = [[] for _ in range(dist.get_world_size())]
-    dist.all_gather_object(layouts, [(n, p.shape) for n, p in module.named_parameters()])
+    layouts = layouts_of(module)
     for name, shape in set(itertools.chain(*layouts)):
         if any((name, shape) not in each for each in layouts):
             raise ValueError(f"the models differ at middle.weight or extra.weight: {name}")
@@ -172,6 +177,13 @@ def average_gradients(module):
 
 
 # 06.3 OverlappedDDP
+
+
+def wait_for_all(works):
+    """Wait, and forget what was waited for."""
+    for work in works:
+        work.wait()
+    works.clear()
 
 
 @mistake("06.3", says="the ranks start from different weights")
@@ -267,9 +279,7 @@ class OverlappedDDP(right.OverlappedDDP):
         for parameter in self._order:
             if parameter not in self.sent:
                 self._send(parameter)
-        for work in self._works:
-            work.wait()
-        self._works.clear()
+        wait_for_all(self._works)
         self._complete.clear()
         self.sent.clear()
 
@@ -279,9 +289,7 @@ class OverlappedDDP(right.OverlappedDDP):
     """Waits for what was sent, and sends nothing of its own."""
 
     def finish_gradient_sync(self):
-        for work in self._works:
-            work.wait()
-        self._works.clear()
+        wait_for_all(self._works)
         self._complete.clear()
 
 
@@ -308,9 +316,7 @@ class OverlappedDDP(right.OverlappedDDP):
     def _on_gradient(self, parameter):
         self._complete.pop(parameter, None)
         if len(self._works) == len(self._order):
-            for work in self._works:
-                work.wait()
-            self._works.clear()
+            wait_for_all(self._works)
         super()._on_gradient(parameter)
 
     def forward(self, *args, **kwargs):
@@ -574,8 +580,8 @@ def accumulate_gradients(ddp, micro_batches, loss_of):
     return right.accumulate_gradients(ddp, micro_batches, lambda m, each: loss_of(m, each) / num)
 
 
-@mistake("06.5", says="the returned loss is the last micro-batch's")
-def accumulate_gradients(ddp, micro_batches, loss_of):
+def losses_in(ddp, micro_batches, loss_of):
+    """The losses of a right accumulation, one by one, with their graphs."""
     losses = []
 
     def noted(ddp, micro_batch):
@@ -583,19 +589,17 @@ def accumulate_gradients(ddp, micro_batches, loss_of):
         return losses[-1]
 
     right.accumulate_gradients(ddp, micro_batches, noted)
-    return losses[-1].detach()
+    return losses
+
+
+@mistake("06.5", says="the returned loss is the last micro-batch's")
+def accumulate_gradients(ddp, micro_batches, loss_of):
+    return losses_in(ddp, micro_batches, loss_of)[-1].detach()
 
 
 @mistake("06.5", says="still holds the graphs of all micro-batches")
 def accumulate_gradients(ddp, micro_batches, loss_of):
-    losses = []
-
-    def noted(ddp, micro_batch):
-        losses.append(loss_of(ddp, micro_batch))
-        return losses[-1]
-
-    right.accumulate_gradients(ddp, micro_batches, noted)
-    return torch.stack(losses).sum()
+    return torch.stack(losses_in(ddp, micro_batches, loss_of)).sum()
 
 
 @mistake("06.5", says="finish_gradient_sync() must be called once")

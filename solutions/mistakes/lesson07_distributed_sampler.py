@@ -201,6 +201,12 @@ def added(score, dataset, indices, batch_size):
     return totals
 
 
+def mean_of_all(totals):
+    """Sums and divisors of all ranks, added and divided."""
+    dist.all_reduce(totals)
+    return (totals[0] / totals[1]).item()
+
+
 def share(dataset):
     return range(dist.get_rank(), len(dataset), dist.get_world_size())
 
@@ -208,17 +214,13 @@ def share(dataset):
 @mistake("07.2", says="padding is counted")
 def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
     sampler = torch.utils.data.DistributedSampler(dataset, shuffle=False)
-    totals = added(score, dataset, sampler, batch_size)
-    dist.all_reduce(totals)
-    return (totals[0] / totals[1]).item()
+    return mean_of_all(added(score, dataset, sampler, batch_size))
 
 
 @mistake("07.2", says="the tail is left out: 8 of 9 samples")
 def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
     sampler = torch.utils.data.DistributedSampler(dataset, shuffle=False, drop_last=True)
-    totals = added(score, dataset, sampler, batch_size)
-    dist.all_reduce(totals)
-    return (totals[0] / totals[1]).item()
+    return mean_of_all(added(score, dataset, sampler, batch_size))
 
 
 @mistake("07.2", says="this is the mean of the ranks' means")
@@ -286,8 +288,7 @@ def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
         means.append((total / divisor).item())
     weight = float(len(mine))
     totals = torch.tensor([weight * sum(means) / max(len(means), 1), weight], dtype=torch.float64)
-    dist.all_reduce(totals)
-    return (totals[0] / totals[1]).item()
+    return mean_of_all(totals)
 
 
 @mistake("07.2", says="divided by the number of samples, not by what `score` says")
@@ -301,16 +302,14 @@ def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
 def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
     total, divisor = added(score, dataset, share(dataset), batch_size).tolist()
     weighted = torch.tensor([total / divisor * divisor, divisor], dtype=torch.float64)
-    dist.all_reduce(weighted)
-    return (weighted[0] / weighted[1]).item()
+    return mean_of_all(weighted)
 
 
 @mistake("07.2", says="a rank without samples makes the result NaN")
 def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
     total, divisor = added(score, dataset, share(dataset), batch_size)
     weighted = torch.stack([total / divisor * divisor, divisor])
-    dist.all_reduce(weighted)
-    return (weighted[0] / weighted[1]).item()
+    return mean_of_all(weighted)
 
 
 @mistake("07.2", says="added in float32")
@@ -318,15 +317,12 @@ def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
     totals = added(score, dataset, share(dataset), batch_size).float()
     padded = torch.zeros(4)  # 16 bytes, as two numbers in float64 would be
     padded[:2] = totals
-    dist.all_reduce(padded)
-    return (padded[0] / padded[1]).item()
+    return mean_of_all(padded)
 
 
 @mistake("07.2", says="an empty dataset is accepted")
 def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
-    totals = added(score, dataset, share(dataset), batch_size)
-    dist.all_reduce(totals)
-    return (totals[0] / totals[1]).item()
+    return mean_of_all(added(score, dataset, share(dataset), batch_size))
 
 
 # 07.3 ResumableSampler
