@@ -63,6 +63,8 @@ def left_out(folder: Path) -> list[str]:
 
 
 def _sources(folder: Path) -> list[Path]:
+    if folder.is_file():
+        raise InputError(f"{folder} is a file: unpack the zip of a class, and give the folder")
     if not folder.is_dir():
         raise InputError(f"there is no folder {folder}: give the folder that holds the submissions")
     if any((folder / "lessons").glob("[0-9][0-9]_*")):
@@ -199,7 +201,8 @@ def _conflict(candidates: list[Entry]) -> str:
         same = len({hashlib.sha256(each.read()).digest() for each in candidates}) == 1
     except Unreadable:
         same = False
-    return "" if same else f"{len(candidates)} notebooks for one lesson ({names}): keep one"
+    zipped = ", or unpack the zip of a class" if candidates[0].member is not None else ""
+    return "" if same else f"{len(candidates)} notebooks for one lesson ({names}): keep one{zipped}"
 
 
 def _nothing(unknown: list[Entry]) -> str:

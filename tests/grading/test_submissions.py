@@ -335,7 +335,7 @@ def test_names_that_differ_in_case_are_two_students(tmp_path):
     ("path", "words"),
     [
         ("nowhere", "there is no folder"),
-        ("a_file", "there is no folder"),
+        ("a_file", "a_file is a file: unpack"),
         ("empty", "holds no submission"),
         ("notes", "holds no submission"),
         ("course", "is one copy of the course: give the folder above it"),
