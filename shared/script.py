@@ -82,10 +82,10 @@ def progress(items: Iterable[T], rank: Rank, label: str) -> Iterable[T]:
     return tqdm(items, desc=label, disable=quiet, leave=False)
 
 
-def checked_out(out: Path) -> Path:
+def checked_out(out: Path, flag: str = "--out") -> Path:
     """Make the folder for results now, before hours of training, or say why it cannot be.
 
-    Raises InputError when it cannot be made or written to.
+    Raises InputError, naming the flag that gave it, when it cannot be made or written to.
     """
     probe = out / f".writable_{os.getpid()}"
     try:
@@ -94,7 +94,7 @@ def checked_out(out: Path) -> Path:
         probe.unlink()
     except OSError as error:
         raise InputError(
-            f"--out {out} cannot be written ({error.strerror}): give a folder that can"
+            f"{flag} {out} cannot be written ({error.strerror}): give a folder that can"
         ) from None
     return out
 

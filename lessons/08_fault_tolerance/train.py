@@ -12,14 +12,12 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-import matplotlib.pyplot as plt
-
 from shared.course import answers
 from shared.data.corpora import load_corpus
 from shared.data.loading import PairDataset
 from shared.data.tokenizer import Tokenizer
 from shared.distributed import Rank, process_group
-from shared.plots import MEANING, save_figure, use_style
+from shared.plots import save_figure
 from shared.reference_run import NUM_STEPS, checksum, compare_with_record
 from shared.restarting.background import BackgroundSaver
 from shared.restarting.elastic import load_elastic, save_elastic
@@ -33,7 +31,7 @@ from shared.restarting.resumable_runs import (
     translator_training,
 )
 from shared.restarting.resuming import restart_count
-from shared.restarting.save_timing import time_saves
+from shared.restarting.save_timing import draw_run, time_saves
 from shared.restarting.training_state import TrainingState
 from shared.script import (
     checked_out,
@@ -68,11 +66,13 @@ def choose_run(args: argparse.Namespace, rank: Rank) -> tuple[Build, dict[str, i
 
 def train(args: argparse.Namespace, rank: Rank, parts: SimpleNamespace) -> None:
     """Go on from what there is, train to the end, rehearse a restart, write it all down."""
-    kills = [Kill.parse(text) for text in args.kill]
     build, counts = choose_run(args, rank)
+    kills = [Kill.parse(text) for text in args.kill]
+    for kill in kills:
+        kill.refuse_unless_it_comes(rank.world_size, counts["num_steps"])
     state, take_step = build()
     folder = args.checkpoints or args.out / "checkpoints" / run_name(args, rank, counts)
-    saver = BackgroundSaver(checked_out(folder))
+    saver = BackgroundSaver(checked_out(folder, "--checkpoints" if args.checkpoints else "--out"))
     save, load = {
         "wait": (partial(parts.save_checkpoint, folder), partial(parts.load_checkpoint, folder)),
         "background": (saver.save, partial(parts.load_checkpoint, folder)),
@@ -81,8 +81,10 @@ def train(args: argparse.Namespace, rank: Rank, parts: SimpleNamespace) -> None:
     began_at: list[int] = []
 
     def load_and_note(state: TrainingState) -> None:
-        load(state)
+        path = load(state)
         began_at.append(state.step)
+        if rank.is_main and path is not None:
+            print(f"going on from step {state.step} of {counts['num_steps']}: {path}", flush=True)
 
     if restart_count() < len(kills):  # one for each start
         kill = kills[restart_count()]
@@ -101,9 +103,12 @@ def train(args: argparse.Namespace, rank: Rank, parts: SimpleNamespace) -> None:
             headline += f"; a save stops training {stops[0]} ms, in the background {stops[1]} ms"
         extra = {"difference_from_record": compare_with_record(losses)} if args.reference else {}
         extra |= {"began_at": began_at[0], "restarts": restart_count(), "losses": losses}
-        draw(losses, table, began_at[0], args.out)
+        run_row = {"steps": len(losses), "last start at step": began_at[0]}
+        run_row |= {"restarts": restart_count(), "last loss": round(losses[-1], 3)}
+        save_figure(draw_run(losses, table, began_at[0]), args.out / "resumed.png")
         final = checksum(unwrapped(state.model))
-        write_metrics(args.out, rank, headline=headline, table=table, checksum=final, **extra)
+        rows = table or [run_row]
+        write_metrics(args.out, rank, headline=headline, table=rows, checksum=final, **extra)
 
 
 def run_name(args: argparse.Namespace, rank: Rank, counts: dict[str, int]) -> str:
@@ -112,20 +117,6 @@ def run_name(args: argparse.Namespace, rank: Rank, counts: dict[str, int]) -> st
     what = "reference" if args.reference else own
     ranks = "elastic" if args.save == "elastic" else f"{rank.world_size}_ranks"
     return f"{what}_seed{args.seed}_{counts['num_steps']}_steps_{ranks}"
-
-
-def draw(losses: list[float], table: list, began_at: int, out: Path) -> None:
-    """The losses of all steps, and what a save costs, as resumed.png."""
-    use_style()
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.4), width_ratios=(1, 1))
-    left.plot(range(1, len(losses) + 1), losses, color=MEANING["compute"])
-    left.axvline(began_at, color=MEANING["theory"], linestyle="--", linewidth=1)
-    left.set(xlabel="step", ylabel="loss (nats per token)", title=f"Gone on from step {began_at}")
-    ways = [row["way"].replace("torch.distributed.checkpoint", "dcp") for row in table]
-    right.barh(ways, [row["stops training, ms"] for row in table], color=MEANING["idle"])
-    right.invert_yaxis()
-    right.set(xlabel="training stands still (ms)", title="A save in the background stops it less")
-    save_figure(figure, out / "resumed.png")
 
 
 def main() -> None:

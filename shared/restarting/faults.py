@@ -54,6 +54,15 @@ class Kill:
             )
         return kill
 
+    def refuse_unless_it_comes(self, world_size: int, num_steps: int) -> None:
+        """Raise InputError where no such rank or step will ever be: nobody would die."""
+        last = num_steps - (self.share is None)  # a save comes after the last step as well
+        if not 0 <= self.rank < world_size or not 0 <= self.step <= last:
+            raise InputError(
+                f"--kill {self.step}:{self.rank} would kill nobody: it can be a step from 0 to "
+                f"{last} and a rank from 0 to {world_size - 1}"
+            )
+
     def in_step(self, take_step: TakeStep, state: TrainingState) -> TakeStep:
         """`take_step`, in which the chosen rank dies when its step has come."""
 
