@@ -126,7 +126,7 @@ def _run(
 ) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="stacks_") as stacks:
         outcomes = _supervise_all(agents, Path(stacks), timeout)
-        where = _stacks_in(Path(stacks))
+        where = _stacks_in(Path(stacks), num_ranks)
     failed = [
         (outcome, agent)
         for agent, outcome in zip(agents, outcomes, strict=True)
@@ -198,17 +198,24 @@ def _supervise_all(agents: Sequence[_Agent], stacks: Path, timeout: float) -> li
 
 def _ask_for_stacks(folder: Path) -> None:
     """Let every rank that is still there write down where it stands; see process_group."""
+    asked = []
     for file in folder.iterdir():
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(file.name.split("_")[1]), signal.SIGUSR1)
-    time.sleep(0.3)
+            asked.append(file)
+    until = time.monotonic() + GRACE
+    while any(file.stat().st_size == 0 for file in asked) and time.monotonic() < until:
+        time.sleep(0.05)
+    time.sleep(0.1)  # from the first line to the last
 
 
-def _stacks_in(folder: Path) -> str:
+def _stacks_in(folder: Path, num_ranks: int) -> str:
     """What the ranks wrote, by rank: innermost frame first."""
-    files = sorted(folder.iterdir(), key=lambda file: int(file.name.split("_")[0]))
-    told = [(file.name.split("_")[0], file.read_text().strip()) for file in files]
-    return "\n".join(f"rank {rank} was here:\n{text}" for rank, text in told if text)
+    told = dict.fromkeys(range(num_ranks), "had not reached process_group() yet")
+    for file in sorted(folder.iterdir(), key=lambda file: file.stat().st_size):
+        text = file.read_text().strip()  # nothing from a rank that has left; one that was restarted
+        told[int(file.name.split("_")[0])] = f"was here:\n{text}" if text else "had left"
+    return "\n".join(f"rank {rank} {words}" for rank, words in sorted(told.items()))
 
 
 def _shares_of_gpus(nodes: int, nproc: int) -> list[str]:
