@@ -159,6 +159,9 @@ def make_card(verdict: Verdict) -> Card:
     if verdict.by_hand:
         message = ""  # it begins with that
     text = _sum_up(verdict, head) if head or solved else as_sentence(message)
+    if verdict.by_hand:
+        checks = f"The checks said: {text}" if head else ""
+        text = f"{as_sentence(plain(verdict.by_hand))} {checks}".strip()
     return Card(
         exercise=plain(verdict.exercise),
         name=plain(verdict.name),
@@ -166,7 +169,7 @@ def make_card(verdict: Verdict) -> Card:
         max=verdict.max,
         kind=KINDS[verdict.outcome],
         label=str(verdict.outcome),
-        text=f"{as_sentence(plain(verdict.by_hand))} {text}".strip(),
+        text=text,
         rows=[(label, text) for label, text in rows if label != "hint"],
         hint="" if solved else as_sentence(hint),
         looks=as_sentence(looks),

@@ -81,6 +81,15 @@ def test_points_and_outcome_change_and_the_row_says_so(points, outcome):
     assert make_card(new).text.startswith("Points set by hand (the checks gave 1.5): see mail.")
 
 
+def test_what_the_checks_said_is_told_as_theirs():
+    words = "02.1 f: not right yet, at the check of t (1 of 2 checks passed before it)\n  seen: 4"
+    (new,) = correct([replace(HALF, words=words)], {("Ada", "02.1"): Correction(3, "fine")})
+    assert make_card(new).text == (
+        "Points set by hand (the checks gave 1.5): fine. The checks said: Not right yet, at the"
+        " check of t. 1 of 2 checks passed."
+    )
+
+
 def test_a_flag_is_settled_by_it():
     """With the points as they are: whoever wrote the row has looked."""
     flag = "line 1 imports os"
