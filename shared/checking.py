@@ -11,10 +11,10 @@ from types import ModuleType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from shared.comparing import close, comparing_itself, difference
+from shared.distributed import current_rank
 
 _seeds: list[int] = []  # of the check that runs: what was drawn, then what followed from it
 
@@ -147,8 +147,7 @@ def fresh_seed() -> int:
     if not _seeds:
         given = os.environ.get("TORCH_HANDLE_SEED")
         _seeds.append(int(given) if given else random.SystemRandom().randrange(2**31))
-    rank = dist.get_rank() if dist.is_initialized() else 0
-    _seeds.append(random.Random(f"{_seeds[0]} {len(_seeds)} {rank}").randrange(2**31))
+    _seeds.append(random.Random(f"{_seeds[0]} {len(_seeds)} {current_rank()}").randrange(2**31))
     return _seeds[-1]
 
 

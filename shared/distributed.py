@@ -37,6 +37,19 @@ class Rank:
         return self.rank == 0
 
 
+def current_rank() -> int:
+    """This process's number in the world; 0 where there is no process group.
+
+    For code that serves with and without ranks. Where there is a `Rank`, it is the argument.
+    """
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def current_world_size() -> int:
+    """The number of ranks; 1 where there is no process group."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
 @contextlib.contextmanager
 def process_group(device: str = "auto", timeout: float = 600.0) -> Generator[Rank]:
     """Join the group that torchrun describes, or one of a single process without it.

@@ -110,13 +110,18 @@ def plain_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
 
     def step(batch: Batch, rate: float) -> float:
         set_learning_rate(optimizer, rate)
-        optimizer.zero_grad()
-        loss = loss_of(model, batch, batch.num_tokens)
-        loss.backward()
-        optimizer.step()
-        return loss.item()
+        return whole_step(model, optimizer, batch)
 
     return step
+
+
+def whole_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> float:
+    """Train on a whole global batch at the rate that the optimizer has; return its mean loss."""
+    optimizer.zero_grad()
+    loss = loss_of(model, batch, batch.num_tokens)
+    loss.backward()
+    optimizer.step()
+    return loss.item()
 
 
 def run_reference(step: Step) -> list[float]:

@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from shared.data.batching import Batch, bucketed_batches, rank_slice
+from shared.distributed import current_world_size
 from shared.errors import InputError
 
 
@@ -146,7 +147,7 @@ def mean_over_ranks(
     """
     grads = [each.grad for each in parameters if each.grad is not None]
     ends = torch.stack([loss_sum.float(), torch.full_like(loss_sum, num_tokens).float()])
-    if dist.is_initialized() and dist.get_world_size() > 1:
+    if current_world_size() > 1:
         flat = torch.cat([grad.reshape(-1) for grad in grads] + [ends])
         dist.all_reduce(flat)
         pieces = flat[:-2].split([grad.numel() for grad in grads])

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from shared.distributed import current_world_size
 from shared.errors import InputError
 
 
@@ -19,9 +20,9 @@ def agree_on(what: str, value: Any, advice: str = "") -> None:
     Raises InputError on every rank, with each rank's value, unless all are equal; `advice` says
     what to do. Without a process group, or with one rank, there is nothing to compare.
     """
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    if current_world_size() == 1:
         return
-    values: list[Any] = [None] * dist.get_world_size()
+    values: list[Any] = [None] * current_world_size()
     dist.all_gather_object(values, value)
     if any(other != values[0] for other in values):
         seen = ", ".join(f"rank {rank}: {_short(each)}" for rank, each in enumerate(values))

@@ -4,10 +4,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from shared.distributed import current_rank
 from shared.errors import InputError
 from shared.restarting.resuming import checkpoint_content, checkpoint_path, from_rank_0, store
 from shared.restarting.training_state import TrainingState
@@ -40,7 +40,7 @@ class BackgroundSaver:
         self.wait()
         content = checkpoint_content(state)
         path = checkpoint_path(self.folder, state.step)
-        if not dist.is_initialized() or dist.get_rank() == 0:
+        if current_rank() == 0:
             self._pending = self._thread.submit(store, path, copied(content), self.keep)
         return path
 

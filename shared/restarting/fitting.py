@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
+from shared.distributed import current_world_size
 from shared.errors import InputError
 from shared.restarting.training_state import TrainingState
 
@@ -19,7 +19,7 @@ def origin(state: TrainingState) -> dict[str, Any]:
     """What a checkpoint's reader asks first: format, number of ranks, classes, version of torch."""
     return {
         "format": FORMAT,
-        "world_size": dist.get_world_size() if dist.is_initialized() else 1,
+        "world_size": current_world_size(),
         "optimizer": type(state.optimizer).__name__,
         "schedule": type(state.schedule).__name__,
         "torch": str(torch.__version__),  # torch's own class could not be read back

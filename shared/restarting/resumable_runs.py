@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from shared import reference_run
 from shared.data.batching import EncodedPair, collate
 from shared.data.sampling import ResumableSampler
-from shared.distributed import Rank
+from shared.distributed import Rank, current_rank, current_world_size
 from shared.errors import InputError
 from shared.model.config import TransformerConfig
 from shared.model.transformer import Transformer
@@ -40,20 +40,16 @@ def reference_training() -> tuple[TrainingState, TakeStep]:
     schedule = LambdaLR(optimizer, lambda done: reference_run.learning_rate(done + 1))
     sampler = ResumableSampler(reference_run.NUM_STEPS, num_replicas=1, rank=0, shuffle=False)
     batches = reference_run.reference_batches()
-    rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
     def take_step(indices: list[int]) -> float:
         (index,) = indices
-        whole = batches[index]
+        if current_world_size() == 1:
+            return reference_run.whole_step(model, optimizer, batches[index])
+        mine = reference_run.shard(batches[index], current_rank(), current_world_size())
         optimizer.zero_grad()
-        if world_size == 1:
-            loss = reference_run.loss_of(model, whole, whole.num_tokens)
-            loss.backward()
-        else:
-            mine = reference_run.shard(whole, rank, world_size)
-            loss_sum = reference_run.loss_of(model, mine, global_tokens=1)  # a sum, not a mean
-            loss_sum.backward()
-            loss = mean_over_ranks(model.parameters(), loss_sum.detach(), mine.num_tokens)
+        loss_sum = reference_run.loss_of(model, mine, global_tokens=1)  # a sum, not a mean
+        loss_sum.backward()
+        loss = mean_over_ranks(model.parameters(), loss_sum.detach(), mine.num_tokens)
         optimizer.step()
         return loss.item()
 

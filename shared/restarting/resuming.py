@@ -21,6 +21,7 @@ from shared.checkpoint import (
     refuse_what_cannot_be_read,
     write_atomically,
 )
+from shared.distributed import current_rank, current_world_size
 from shared.errors import InputError
 from shared.restarting.fitting import origin, refuse_unless_it_fits, unwrapped
 from shared.restarting.random_states import random_states, set_random_states
@@ -45,7 +46,7 @@ def save_checkpoint(folder: Path, state: TrainingState, keep: int = 2) -> Path:
     content = checkpoint_content(state)  # all ranks take part: their random states are in it
     path = checkpoint_path(folder, state.step)
     said: list[Exception | None] = [None]
-    if _rank() == 0:
+    if current_rank() == 0:
         try:
             store(path, content, keep)
         except Exception as error:
@@ -112,7 +113,7 @@ def load_checkpoint(folder: Path, state: TrainingState) -> Path | None:
     model or optimizer.
     """
     found: list[Any] = [None, None, None]
-    if _rank() == 0:
+    if current_rank() == 0:
         try:
             newest = newest_sound(folder)
             if newest is not None:
@@ -154,7 +155,8 @@ def put_back(content: Mapping[str, Any], state: TrainingState) -> None:
     state.schedule.load_state_dict(content["schedule"])
     state.sampler.load_state_dict(content["sampler"])
     state.step, state.losses[:] = content["step"], content["losses"]
-    set_random_states(content["random"][_rank()])  # last: whatever came before may have drawn
+    # Last: whatever came before may have drawn.
+    set_random_states(content["random"][current_rank()])
 
 
 def resume_training(
@@ -201,15 +203,7 @@ def restart_count() -> int:
 
 
 def _of_all_ranks(mine: Any) -> list[Any]:
-    everyone: list[Any] = [mine] * _world_size()
+    everyone: list[Any] = [mine] * current_world_size()
     if dist.is_initialized():
         dist.all_gather_object(everyone, mine)
     return everyone
-
-
-def _rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
-
-
-def _world_size() -> int:
-    return dist.get_world_size() if dist.is_initialized() else 1
