@@ -1,6 +1,7 @@
 """Wrong answers that people give to lesson 08, each with the words that its check must say."""
 
 import contextlib
+import copy
 import io
 import os
 import random
@@ -17,11 +18,20 @@ from torch.utils.data import BatchSampler
 
 from shared.checking import mistake
 from shared.checkpoint import MARK, read_checkpoint
+from shared.distributed import current_rank, current_world_size
 from shared.errors import InputError
 from shared.restarting.fitting import refuse_unless_it_fits, unwrapped
 from shared.restarting.random_states import random_states as right_states
 from shared.restarting.random_states import set_random_states
-from shared.restarting.resuming import checkpoint_content, checkpoint_path, checkpoints_in, store
+from shared.restarting.resuming import (
+    checkpoint_content,
+    checkpoint_path,
+    checkpoints_in,
+    from_rank_0,
+    newest_sound,
+    put_back,
+    store,
+)
 from shared.restarting.resuming import load_checkpoint as right_load
 from shared.restarting.resuming import resume_training as right_resume
 from shared.restarting.resuming import save_checkpoint as right_save
@@ -50,6 +60,15 @@ def _written(path, content, sync=True):
         file.flush()
         if sync:
             os.fsync(file.fileno())
+
+
+def _write_aside(path, content, *, sync=True, flush=True):
+    """The right steps in their order; how they failed is neither told nor cleaned up."""
+    aside = path.with_suffix(".part")
+    _written(aside, content, sync)
+    aside.replace(path)
+    if flush:
+        _flush_folder(path.parent)
 
 
 @mistake("08.1a", says="the mark is missing")
@@ -95,11 +114,8 @@ def write_atomically(path, content):
 
 @mistake("08.1a", says="renamed without os.fsync")
 def write_atomically(path, content):
-    aside = path.with_suffix(".part")
     with _told(path):
-        _written(aside, content, sync=False)
-        aside.replace(path)
-        _flush_folder(path.parent)
+        _write_aside(path, content, sync=False)
 
 
 @mistake("08.1a", says="os.fsync came before the file's own buffer was emptied")
@@ -120,27 +136,19 @@ def write_atomically(path, content):
 
 @mistake("08.1a", says="the folder is not flushed")
 def write_atomically(path, content):
-    aside = path.with_suffix(".part")
     with _told(path):
-        _written(aside, content)
-        aside.replace(path)
+        _write_aside(path, content, flush=False)
 
 
 @mistake("08.1a", says="a full disk is not told as an InputError")
 def write_atomically(path, content):
-    aside = path.with_suffix(".part")
-    _written(aside, content)
-    aside.replace(path)
-    _flush_folder(path.parent)
+    _write_aside(path, content)
 
 
 @mistake("08.1a", says="half a file is left beside the old one")
 def write_atomically(path, content):
-    aside = path.with_suffix(".part")
     with _told(path):
-        _written(aside, content)
-        aside.replace(path)
-        _flush_folder(path.parent)
+        _write_aside(path, content)
 
 
 # 08.1b random_states
@@ -177,160 +185,141 @@ def random_states():
 # 08.1c save_checkpoint
 
 
-def _with(change):
-    """The right save of a content in which something was changed."""
-
-    def save(folder, state, keep=2):
-        content = checkpoint_content(state)
-        change(content, state)
-        said, path = [None], checkpoint_path(folder, state.step)
-        if not dist.is_initialized() or dist.get_rank() == 0:
-            try:
-                store(path, content, keep)
-            except InputError as error:
-                said = [error]
-        if dist.is_initialized():
-            dist.broadcast_object_list(said)
-        if said[0]:
-            raise said[0]
-        return path
-
-    return save
+def _save(folder, state, keep, *, change=lambda content: None, write=store):
+    """The right save of a content in which something was changed, or written in another way."""
+    content = checkpoint_content(state)
+    change(content)
+    path, said = checkpoint_path(folder, state.step), [None]
+    if current_rank() == 0:
+        try:
+            write(path, content, keep)
+        except InputError as error:
+            said = [error]
+    said = from_rank_0(said)
+    if said[0]:
+        raise said[0]
+    return path
 
 
 def _without(part):
-    return _with(lambda content, state: content.pop(part))
+    return lambda content: content.pop(part)
 
 
 @mistake("08.1c", says="the optimizer is left out")
 def save_checkpoint(folder, state, keep=2):
-    return _without("optimizer")(folder, state, keep)
+    return _save(folder, state, keep, change=_without("optimizer"))
 
 
 @mistake("08.1c", says="the schedule is left out")
 def save_checkpoint(folder, state, keep=2):
-    return _without("schedule")(folder, state, keep)
+    return _save(folder, state, keep, change=_without("schedule"))
 
 
 @mistake("08.1c", says="the position in the data is left out")
 def save_checkpoint(folder, state, keep=2):
-    return _without("sampler")(folder, state, keep)
+    return _save(folder, state, keep, change=_without("sampler"))
 
 
 @mistake("08.1c", says="the random states are left out")
 def save_checkpoint(folder, state, keep=2):
-    return _without("random")(folder, state, keep)
+    return _save(folder, state, keep, change=_without("random"))
 
 
 @mistake("08.1c", says="the number of the step is left out")
 def save_checkpoint(folder, state, keep=2):
-    return _without("step")(folder, state, keep)
+    return _save(folder, state, keep, change=_without("step"))
 
 
 @mistake("08.1c", says="the weights bear DDP's prefix")
 def save_checkpoint(folder, state, keep=2):
-    return _with(lambda content, state: content.update(model=state.model.state_dict()))(
-        folder, state, keep
-    )
-
-
-@mistake("08.1c", says="every rank writes")
-def save_checkpoint(folder, state, keep=2):
-    path = checkpoint_path(folder, state.step)
-    store(path, checkpoint_content(state), keep)
-    if dist.is_initialized():
-        dist.barrier()
-    return path
-
-
-@mistake("08.1c", says="a collective stands inside `if rank == 0`")
-def save_checkpoint(folder, state, keep=2):
-    path = checkpoint_path(folder, state.step)
-    content = checkpoint_content(state)
-    if not dist.is_initialized() or dist.get_rank() == 0:
-        store(path, content, keep)
-        if dist.is_initialized():
-            dist.barrier()
-    return path
-
-
-@mistake("08.1c", says="rank 1 goes on before the file is there")
-def save_checkpoint(folder, state, keep=2):
-    path = checkpoint_path(folder, state.step)
-    content = checkpoint_content(state)
-    if not dist.is_initialized() or dist.get_rank() == 0:
-        store(path, content, keep)
-    return path
+    wrapped = state.model.state_dict()
+    return _save(folder, state, keep, change=lambda content: content.update(model=wrapped))
 
 
 @mistake("08.1c", says="the random states of one rank alone are in the file")
 def save_checkpoint(folder, state, keep=2):
-    return _with(lambda content, state: content.update(random=[right_states()]))(
-        folder, state, keep
-    )
+    mine = [right_states()]
+    return _save(folder, state, keep, change=lambda content: content.update(random=mine))
 
 
 @mistake("08.1c", says="both ranks get the random states of one")
 def save_checkpoint(folder, state, keep=2):
-    count = dist.get_world_size() if dist.is_initialized() else 1
-    return _with(lambda content, state: content.update(random=[right_states()] * count))(
-        folder, state, keep
-    )
+    mine = [right_states()] * current_world_size()
+    return _save(folder, state, keep, change=lambda content: content.update(random=mine))
 
 
-@mistake("08.1c", says="rank 0 left with its error, and the others wait for it in the barrier")
+@mistake("08.1c", says="the save is not atomic: half a file bears a checkpoint's name")
 def save_checkpoint(folder, state, keep=2):
-    path = checkpoint_path(folder, state.step)
-    content = checkpoint_content(state)
-    if not dist.is_initialized() or dist.get_rank() == 0:
-        store(path, content, keep)
-    if dist.is_initialized():
-        dist.barrier()
-    return path
+    def plainly(path, content, keep):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            torch.save({"mark": MARK, **content}, path)
+        except (OSError, RuntimeError) as error:
+            with contextlib.suppress(OSError):
+                path.unlink()
+            raise InputError(f"{path} cannot be written: {error}") from error
+        for each in checkpoints_in(folder)[:-keep]:
+            each.unlink()
 
-
-@mistake("08.1c", says="the error of rank 0 is lost")
-def save_checkpoint(folder, state, keep=2):
-    path = checkpoint_path(folder, state.step)
-    content = checkpoint_content(state)
-    if not dist.is_initialized() or dist.get_rank() == 0:
-        with contextlib.suppress(InputError):
-            store(path, content, keep)
-    if dist.is_initialized():
-        dist.barrier()
-    return path
+    return _save(folder, state, keep, write=plainly)
 
 
 @mistake("08.1c", says="an old checkpoint is removed before the new one is written")
 def save_checkpoint(folder, state, keep=2):
-    if (not dist.is_initialized() or dist.get_rank() == 0) and folder.is_dir():
+    if current_rank() == 0 and folder.is_dir():
         older = checkpoints_in(folder)
         for path in older[: max(0, len(older) - (keep - 1))]:
             path.unlink()
     return right_save(folder, state, keep)
 
 
-@mistake("08.1c", says="the save is not atomic: half a file bears a checkpoint's name")
-def save_checkpoint(folder, state, keep=2):
-    def plainly(path, content):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save({"mark": MARK, **content}, path)
-
-    path, said = checkpoint_path(folder, state.step), [None]
-    content = checkpoint_content(state)
-    if not dist.is_initialized() or dist.get_rank() == 0:
-        try:
-            plainly(path, content)
-            for each in checkpoints_in(folder)[:-keep]:
-                each.unlink()
-        except (OSError, RuntimeError) as error:
-            with contextlib.suppress(OSError):
-                path.unlink()
-            said = [InputError(f"{path} cannot be written: {error}")]
+def _meet():
     if dist.is_initialized():
-        dist.broadcast_object_list(said)
-    if said[0]:
-        raise said[0]
+        dist.barrier()
+
+
+def _save_untold(folder, state, keep, *, write=store, then=_meet):
+    """Rank 0 writes, then all meet, and nobody is told how it went."""
+    path, content = checkpoint_path(folder, state.step), checkpoint_content(state)
+    if current_rank() == 0:
+        write(path, content, keep)
+    then()
+    return path
+
+
+@mistake("08.1c", says="rank 0 left with its error, and the others wait for it in the barrier")
+def save_checkpoint(folder, state, keep=2):
+    return _save_untold(folder, state, keep)
+
+
+@mistake("08.1c", says="the error of rank 0 is lost")
+def save_checkpoint(folder, state, keep=2):
+    def quietly(path, content, keep):
+        with contextlib.suppress(InputError):
+            store(path, content, keep)
+
+    return _save_untold(folder, state, keep, write=quietly)
+
+
+@mistake("08.1c", says="rank 1 goes on before the file is there")
+def save_checkpoint(folder, state, keep=2):
+    return _save_untold(folder, state, keep, then=lambda: None)
+
+
+@mistake("08.1c", says="a collective stands inside `if rank == 0`")
+def save_checkpoint(folder, state, keep=2):
+    def and_meet(path, content, keep):
+        store(path, content, keep)
+        _meet()
+
+    return _save_untold(folder, state, keep, write=and_meet, then=lambda: None)
+
+
+@mistake("08.1c", says="every rank writes")
+def save_checkpoint(folder, state, keep=2):
+    path = checkpoint_path(folder, state.step)
+    store(path, checkpoint_content(state), keep)
+    _meet()
     return path
 
 
@@ -342,29 +331,17 @@ def _keeping(name):
 
     def load(folder, state):
         part = getattr(state, name)
-        before = {key: _copied(value) for key, value in unwrapped_state(part).items()}
+        before = copy.deepcopy(_inner(part).state_dict())
         path = right_load(folder, state)
         if path is not None:
-            unwrapped_part(part).load_state_dict(before)
+            _inner(part).load_state_dict(before)
         return path
 
     return load
 
 
-def unwrapped_part(part):
+def _inner(part):
     return unwrapped(part) if isinstance(part, torch.nn.Module) else part
-
-
-def unwrapped_state(part):
-    return unwrapped_part(part).state_dict()
-
-
-def _copied(value):
-    if isinstance(value, dict):
-        return {key: _copied(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_copied(each) for each in value]
-    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 @mistake("08.2", says="the optimizer's moments are not put back")
@@ -389,116 +366,98 @@ def load_checkpoint(folder, state):
     return path
 
 
-@mistake("08.2", says="the state of torch's generator is not put back")
-def load_checkpoint(folder, state):
+def _keeping_generator(name, folder, state):
+    """The right load, after which one generator is as it was before."""
     before = right_states()
     path = right_load(folder, state)
     if path is not None:
-        now = right_states()
-        set_random_states({**now, "torch": before["torch"]})
+        set_random_states({**right_states(), name: before[name]})
     return path
+
+
+@mistake("08.2", says="the state of torch's generator is not put back")
+def load_checkpoint(folder, state):
+    return _keeping_generator("torch", folder, state)
 
 
 @mistake("08.2", says="the state of numpy's generator is not put back")
 def load_checkpoint(folder, state):
-    before = right_states()
-    path = right_load(folder, state)
-    if path is not None:
-        set_random_states({**right_states(), "numpy": before["numpy"]})
-    return path
+    return _keeping_generator("numpy", folder, state)
 
 
-def _load_from(choose, folder, state, fits=refuse_unless_it_fits):
-    """Rank 0 chooses and reads, all put it back."""
+def _load(folder, state, *, choose=newest_sound, fits=refuse_unless_it_fits):
+    """The right load, with another choice of the file or another look at whether it fits."""
     found = [None, None, None]
-    if not dist.is_initialized() or dist.get_rank() == 0:
+    if current_rank() == 0:
         try:
-            path, content = choose(folder)
-            if path is not None:
+            newest = choose(folder)
+            if newest is not None:
+                path, content = newest
                 fits(path, content, state)
-            found = [None, path, content]
+                found = [None, path, content]
         except InputError as error:
             found = [error, None, None]
-    if dist.is_initialized():
-        dist.broadcast_object_list(found)
-    error, path, content = found
+    error, path, content = from_rank_0(found)
     if error is not None:
         raise error
-    if path is not None:
-        _put_back(content, state)
+    if content is not None:
+        put_back(content, state)
     return path
 
 
-def _put_back(content, state):
-    unwrapped(state.model).load_state_dict(content["model"])
-    state.optimizer.load_state_dict(content["optimizer"])
-    state.schedule.load_state_dict(content["schedule"])
-    state.sampler.load_state_dict(content["sampler"])
-    state.step, state.losses = content["step"], list(content["losses"])
-    rank = dist.get_rank() if dist.is_initialized() else 0
-    set_random_states(content["random"][rank])
+def _last(folder, key=None):
+    """The last file, whatever is in it."""
+    paths = sorted(folder.glob("step_*.pt"), key=key)
+    return (paths[-1], read_checkpoint(paths[-1])) if paths else None
 
 
 @mistake("08.2", says="the newest is chosen by the file's time")
 def load_checkpoint(folder, state):
     def by_time(folder):
-        paths = sorted(folder.glob("step_*.pt"), key=lambda path: path.stat().st_mtime)
-        return (paths[-1], read_checkpoint(paths[-1])) if paths else (None, None)
+        return _last(folder, key=lambda path: path.stat().st_mtime)
 
-    return _load_from(by_time, folder, state)
+    return _load(folder, state, choose=by_time)
 
 
 @mistake("08.2", says="a torn file ends the run, though a sound one lies beside it")
 def load_checkpoint(folder, state):
-    def last(folder):
-        paths = sorted(folder.glob("step_*.pt"))
-        return (paths[-1], read_checkpoint(paths[-1])) if paths else (None, None)
-
-    return _load_from(last, folder, state)
+    return _load(folder, state, choose=_last)
 
 
 @mistake("08.2", says="a torn file sends the run back to the beginning")
 def load_checkpoint(folder, state):
     def last_or_none(folder):
-        paths = sorted(folder.glob("step_*.pt"))
         try:
-            return (paths[-1], read_checkpoint(paths[-1])) if paths else (None, None)
+            return _last(folder)
         except InputError as error:
             warnings.warn(f"{error}; beginning anew", stacklevel=2)
-            return None, None
+            return None
 
-    return _load_from(last_or_none, folder, state)
-
-
-def _sound(folder, told=True, strict=True):
-    paths = sorted(folder.glob("step_*.pt"))
-    for path in reversed(paths):
-        try:
-            content = read_checkpoint(path)
-            if "origin" in content:
-                return path, content
-            raise InputError(f"{path} is no run's")
-        except InputError as error:
-            if told:
-                warnings.warn(str(error), stacklevel=2)
-    if paths and strict:
-        raise InputError(f"no checkpoint in {folder} can be read")
-    return None, None
+    return _load(folder, state, choose=last_or_none)
 
 
 @mistake("08.2", says="a file is passed over in silence")
 def load_checkpoint(folder, state):
-    return _load_from(lambda folder: _sound(folder, told=False), folder, state)
+    def silently(folder):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return newest_sound(folder)
+
+    return _load(folder, state, choose=silently)
 
 
 @mistake("08.2", says="files that cannot be read pass for no files")
 def load_checkpoint(folder, state):
-    return _load_from(lambda folder: _sound(folder, strict=False), folder, state)
+    def sound_or_none(folder):
+        with contextlib.suppress(InputError):
+            return newest_sound(folder)
+
+    return _load(folder, state, choose=sound_or_none)
 
 
 @mistake("08.2", says="ends in an error that no user understands")
 def load_checkpoint(folder, state):
-    return _load_from(_sound, folder, state, fits=lambda *each: None)
+    return _load(folder, state, fits=lambda *each: None)
 
 
 @mistake("08.2", says="a checkpoint of another number of ranks is accepted")
@@ -506,7 +465,7 @@ def load_checkpoint(folder, state):
     def only_the_model(path, content, state):
         refuse_unless_it_fits(path, {**content, "origin": _ours(state)}, state)
 
-    return _load_from(_sound, folder, state, fits=only_the_model)
+    return _load(folder, state, fits=only_the_model)
 
 
 def _ours(state):
@@ -520,198 +479,187 @@ def load_checkpoint(folder, state):
         state.step = content["step"]
         refuse_unless_it_fits(path, content, state)
 
-    return _load_from(_sound, folder, state, fits=late)
+    return _load(folder, state, fits=late)
 
 
 @mistake("08.2", says="every rank looks for itself")
 def load_checkpoint(folder, state):
-    path, content = _sound(folder)
-    if path is not None:
-        refuse_unless_it_fits(path, content, state)
-        _put_back(content, state)
+    newest = newest_sound(folder)
+    if newest is None:
+        return None
+    path, content = newest
+    refuse_unless_it_fits(path, content, state)
+    put_back(content, state)
     return path
 
 
 @mistake("08.2", says="every rank takes rank 0's random states")
 def load_checkpoint(folder, state):
     def same_for_all(folder):
-        path, content = _sound(folder)
-        if path is not None:
-            content["random"] = content["random"][:1] * len(content["random"])
-        return path, content
+        newest = newest_sound(folder)
+        if newest is not None:
+            states = newest[1]["random"]
+            states[:] = states[:1] * len(states)
+        return newest
 
-    return _load_from(same_for_all, folder, state)
+    return _load(folder, state, choose=same_for_all)
 
 
 @mistake("08.2", says="rank 0 left with its error, and the others wait for it")
 def load_checkpoint(folder, state):
     found = [None, None]
-    if not dist.is_initialized() or dist.get_rank() == 0:
-        found = list(_sound(folder))
-        if found[0] is not None:
-            refuse_unless_it_fits(*found, state)
-    if dist.is_initialized():
-        dist.broadcast_object_list(found)
-    path, content = found
-    if path is not None:
-        _put_back(content, state)
+    if current_rank() == 0:
+        newest = newest_sound(folder)
+        if newest is not None:
+            path, content = newest
+            refuse_unless_it_fits(path, content, state)
+            found = [path, content]
+    path, content = from_rank_0(found)
+    if content is not None:
+        put_back(content, state)
     return path
 
 
 # 08.3 resume_training
 
 
-def _loop(state, take_step, num_steps, batch_size, interval, save, batches=None, order=None):
-    """The right loop, with places in which to go wrong."""
-    save_first = order == "save first"
+def _next_epoch(sampler):
+    sampler.set_epoch(sampler.epoch + 1)
+
+
+def _loop(
+    state, take_step, *, num_steps, batch_size, interval, save,
+    batches=BatchSampler, after_step=("schedule", "count", "save"), saves_the_end=True,
+    stops=True, next_epoch=_next_epoch,
+):  # fmt: skip
+    """The right loop. `after_step` is what comes after each step, in this order."""
     while state.step < num_steps:
-        for indices in (batches or BatchSampler)(state.sampler, batch_size, False):
+        for indices in batches(state.sampler, batch_size, False):
             state.losses.append(take_step(indices))
-            due = (state.step + 1) % interval == 0 or state.step + 1 == num_steps
-            if save_first and due:
-                save(state)
-            if order != "no schedule":
-                if order == "save before the schedule":
-                    state.step += 1
-                    if due:
-                        save(state)
+            done = state.step + 1
+            due = done % interval == 0 or (saves_the_end and done == num_steps)
+            for what in after_step:
+                if what == "schedule":
                     state.schedule.step()
-                    state.step -= 1
-                else:
-                    state.schedule.step()
-            state.step += 1
-            if due and order not in ("save first", "save before the schedule", "no end"):
-                save(state)
-            if order == "no end" and state.step % interval == 0:
-                save(state)
-            if state.step == num_steps and order != "whole epochs":
+                elif what == "count":
+                    state.step = done
+                elif due:
+                    save(state)
+            if stops and state.step == num_steps:
                 return state.losses
-        if order != "no set_epoch":
-            state.sampler.set_epoch(state.sampler.epoch + 1)
-        else:
-            state.sampler.load_state_dict({**state.sampler.state_dict(), "consumed": 0})
+        next_epoch(state.sampler)
     return state.losses
 
 
 @mistake("08.3", says="nothing is loaded")
-def resume_training(state, take_step, *, num_steps, batch_size, interval, save, load):
-    return _loop(state, take_step, num_steps, batch_size, interval, save)
+def resume_training(state, take_step, *, load, **rest):
+    return _loop(state, take_step, **rest)
 
 
 @mistake("08.3", says="every epoch has the same order")
-def resume_training(state, take_step, *, num_steps, batch_size, interval, save, load):
+def resume_training(state, take_step, *, load, **rest):
+    def same_again(sampler):
+        sampler.load_state_dict({**sampler.state_dict(), "consumed": 0})
+
     load(state)
-    return _loop(state, take_step, num_steps, batch_size, interval, save, order="no set_epoch")
+    return _loop(state, take_step, **rest, next_epoch=same_again)
 
 
 @mistake("08.3", says="the schedule is not stepped")
-def resume_training(state, take_step, *, num_steps, batch_size, interval, save, load):
+def resume_training(state, take_step, *, load, **rest):
     load(state)
-    return _loop(state, take_step, num_steps, batch_size, interval, save, order="no schedule")
+    return _loop(state, take_step, **rest, after_step=("count", "save"))
 
 
 @mistake("08.3", says="saved before the step is counted")
-def resume_training(state, take_step, *, num_steps, batch_size, interval, save, load):
+def resume_training(state, take_step, *, load, **rest):
     load(state)
-    return _loop(state, take_step, num_steps, batch_size, interval, save, order="save first")
+    return _loop(state, take_step, **rest, after_step=("save", "schedule", "count"))
 
 
 @mistake("08.3", says="saved before the schedule is stepped")
-def resume_training(state, take_step, *, num_steps, batch_size, interval, save, load):
+def resume_training(state, take_step, *, load, **rest):
     load(state)
-    return _loop(
-        state, take_step, num_steps, batch_size, interval, save, order="save before the schedule"
-    )
+    return _loop(state, take_step, **rest, after_step=("count", "save", "schedule"))
 
 
 @mistake("08.3", says="the end of the run is not saved")
-def resume_training(state, take_step, *, num_steps, batch_size, interval, save, load):
+def resume_training(state, take_step, *, load, **rest):
     load(state)
-    return _loop(state, take_step, num_steps, batch_size, interval, save, order="no end")
+    return _loop(state, take_step, **rest, saves_the_end=False)
 
 
 @mistake("08.3", says="past num_steps")
-def resume_training(state, take_step, *, num_steps, batch_size, interval, save, load):
+def resume_training(state, take_step, *, load, **rest):
     load(state)
-    return _loop(state, take_step, num_steps, batch_size, interval, save, order="whole epochs")
+    return _loop(state, take_step, **rest, stops=False)
 
 
 @mistake("08.3", says="the last, shorter batch of an epoch is left out")
-def resume_training(state, take_step, *, num_steps, batch_size, interval, save, load):
+def resume_training(state, take_step, *, load, **rest):
     def whole_batches(sampler, batch_size, drop_last):
         return BatchSampler(sampler, batch_size, drop_last=True)
 
     load(state)
-    return _loop(state, take_step, num_steps, batch_size, interval, save, whole_batches)
+    return _loop(state, take_step, **rest, batches=whole_batches)
 
 
 @mistake("08.3", says="the run begins anew: what was loaded is not used")
-def resume_training(state, take_step, *, num_steps, batch_size, interval, save, load):
+def resume_training(state, take_step, *, load, **rest):
     load(state)
     sampler = state.sampler.state_dict()
     state.sampler.load_state_dict({**sampler, "epoch": 0, "consumed": 0})
     state.step = 0
     state.losses.clear()
-    return _loop(state, take_step, num_steps, batch_size, interval, save)
+    return _loop(state, take_step, **rest)
 
 
 @mistake("08.3", says="samples come twice: the epoch begins anew after a restart")
-def resume_training(state, take_step, *, num_steps, batch_size, interval, save, load):
+def resume_training(state, take_step, *, load, **rest):
     load(state)
     sampler = state.sampler.state_dict()
     state.sampler.load_state_dict({**sampler, "consumed": 0})
-    return _loop(state, take_step, num_steps, batch_size, interval, save)
+    return _loop(state, take_step, **rest)
 
 
 @mistake("08.3", says="samples are skipped: the rest of the epoch is given up")
-def resume_training(state, take_step, *, num_steps, batch_size, interval, save, load):
+def resume_training(state, take_step, *, load, **rest):
     load(state)
     if state.step:
         state.sampler.set_epoch(state.sampler.epoch + 1)
-    return _loop(state, take_step, num_steps, batch_size, interval, save)
+    return _loop(state, take_step, **rest)
 
 
 @mistake("08.3", says="steps are counted from 0 after a restart")
-def resume_training(state, take_step, *, num_steps, batch_size, interval, save, load):
+def resume_training(state, take_step, *, load, **rest):
     load(state)
     begun = state.step
     state.step = 0
-    losses = _loop(state, take_step, num_steps, batch_size, interval, save)
+    losses = _loop(state, take_step, **rest)
     state.step += begun
     return losses
 
 
 @mistake("08.3", says="a run that is done takes further steps")
-def resume_training(state, take_step, *, num_steps, batch_size, interval, save, load):
+def resume_training(state, take_step, *, num_steps, batch_size, load, **rest):
     load(state)
-    done = state.step == num_steps
-    if not done:
-        return _loop(state, take_step, num_steps, batch_size, interval, save)
+    if state.step < num_steps:
+        return _loop(state, take_step, num_steps=num_steps, batch_size=batch_size, **rest)
     state.sampler.set_epoch(state.sampler.epoch + 1)
     for indices in islice(BatchSampler(state.sampler, batch_size, False), 2):
         state.losses.append(take_step(indices))
     return state.losses
 
 
-@mistake("08.3", says="only rank 0 calls save")
-def resume_training(state, take_step, *, num_steps, batch_size, interval, save, load):
-    def on_rank_0(state):
-        if not dist.is_initialized() or dist.get_rank() == 0:
-            save(state)
+def _on_rank_0(act):
+    return lambda state: act(state) if current_rank() == 0 else None
 
-    return right_resume(
-        state, take_step, num_steps=num_steps, batch_size=batch_size, interval=interval,
-        save=on_rank_0, load=load,
-    )  # fmt: skip
+
+@mistake("08.3", says="only rank 0 calls save")
+def resume_training(state, take_step, *, save, **rest):
+    return right_resume(state, take_step, save=_on_rank_0(save), **rest)
 
 
 @mistake("08.3", says="only rank 0 calls load")
-def resume_training(state, take_step, *, num_steps, batch_size, interval, save, load):
-    def on_rank_0(state):
-        if not dist.is_initialized() or dist.get_rank() == 0:
-            load(state)
-
-    return right_resume(
-        state, take_step, num_steps=num_steps, batch_size=batch_size, interval=interval,
-        save=save, load=on_rank_0,
-    )  # fmt: skip
+def resume_training(state, take_step, *, load, **rest):
+    return right_resume(state, take_step, load=_on_rank_0(load), **rest)
