@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shared.checking import (
+    Wrong,
     checks_for,
     expect,
     expect_close,
@@ -100,6 +101,29 @@ APART = (
     "preamble",
     "Connection reset",
     "Broken pipe",
+)
+# What torch says, what it means here, and what to do.
+KNOWN_ERRORS = {
+    "context manager protocol": (
+        "no_sync() gives no context manager: `with ddp.no_sync():` cannot enter it",
+        "@contextlib.contextmanager above a function with one yield makes one",
+    ),
+    "Expected parameter `tensor`": (
+        "torch.distributed is handed something that is no tensor, None perhaps",
+        "which parameters have no .grad, and when?",
+    ),
+    "before Module.__init__()": (
+        "the base class is not set up",
+        "super().__init__(module) comes first in __init__",
+    ),
+}
+WAITED = (
+    "the tensor of an all-reduce that was started with async_op=True is neither read nor divided "
+    "before wait(); and .grad is complete in register_post_accumulate_grad_hook, not before"
+)
+LEFT_OVER = (
+    "step 1 was right: what a step leaves behind (handles, sets, counts) has to be cleared for the "
+    "next in finish_gradient_sync()"
 )
 SMALL = 0.0005  # a bucket_cap_mb of 524 bytes, so that small models have several buckets
 Wrap = Callable[[nn.Module], Any]
@@ -269,9 +293,20 @@ def on_ranks(fn: Callable, world_size: int, *args: Any, hang: str, hint: str = "
             wrong(hang, expected="every rank comes back", seen=lines[0][:150], hint=hint)
         if "NotImplementedError" in lines[0]:
             raise NotImplementedError from None
-        code = [a for a, b in zip(lines[1:], lines, strict=False) if 'File "' in b]
+        theirs = "/torch/", "/shared/", "/contextlib.py", "/lessons/06_ddp/checks.py"
+        code = [
+            line
+            for line, above in zip(lines[1:], lines, strict=False)
+            if 'File "' in above and not any(place in above for place in theirs)
+        ]
         own = f", at: {code[-1].strip()}" if code else ""
-        wrong("", expected="a step without an error", seen=lines[0] + own, hint=hint)
+        known = next((words for sign, words in KNOWN_ERRORS.items() if sign in lines[0]), ("", ""))
+        wrong(
+            known[0],
+            expected="a step without an error",
+            seen=lines[0][:200] + own,
+            hint=known[1] or hint,
+        )
         raise
 
 
@@ -348,18 +383,26 @@ def name_all(
                 expected=f"means everywhere (step {step + 1})",
                 seen="a message was left out, or not written back",
             )
-        expect_close(
-            flat(mine),
-            mean,
-            what=f"rank {rank}'s gradients in step {step + 1}",
-            looks_like={
-                "the gradients are the sum over the ranks, not the mean: divide by the world "
-                "size": mean * len(got),
-                "every rank keeps its own gradients: nothing that was reduced comes back": own,
-                "the gradients are divided by the world size twice": mean / len(got),
-                "each rank's own gradient, divided by the world size": own / len(got),
-            },
-        )
+        try:
+            expect_close(
+                flat(mine),
+                mean,
+                what=f"rank {rank}'s gradients in step {step + 1}",
+                looks_like={
+                    "the gradients are the sum over the ranks, not the mean: divide by the world "
+                    "size": mean * len(got),
+                    "every rank keeps its own gradients: nothing that was reduced comes back": own,
+                    "the gradients are divided by the world size twice": mean / len(got),
+                    "each rank's own gradient, divided by the world size": own / len(got),
+                    "the sum is divided by 2, which is not the number of ranks": mean
+                    * len(got)
+                    / 2,
+                },
+            )
+        except Wrong as fault:
+            if not fault.mistake:
+                fault.hint = LEFT_OVER if step else WAITED
+            raise
 
 
 def flat_of(grad: Tensor | None) -> Tensor:
@@ -392,7 +435,8 @@ def broadcast_values(broadcast_parameters: Any) -> None:
         )  # fmt: skip
         states = [before for before, _, _ in runs]
         for rank, (_, after, same) in enumerate(runs):
-            for name, got in after.items():
+            weights_first = sorted(after.items(), key=lambda item: item[0] in ("shift", "count"))
+            for name, got in weights_first:
                 is_buffer = name in ("shift", "count")
                 expect_close(
                     got,
@@ -410,6 +454,8 @@ def broadcast_values(broadcast_parameters: Any) -> None:
                             else f"{name} is left as it was"
                         ): states[rank][name],
                     },
+                    hint="dist.broadcast(tensor, src) for all of them; what is started with "
+                    "async_op=True must be waited for before it is read",
                 )  # fmt: skip
             expect(
                 same,
@@ -497,16 +543,23 @@ def trainable_bytes(case: Case) -> list[int]:
     return [p.nbytes for p in case.net().parameters() if p.requires_grad][::-1]
 
 
-def expect_messages(case: Case, step: Step, *, exact: bool) -> None:
-    """Each gradient travels once; with `exact` as a message of its own."""
+def expect_all_reduce(step: Step) -> None:
+    """No other operation in a step."""
     other = [op for op, _ in step.messages if op != "all_reduce"]
     if other:
         wrong(
             f"gradients travel by {other[0]}, not by all_reduce",
             expected="all_reduce: each rank sends 2(n-1)/n of the gradients",
             seen=f"{len(other)} messages of other kinds",
-            hint="all_gather brings every rank's gradients to every rank: n times the memory",
+            hint="all_gather brings every rank's gradients to every rank: n times the memory"
+            if "gather" in other[0]
+            else "reduce gives the sum to one rank; all ranks need it",
         )
+
+
+def expect_messages(case: Case, step: Step, *, exact: bool) -> None:
+    """Each gradient travels once; with `exact` as a message of its own."""
+    expect_all_reduce(step)
     sizes = [size for _, size in step.messages]
     want, net = trainable_bytes(case), case.net()
     extra = sum(sizes) - sum(want)
@@ -535,7 +588,14 @@ def expect_messages(case: Case, step: Step, *, exact: bool) -> None:
         )
     expect_equal(sum(sizes), sum(want), what="bytes of all-reduce in a step")
     if exact:
-        expect_equal(len(sizes), len(want), what="all-reduce calls in a step, one a parameter")
+        expect_equal(
+            len(sizes),
+            len(want),
+            what="all-reduce calls in a step, one a parameter",
+            mistake="several gradients travel as one message: that is the subject of 06.4"
+            if len(sizes) < len(want)
+            else "",
+        )
 
 
 @exercise_06_2.check("the mean over ranks, tied and frozen parameters, twice")
@@ -547,6 +607,7 @@ def average_values(average_gradients: Any) -> None:
             hang="the ranks wait for each other for ever: do all of them call the same "
             "collectives?",
         )  # fmt: skip
+        expect_all_reduce(seen[0].steps[0])
         expect_gradients(case, seen)
         for name in ("fixed.weight", "spare.bias"):
             got = seen[0].steps[0].grads[name]
@@ -640,13 +701,23 @@ def check_overlap(wrap: Wrap) -> None:
     step = on_ranks(laboratory, 2, wrap, case, hang="two ranks wait for each other for ever")[
         0
     ].steps[0]
+    sizes = [size for op, size in step.messages if op == "all_reduce"]
+    if len(sizes) == 1 and sizes[0] >= sum(trainable_bytes(case)):
+        wrong(
+            "all gradients travel as one message: it leaves when the last of them is complete",
+            expected=f"several messages, {sum(sizes)} bytes in all"
+            f" (where there are buckets: of {SMALL * 2**20:.0f} bytes)",
+            seen="1 message",
+            hint="bucket_cap_mb counts MiB: 2^20 bytes, each number has nbytes / numel of them",
+        )
     expect(
         step.at_first_layer > 0,
         mistake="nothing has been sent when backward comes to the first layer: the messages "
         "leave when there is nothing left to hide them behind",
         expected="the last layers' gradients on their way by then",
         seen=f"0 of {len(step.messages)} messages",
-        hint="start a message in the hook of the gradient that completes it",
+        hint="start a message in the hook of the gradient that completes it, and begin with the "
+        "last parameters: their gradients are complete first",
     )
 
 
@@ -842,21 +913,34 @@ def bucket_sizes(rank: int, wrap: Wrap) -> list[int]:
     return [call.num_bytes for call in traffic.calls if call.op == "all_reduce"]
 
 
-def torch_buckets(cap_mb: float) -> list[int]:
+def torch_buckets(cap_mb: float, first: int = 2**20) -> list[int]:
     """What torch's own rule makes of the model, last parameters first: bytes of each bucket."""
     order = list(Mixed().parameters())[::-1]
-    limits = [int(min(cap_mb, 1.0) * 2**20), int(cap_mb * 2**20)]
+    limits = [int(min(cap_mb * 2**20, first)), int(cap_mb * 2**20)]
     buckets, _ = dist._compute_bucket_assignment_by_size(order, limits)
     return [sum(order[index].nbytes for index in bucket) for bucket in buckets]
 
 
 @exercise_06_4.check("how the gradients are cut into buckets")
 def bucketed_sizes(BucketedDDP: Any) -> None:
-    for cap_mb in (0.2, 25, 0.6):
+    for cap_mb in (0.2, 25, 0.6, 0.42):
         wrap = BucketedDDP if cap_mb == 25 else lambda net, cap=cap_mb: BucketedDDP(net, cap)
         got = on_ranks(bucket_sizes, 2, wrap, hang="two ranks wait for ever")[0]
         want = torch_buckets(cap_mb)
         each = [p.nbytes for p in Mixed().parameters()]
+        if sum(got) > sum(want):
+            wrong(
+                "gradients of two dtypes share a bucket: one of them is converted to the other",
+                expected=f"{sum(want)} bytes in all, one dtype a bucket",
+                seen=f"{sum(got)} bytes",
+            )
+        if sorted(got) == sorted(torch_buckets(cap_mb / 1.048576, first=10**6)) != sorted(want):
+            wrong(
+                "a bucket is closed at bucket_cap_mb times 10^6 bytes",
+                expected=f"{cap_mb:g} MiB = {cap_mb * 2**20:.0f} bytes",
+                seen=f"buckets of {sorted(got)} bytes",
+                hint="a MiB is 2^20 bytes",
+            )
         if len(want) > 1 and len(got) == len(each):
             wrong(
                 "every gradient is a message of its own: there are no buckets",
@@ -875,26 +959,37 @@ def bucketed_sizes(BucketedDDP: Any) -> None:
             what=f"bytes of the buckets for bucket_cap_mb={cap_mb:g}",
             hint="last parameter first; one dtype a bucket; closed once it holds the cap or more",
         )
-    expect_raises(
-        ValueError,
-        lambda: on_ranks_raise(lambda: BucketedDDP(nn.Linear(2, 2), bucket_cap_mb=0)),
-        what="bucket_cap_mb=0",
-    )
+    for cap_mb in (0, -1):
+        expect_raises(
+            ValueError,
+            lambda cap=cap_mb: on_ranks_raise(lambda: BucketedDDP(nn.Linear(2, 2), cap)),
+            what=f"bucket_cap_mb={cap_mb}",
+        )
 
 
 def on_ranks_raise(run: Callable[[], Any]) -> None:
-    """Run on one rank; raise here the ValueError that was raised there."""
+    """Run on one rank; raise here what was raised there."""
 
-    def lab(rank: int) -> str | None:
+    def lab(rank: int) -> tuple[str, str] | None:
         try:
             run()
-        except ValueError as error:
-            return str(error)
+        except NotImplementedError:
+            raise
+        except Exception as error:
+            kind = "ValueError" if isinstance(error, ValueError) else type(error).__name__
+            return kind, str(error)
         return None
 
-    words = run_ranks(lab, 1, timeout=PATIENCE)[0]
-    if words is not None:
-        raise ValueError(words)
+    try:
+        raised = run_ranks(lab, 1, timeout=PATIENCE)[0]
+    except RankFailed as failure:
+        if "NotImplementedError" in str(failure).splitlines()[0]:
+            raise NotImplementedError from None
+        raise
+    if raised and raised[0] == "ValueError":
+        raise ValueError(raised[1])
+    if raised:
+        raise RuntimeError(": ".join(raised))
 
 
 @exercise_06_4.check("a parameter that is not used in a step")
@@ -955,8 +1050,19 @@ def accumulate_lab(rank: int, candidate: Any, case: Case, parts: int) -> dict[st
     ddp = PlainDDP(net)
     start = clone(net.state_dict())
 
+    graphs, most = 0, 0  # forwards whose backward is still to come
+
     def loss_of(model: nn.Module, part: int) -> Tensor:
-        return case.loss(model, rank, 0, part) * (part + 1) / 10
+        nonlocal graphs, most
+        graphs += 1
+        most = max(most, graphs)
+        loss = case.loss(model, rank, 0, part) * (part + 1) / 10
+        loss.register_hook(done_with)
+        return loss
+
+    def done_with(_: Tensor) -> None:
+        nonlocal graphs
+        graphs -= 1
 
     loss = candidate(ddp, list(range(parts)), loss_of)
     return {
@@ -967,6 +1073,7 @@ def accumulate_lab(rank: int, candidate: Any, case: Case, parts: int) -> dict[st
         "sent": ddp.sent,
         "late": ddp.late,
         "finished": ddp.finished,
+        "most": most,
     }
 
 
@@ -1000,6 +1107,14 @@ def accumulate_values(accumulate_gradients: Any) -> None:
                 hint="forward and backward of the others under ddp.no_sync()",
             )
         expect_accumulated(case, seen, parts)
+        expect_equal(
+            max(one["most"] for one in seen),
+            1,
+            what="graphs alive at once",
+            mistake="backward comes after all forwards: the activations of all micro-batches are "
+            "in memory at once, which accumulation is to avoid",
+            hint="forward and backward of one micro-batch, then those of the next",
+        )
 
 
 def expect_accumulated(case: Case, seen: list[dict[str, Any]], parts: int) -> None:
@@ -1026,13 +1141,18 @@ def expect_accumulated(case: Case, seen: list[dict[str, Any]], parts: int) -> No
             looks_like={
                 "only the last micro-batch's gradient is left: it must be added to": both[-1],
                 "the gradients are the mean over the micro-batches: parts are added": both.mean(0),
+                "the first micro-batch is sent and the later ones are added to it on each rank: "
+                "the last one has to be the one that sends": both[0] + local[rank][1:].sum(0),
             },
         )
         expect(
             isinstance(one["loss"], Tensor),
             expected="the sum of the losses as a tensor",
             seen=type(one["loss"]).__name__,
-            mistake="the loss is not returned",
+            mistake="nothing is returned"
+            if one["loss"] is None
+            else "the returned loss is no tensor: .item() waits for the device each time",
+            hint="add up loss.detach(), and return the sum",
         )
         expect_close(
             one["loss"].reshape(()),
