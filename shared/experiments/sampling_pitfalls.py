@@ -87,10 +87,12 @@ def tabulate(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 def headline(table: Sequence[Mapping[str, Any]]) -> str:
     """The costs in one line, with the ruler to hold them against."""
+    loss, spread = f"validation loss {table[0]['validation loss']:.3f}", table[0]["spread"]
     if table[0]["cost"] == "":
-        return f"validation loss {table[0]['validation loss']:.3f}, {table[0]['pitfall']}"
+        return f"{loss}, {table[0]['pitfall']}"
     costs = ", ".join(f"{row['pitfall']} {row['cost']:+.3f}" for row in table[1:])
-    return f"validation loss {table[0]['validation loss']:.3f} ± {table[0]['spread']}; {costs}"
+    ruler = f"± {spread} between seeds" if spread != "unknown" else "of one seed, no ruler"
+    return f"{loss} {ruler}; {costs}"
 
 
 def draw_runs(runs: Sequence[Run]) -> Figure:
