@@ -188,6 +188,12 @@ class DistributedSampler(Base):
         self.rank = dist.get_rank() if rank is None else rank
 
 
+@mistake("07.1", says="__iter__ returns nothing")
+class DistributedSampler(Base):
+    def __iter__(self):
+        iter(range(self.rank, self.length, self.num_replicas))
+
+
 # 07.2 exact_evaluation
 
 
@@ -325,6 +331,21 @@ def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
     return mean_of_all(added(score, dataset, share(dataset), batch_size))
 
 
+@mistake("07.2", says="a rank is already gone while another still waits")
+def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
+    if dist.get_rank() >= len(dataset) > 0:
+        return 0.0
+    return right_evaluation(score, dataset, batch_size, device)
+
+
+@mistake("07.2", says="each batch takes the place of the one before")
+def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
+    mine = range(dist.get_rank(), len(dataset), dist.get_world_size())
+    for start in range(0, len(mine), batch_size):
+        totals = added(score, dataset, mine[start : start + batch_size], batch_size)
+    return mean_of_all(totals)
+
+
 # 07.3 ResumableSampler
 
 
@@ -423,6 +444,12 @@ class ResumableSampler(sampling.ResumableSampler):
 class ResumableSampler(sampling.ResumableSampler):
     def state_dict(self, consumed=None):
         return super().state_dict()
+
+
+@mistake("07.3", says="consumed=0 passes for no argument")
+class ResumableSampler(sampling.ResumableSampler):
+    def state_dict(self, consumed=None):
+        return super().state_dict(consumed or None)
 
 
 @mistake("07.3", says="is accepted")

@@ -520,6 +520,13 @@ def load_checkpoint(folder, state):
     return path
 
 
+@mistake("08.2", says="rank 0 found nothing and left")
+def load_checkpoint(folder, state):
+    if current_rank() == 0 and not checkpoints_in(folder):
+        return None
+    return right_load(folder, state)
+
+
 # 08.3 resume_training
 
 
@@ -549,6 +556,15 @@ def _loop(
                 return state.losses
         next_epoch(state.sampler)
     return state.losses
+
+
+@mistake("08.3", says="it never stops")
+def resume_training(state, take_step, *, num_steps, load, **rest):
+    load(state)
+    _loop(state, take_step, num_steps=num_steps, **rest)
+    while True:
+        for _ in state.sampler:
+            break
 
 
 @mistake("08.3", says="nothing is loaded")
