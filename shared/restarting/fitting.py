@@ -43,7 +43,7 @@ def refuse_unless_it_fits(path: Path, content: Mapping[str, Any], state: Trainin
         raise InputError(
             f"{path} was written by {theirs['world_size']} ranks, this run has "
             f"{ours['world_size']}, and random states cannot be shared out anew: start as many "
-            "as then, or save for any number of them (save_elastic)"
+            "as then, or save for any number of them (save_elastic; the script: --save elastic)"
         )
     for name in ("optimizer", "schedule"):
         if theirs[name] != ours[name]:

@@ -392,6 +392,19 @@ def tree_broadcast(tensor, src=0, group=None):
     tensor.detach().copy_(message)
 
 
+@mistake("05.4", says="it is no tree of the smallest depth")
+def tree_broadcast(tensor, src=0, group=None):
+    rank, n = _place(group)
+    place = (rank - src) % n  # a heap: the children of place p are 2 p + 1 and 2 p + 2
+    message = tensor.detach().contiguous()
+    if place:
+        dist.recv(_bytes(message), group_src=((place - 1) // 2 + src) % n, group=group)
+    for child in (2 * place + 1, 2 * place + 2):
+        if child < n:
+            dist.send(_bytes(message), group_dst=(child + src) % n, group=group)
+    tensor.detach().copy_(message)
+
+
 @mistake("05.4", says="a message without its other side")
 def tree_broadcast(tensor, src=0, group=None):
     tensor.detach().copy_(_tree(tensor, src, group, blindly=True))

@@ -468,6 +468,20 @@ class BucketedDDP(right.BucketedDDP):
         super().__init__(module, bucket_cap_mb or 1e-9)
 
 
+@mistake("06.4", says="bucket_cap_mb=-1")
+class BucketedDDP(right.BucketedDDP):
+    def __init__(self, module, bucket_cap_mb=25):
+        super().__init__(module, abs(bucket_cap_mb))
+
+
+@mistake("06.4", says="a bucket is closed at bucket_cap_mb times 10^6 bytes")
+class BucketedDDP(right.BucketedDDP):
+    def __init__(self, module, bucket_cap_mb=25):
+        ddp_buckets.MIB, before = 10**6, ddp_buckets.MIB
+        super().__init__(module, bucket_cap_mb)
+        ddp_buckets.MIB = before
+
+
 @mistake("06.4", says="what a step does not use is left out")
 class BucketedDDP(right.BucketedDDP):
     """Only what is complete travels; a bucket that waits for an unused parameter stays."""
@@ -600,6 +614,17 @@ def accumulate_gradients(ddp, micro_batches, loss_of):
 @mistake("06.5", says="still holds the graphs of all micro-batches")
 def accumulate_gradients(ddp, micro_batches, loss_of):
     return torch.stack(losses_in(ddp, micro_batches, loss_of)).sum()
+
+
+@mistake("06.5", says="backward comes after all forwards")
+def accumulate_gradients(ddp, micro_batches, loss_of):
+    *first, last = micro_batches
+    with ddp.no_sync():
+        losses = [loss_of(ddp, each) for each in first]
+    total = torch.stack([*losses, loss_of(ddp, last)]).sum()
+    total.backward()
+    ddp.finish_gradient_sync()
+    return total.detach()
 
 
 @mistake("06.5", says="finish_gradient_sync() must be called once")
