@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-MIB = 2**20
+MIB: int = 2**20
 FIRST_BUCKET_MB: float = 1.0  # torch's: the first message should leave early
 
 
