@@ -140,7 +140,8 @@ class _Cell:
         own = copy.deepcopy(answer)
         own.name = name
         marked = [each for each in own.decorator_list if not _is_label(each)]
-        own.decorator_list = [ast.parse(f"exercise({id!r})", mode="eval").body, *marked]
+        label = ast.Call(ast.Name("exercise", ast.Load()), [ast.Constant(id)], [])
+        own.decorator_list = [label, *marked]
         self.names[self.home, answer.name] = name
         self.add(own, self.home)
         code = "\n\n\n".join(ast.unparse(ast.fix_missing_locations(part)) for part in self.parts)

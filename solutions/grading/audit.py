@@ -4,9 +4,10 @@ A flag takes no points. It asks an instructor to look, and says where.
 """
 
 import ast
-import warnings
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+
+from solutions.grading.sources import parsed
 
 
 def _words(text: str) -> frozenset[str]:
@@ -87,9 +88,7 @@ def audit(source: str, setup: str, exercises: Collection[str] = ()) -> tuple[str
 
 def _parse(source: str) -> ast.Module | None:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return ast.parse(source)
+        return parsed(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 

@@ -2,13 +2,12 @@
 
 import ast
 import re
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from solutions.grading.notebook import CodeCell
 from solutions.grading.results import Exercise, Outcome
-from solutions.grading.sources import bound_by
+from solutions.grading.sources import bound_by, parsed
 
 DECORATOR = re.compile(r"^@exercise\(\s*['\"]([0-9]{2}\.[0-9]+[a-z]?)['\"]", re.MULTILINE)
 DEFINITION = re.compile(r"^(?:async +def|def|class) +(\w+)", re.MULTILINE)
@@ -46,9 +45,7 @@ def look(source: str, cell: CodeCell | None = None) -> Found:
     source = HARMLESS.sub(r"# \g<0>", source)  # commented out: line numbers stay
     cell = replace(cell, source=source)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # "\d" in a student's text is no matter of ours
-            tree = ast.parse(source)
+        tree = parsed(source)
     except SyntaxError as error:
         fault = f"syntax error in line {error.lineno or 1} of the cell: {error.msg}"
         return _look_at_lines(cell, _magic(source) or fault)

@@ -4,7 +4,6 @@ An exercise cell is known by `@exercise("02.1")` alone. Where that is missing or
 looked for by what else names it, to say what is wrong; it is not graded.
 """
 
-import ast
 import builtins
 import hashlib
 import importlib.metadata
@@ -19,6 +18,7 @@ from shared.errors import InputError
 from solutions.grading.cells import Found, borrowed, find_answer, look, names_bound
 from solutions.grading.notebook import Unreadable, read_code_cells
 from solutions.grading.results import Answers, Exercise, Lesson, Outcome
+from solutions.grading.sources import parsed
 
 # What a grade can depend on besides the course: another torch may round another way.
 RELEVANT = ("torch", "numpy", "nbval", "pytest", "ipykernel", "deepspeed", "jaxtyping")
@@ -125,7 +125,7 @@ def take_answers(student: str, lesson: Lesson, notebook: bytes) -> Answers:
     except Unreadable as reason:
         return no_answers(student, lesson, Outcome.UNREADABLE, str(reason))
     found = [look(cell.source, cell) for cell in cells]
-    given = names_bound(ast.parse(lesson.setup)) | {each.name for each in lesson.exercises}
+    given = names_bound(parsed(lesson.setup)) | {each.name for each in lesson.exercises}
     taken, problems, more = {}, {}, list(notes)
     for exercise in lesson.exercises:
         answer = find_answer(exercise, found)

@@ -1,0 +1,54 @@
+"""Sources as trees: threads that read at the same time get whole trees."""
+
+import ast
+import sys
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from solutions.grading.sources import parsed
+
+SOURCE = Path(ast.__file__).read_text(encoding="utf-8")[:30_000].rpartition("\n\n\n")[0]
+
+
+class Garbage:
+    """Runs Python whenever the collector comes by, so that another thread takes over there."""
+
+    def __init__(self):
+        self.me = self
+
+    def __del__(self):
+        for _ in range(200):
+            pass
+
+
+@pytest.fixture
+def restless_threads():
+    """Threads that change places as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_threads_do_not_disturb_each_other(restless_threads):
+    def read(_: int) -> str:
+        garbage = [Garbage() for _ in range(20)]
+        del garbage
+        return ast.dump(parsed(SOURCE))
+
+    with ThreadPoolExecutor(4) as pool:
+        trees = set(pool.map(read, range(100)))
+    assert trees == {ast.dump(ast.parse(SOURCE))}
+
+
+def test_an_odd_escape_is_not_told_and_the_filters_stay():
+    before = list(warnings.filters)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert parsed(r'"\d"').body
+    assert warnings.filters == before
+    with pytest.raises(SyntaxError):
+        parsed("1 +")
