@@ -55,7 +55,8 @@ def fill_buckets(parameters: Sequence[nn.Parameter], bucket_cap_mb: float) -> li
     """Cut `parameters`, in their order, into buckets of one dtype and device.
 
     A bucket is closed once it holds `bucket_cap_mb` MiB or more, the first of each kind once it
-    holds 1 MiB: the sooner a first message leaves, the better (torch's rule, reducer.cpp).
+    holds 1 MiB: the sooner a first message leaves, the better. torch's rule (reducer.cpp) where
+    its bucket_cap_mb is not given; a number that is given holds for its first bucket as well.
     """
     done: list[list[nn.Parameter]] = []
     filling: dict[Any, list[nn.Parameter]] = {}
