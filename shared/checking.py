@@ -126,7 +126,7 @@ def _where(error: Exception) -> str:
         )
         if own:
             return f", in {frame.name} at: {frame.line}" if frame.line else f", in {frame.name}"
-    return ", before your code was reached: is the signature the one that was given?"
+    return ", outside your code: does it take what it is given, and return what is asked for?"
 
 
 def checks_for(
