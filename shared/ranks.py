@@ -7,6 +7,7 @@ import io
 import multiprocessing
 import os
 import pickle
+import re
 import shutil
 import signal
 import tempfile
@@ -256,6 +257,20 @@ def _timeout_words(late: list[_Child], children: list[_Child], timeout: float) -
 def _own_frames(stack: str) -> str:
     """Leave out the frames that only start the rank: they are the same for all."""
     return stack.partition(f'  File "{__file__}"')[0].rstrip()
+
+
+def own_line(text: str) -> str:
+    """The last line of the learner's in a failed rank's traceback; "" where none is seen."""
+    frames = re.findall(r'File "([^"]+)", line \d+, in (\S+)\n +(.+)\n', text)
+    own = [(name, code) for file, name, code in frames if is_own(file)]
+    return f", in {own[-1][0]} at: {own[-1][1].strip()}" if own else ""
+
+
+def is_own(file: str) -> bool:
+    """Whether a frame's file is the learner's: not python's, torch's or the course's."""
+    folders = (os.__file__, torch.__file__, __file__)
+    theirs = any(Path(file).is_relative_to(Path(each).parent) for each in folders)
+    return not theirs and Path(file).name != "checks.py"
 
 
 def _end(children: list[_Child]) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shared.checking import checks_for, expect, expect_close, expect_equal, fresh_seed, wrong
 from shared.measuring.traffic import Call, count_traffic
-from shared.ranks import RankFailed, run_ranks
+from shared.ranks import RankFailed, is_own, own_line, run_ranks
 
 exercise_05_1 = checks_for(
     "05.1",
@@ -61,7 +61,6 @@ exercise_05_5 = checks_for(
 )
 QUIET = 1.5  # seconds without any work after which ranks that wait for each other are ended
 PATIENCE = 20.0  # seconds until ranks that are still at work are ended; they need a tenth of one
-COURSE = Path(__file__).resolve().parents[2] / "shared"
 UNPAIRED = "a message without its other side: a send nobody receives, or a recv nobody sends to"
 PAIRED = (
     "for each send(x, b) on rank a there must be one recv(y, a) on rank b; neighbours in a ring "
@@ -154,18 +153,6 @@ def not_back(first: str, stacks: list[str], n: int) -> None:
         if senders == n
         else PAIRED,
     )
-
-
-def own_line(text: str) -> str:
-    """The learner's line that a rank's traceback came through last; nothing where none is seen."""
-    frames = re.findall(r'File "([^"]+)", line \d+, in (\S+)\n +(.+)\n', text)
-    own = [(name, code) for file, name, code in frames if is_own(file)]
-    return f", in {own[-1][0]} at: {own[-1][1].strip()}" if own else ""
-
-
-def is_own(file: str) -> bool:
-    """Whether a file is neither torch's nor the course's."""
-    return "/torch/" not in file and not Path(file).is_relative_to(COURSE)
 
 
 def place_in(stack: str) -> str:

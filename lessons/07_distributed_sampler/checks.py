@@ -20,6 +20,7 @@ from shared.checking import (
     expect_equal,
     expect_raises,
     fresh_seed,
+    without_group,
     wrong,
 )
 from shared.measuring.traffic import count_traffic
@@ -109,17 +110,12 @@ def whole_epoch(length: int, epoch: int = 0, **options: Any) -> list[int]:
 
 @exercise_07_1.check("12 samples in order, 3 ranks")
 def sampler_split(candidate: Any) -> None:
-    try:
-        got = parts(candidate, 12, 3, shuffle=False)
-    except (ValueError, RuntimeError) as error:
-        if "process group" not in str(error):
-            raise
-        wrong(
-            "the process group is asked although num_replicas=3 and rank=0 were given",
-            expected="no process group needed",
-            seen=f"{type(error).__name__}: {error}",
-            hint="0 is a rank, and it is false: ask `rank is None`, not `rank or ...`",
-        )
+    got = without_group(
+        lambda: parts(candidate, 12, 3, shuffle=False),
+        mistake="the process group is asked although num_replicas=3 and rank=0 were given",
+        expected="no process group needed",
+        hint="0 is a rank, and it is false: ask `rank is None`, not `rank or ...`",
+    )
     want = [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]
     everything = list(range(12))
     if all(sorted(part) == everything for part in got):

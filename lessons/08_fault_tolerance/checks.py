@@ -27,7 +27,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from shared.checking import checks_for, expect, expect_equal, expect_raises, fresh_seed, wrong
+from shared.checking import (
+    checks_for,
+    expect,
+    expect_equal,
+    expect_raises,
+    fresh_seed,
+    without_group,
+    wrong,
+)
 from shared.data.sampling import ResumableSampler
 from shared.ranks import RankFailed, run_ranks
 from shared.restarting.fitting import origin
@@ -234,19 +242,14 @@ def scratch() -> Generator[Path]:
         set_states(kept)
 
 
-def without_group(act: Callable[..., Any], *args: Any) -> Any:
+def as_one_process(act: Callable[..., Any], *args: Any) -> Any:
     """Call an answer on the one rank that there is without a process group."""
-    try:
-        return act(*args)
-    except (ValueError, RuntimeError) as error:
-        if "process group" not in str(error):
-            raise
-        wrong(
-            "the process group is asked where there is none",
-            expected="rank 0 of 1 without a process group, and nobody to talk to",
-            seen=f"{type(error).__name__}: {error}",
-            hint="dist.is_initialized()",
-        )
+    return without_group(
+        act, *args,
+        mistake="the process group is asked where there is none",
+        expected="rank 0 of 1 without a process group, and nobody to talk to",
+        hint="dist.is_initialized()",
+    )  # fmt: skip
 
 
 def read_back(path: Path) -> Any:
@@ -674,7 +677,7 @@ def save_parts(save_checkpoint) -> None:
         seed_all(fresh_seed())
         state = toy(1, wrapped=True)
         train(state, toy_step(state), 3)
-        path = without_group(save_checkpoint, folder, state)
+        path = as_one_process(save_checkpoint, folder, state)
         named = folder / "step_00000003.pt"
         expect(named.is_file(), expected=f"a file {named.name}", seen=f"{names_in(folder)}")
         expect_equal(path, named, what="the path that is returned")
@@ -885,7 +888,7 @@ def load_nothing(load_checkpoint) -> None:
         state, want = toy(1), toy(1)
         for where in (folder, folder / "not_there"):
             try:
-                path, _ = without_group(loaded, load_checkpoint, where, state)
+                path, _ = as_one_process(loaded, load_checkpoint, where, state)
             except FileNotFoundError as error:
                 wrong(
                     "a folder that is not there is an error: a run that begins has none yet",

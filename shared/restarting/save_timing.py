@@ -96,10 +96,8 @@ def draw_run(losses: Sequence[float], table: Sequence[Mapping[str, Any]], began_
     left.set(xlabel="step", ylabel="loss (nats per token)", title=f"Gone on from step {began_at}")
     if not table:
         return figure
-    right, ways = (
-        axes[0, 1],
-        [row["way"].replace("torch.distributed.checkpoint", "dcp") for row in table],
-    )
+    right = axes[0, 1]
+    ways = [row["way"].replace("torch.distributed.checkpoint", "dcp") for row in table]
     right.barh(ways, [row["stops training, ms"] for row in table], color=MEANING["idle"])
     right.invert_yaxis()
     right.set(xlabel="training stands still (ms)", title="A save in the background stops it less")

@@ -3,12 +3,13 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from shared.ranks import RankFailed, run_ranks
+from shared.ranks import RankFailed, is_own, own_line, run_ranks
 
 
 def alive_children() -> list[int]:
@@ -115,3 +116,16 @@ def test_it_refuses_to_fork_once_cuda_is_initialised(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     with pytest.raises(RuntimeError, match="CUDA is initialised in this process"):
         run_ranks(print, 2)
+
+
+def test_the_learners_own_line_is_found_behind_the_libraries_frames():
+    def reshapes_wrongly(rank):
+        return torch.zeros(3).view(rank + 2, 2)
+
+    with pytest.raises(RankFailed) as caught:
+        run_ranks(reshapes_wrongly, 1)
+    line = ", in reshapes_wrongly at: return torch.zeros(3).view(rank + 2, 2)"
+    assert own_line(str(caught.value)) == line
+    assert own_line("no traceback in it") == ""
+    assert not is_own(torch.nn.__file__)
+    assert not is_own(str(Path(__file__).with_name("checks.py")))

@@ -229,10 +229,10 @@ def test_buckets_refuse_a_size_of_nothing():
         BucketedDDP(nn.Linear(1, 1), 0)
 
 
-def messages_of(rank, build):
+def messages_of(rank, build, options):
     """Bytes of each all-reduce of a third step, when every bucket has its final size."""
     model = nn.Sequential(*(nn.Linear(400, 400, bias=False) for _ in range(4)))
-    ddp = build(model)
+    ddp = build(model, **options)
     for _ in range(3):
         with count_traffic() as traffic:
             ddp(torch.ones(1, 400)).sum().backward()
@@ -243,17 +243,10 @@ def messages_of(rank, build):
 def test_torchs_first_bucket_is_smaller_only_where_no_size_is_given():
     layer = 4 * 400 * 400  # bytes; two of them are more than 1 MiB
     by_size = {
-        (build.__name__, size): run_ranks(
-            messages_of, 2, lambda model, own=build, size=size: own(model, **size_of(size))
-        )[0]
+        (build.__name__, options.get("bucket_cap_mb")): run_ranks(messages_of, 2, build, options)[0]
         for build in (DistributedDataParallel, BucketedDDP)
-        for size in (None, 25)
+        for options in ({}, {"bucket_cap_mb": 25})
     }
     assert by_size["DistributedDataParallel", None] == [2 * layer, 2 * layer]
     assert by_size["DistributedDataParallel", 25] == [4 * layer]
     assert by_size["BucketedDDP", None] == by_size["BucketedDDP", 25] == [2 * layer, 2 * layer]
-
-
-def size_of(bucket_cap_mb):
-    """The argument, where there is one."""
-    return {} if bucket_cap_mb is None else {"bucket_cap_mb": bucket_cap_mb}
