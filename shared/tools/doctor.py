@@ -30,7 +30,7 @@ def examine(root: Path, *, no_setup: bool) -> Iterator[Finding]:
     if not no_setup:
         yield look_at_set_up(root)
     yield from look_at_machine(root)
-    yield look_at_pins(root)
+    yield from look_at_pins(root)
     yield look_at_course(root)
     yield look_at_datasets_name()
     yield from look_at_torch()
@@ -75,33 +75,41 @@ def look_at_machine(root: Path) -> Iterator[Finding]:
     yield Finding("disk", NOTE if advice else GOOD, f"{free:.0f} GiB free", advice)
 
 
-def look_at_pins(root: Path) -> Finding:
-    """Whether what is installed is what pyproject.toml pins."""
+def look_at_pins(root: Path) -> Iterator[Finding]:
+    """Whether what is installed is what pyproject.toml pins; DeepSpeed has a finding of its own."""
+    with open(root / "pyproject.toml", "rb") as file:
+        project = tomllib.load(file)["project"]
+    needed = [each for each in project["dependencies"] if not each.startswith("deepspeed==")]
+    missing, other = compare_pins(needed)
+    by_name = f"pip install {' '.join(missing)}"  # "-e ." alone would replace a GPU machine's torch
+    advice = f"./run_all.sh setup, or in an environment of your own: {by_name}"
+    if missing:
+        yield Finding("packages", MISSING, f"not installed: {', '.join(missing)}", advice)
+    if other:
+        advice = "figures in the text may differ a little"
+        yield Finding("packages", NOTE, ", ".join(other), advice)
+    if not missing and not other:
+        yield Finding("packages", GOOD, "as pinned in pyproject.toml")
+    missing, other = compare_pins(project["optional-dependencies"]["dev"])
+    if missing or other:
+        advice = "needed by ./run_all.sh test and to change the course; lessons run without them"
+        found = [f"{each} (not installed)" for each in missing] + other
+        yield Finding("dev packages", NOTE, ", ".join(found), advice)
+
+
+def compare_pins(requirements: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The requirements that are not installed, and those installed in another version, in words."""
     missing, other = [], []
-    for requirement in pinned(root):
+    for requirement in requirements:
         name, _, version = requirement.partition("==")
         try:
             installed = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            missing.append(name)
+            missing.append(requirement)
             continue
         if installed.split("+")[0] != version:  # 2.13.0+cpu is 2.13.0
             other.append(f"{name} {installed} (pinned: {version})")
-    advice = './run_all.sh setup, or in an environment of your own: pip install -e ".[dev]"'
-    if missing:
-        return Finding("packages", MISSING, f"not installed: {', '.join(missing)}", advice)
-    if other:
-        return Finding(
-            "packages", NOTE, ", ".join(other), "figures in the text may differ a little"
-        )
-    return Finding("packages", GOOD, "as pinned in pyproject.toml")
-
-
-def pinned(root: Path) -> list[str]:
-    """Every requirement of pyproject.toml, the development tools included."""
-    with open(root / "pyproject.toml", "rb") as file:
-        project = tomllib.load(file)["project"]
-    return [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    return missing, other
 
 
 def look_at_course(root: Path) -> Finding:

@@ -46,24 +46,38 @@ def test_without_set_up_it_says_how_to(tmp_path):
     assert "setup" in finding.advice
 
 
+def findings_of(tmp_path, needed, dev=""):
+    """What the doctor says of a course that pins these."""
+    (tmp_path / "pyproject.toml").write_text(
+        f"[project]\ndependencies = [{needed}]\n[project.optional-dependencies]\ndev = [{dev}]\n"
+    )
+    return list(doctor.look_at_pins(tmp_path))
+
+
 def test_packages_that_differ_from_the_pins(tmp_path):
-    listing = "[project]\ndependencies = [{}]\n[project.optional-dependencies]\ndev = []\n"
-    (tmp_path / "pyproject.toml").write_text(listing.format('"nosuchpackage==1"'))
-    finding = doctor.look_at_pins(tmp_path)
-    assert (finding.state, finding.found) == (MISSING, "not installed: nosuchpackage")
-    (tmp_path / "pyproject.toml").write_text(listing.format('"pytest==0.1"'))
-    finding = doctor.look_at_pins(tmp_path)
+    (finding,) = findings_of(tmp_path, '"nosuchpackage==1"')
+    assert (finding.state, finding.found) == (MISSING, "not installed: nosuchpackage==1")
+    (finding,) = findings_of(tmp_path, '"pytest==0.1"')
     assert finding.state == NOTE
     assert "pinned: 0.1" in finding.found
 
 
+def test_a_missing_package_is_advised_by_name_so_that_pip_leaves_torch_alone(tmp_path):
+    missing, other = findings_of(tmp_path, '"torch==0.1", "nosuchpackage==1"')
+    assert missing.advice.endswith("of your own: pip install nosuchpackage==1")
+    assert other.found.startswith("torch ")
+
+
+def test_what_only_changing_the_course_needs_is_a_note(tmp_path):
+    pins, dev = findings_of(tmp_path, '"deepspeed==0.1"', '"nosuchpackage==1", "ruff==0.1"')
+    assert (pins.state, dev.state) == (GOOD, NOTE)  # DeepSpeed has a line of its own
+    assert dev.found.startswith("nosuchpackage==1 (not installed), ruff ")
+
+
 def test_a_cpu_wheel_fits_the_pin(tmp_path, monkeypatch):
-    text = (
-        '[project]\ndependencies = ["torch==2.13.0"]\n[project.optional-dependencies]\ndev = []\n'
-    )
-    (tmp_path / "pyproject.toml").write_text(text)
     monkeypatch.setattr(doctor.importlib.metadata, "version", lambda name: "2.13.0+cpu")
-    assert doctor.look_at_pins(tmp_path).state == GOOD
+    (finding,) = findings_of(tmp_path, '"torch==2.13.0"')
+    assert finding.state == GOOD
 
 
 def test_a_shell_left_in_solution_mode_is_noticed(monkeypatch):
