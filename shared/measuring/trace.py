@@ -60,7 +60,8 @@ def record_trace(run: Callable[[], Any], device: torch.device | str = "cpu") -> 
         activities.append(ProfilerActivity.CUDA)
     with tempfile.TemporaryDirectory(prefix="trace_") as folder:
         path = Path(folder) / "trace.json"
-        with _quiet_stderr(), profile(activities=activities) as profiler:
+        # acc_events changes nothing where there is one cycle, but torch 2.11 warns without it.
+        with _quiet_stderr(), profile(activities=activities, acc_events=True) as profiler:
             run()
             if torch.device(device).type == "cuda":
                 torch.cuda.synchronize()
