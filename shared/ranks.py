@@ -196,8 +196,13 @@ class _Watch:
 
 
 def _activity(pid: int | None) -> int | None:
-    """Clock ticks of processor time so far; None while it waits for a disk or for its turn."""
+    """Clock ticks of processor time so far; None while it waits for a disk or for its turn.
+
+    None also where /proc shows another namespace of processes: its numbers mean other processes.
+    """
     try:
+        if os.readlink("/proc/self") != str(os.getpid()):
+            return None
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ class Layers:
     namespaces: bool = False
     mounts: bool = False
     own_user: bool = False
+    own_proc: bool = False
 
     def lines(self) -> list[str]:
         """What the terminal says, one line a layer."""
@@ -93,7 +94,9 @@ def find_layers() -> Layers:
         if landlock and not holds(tried):
             tried = Layers()
     with_user = Layers(tried.landlock, tried.namespaces, tried.mounts, own_user=True)
-    return with_user if os.getuid() == 0 and holds(with_user) else tried
+    tried = with_user if os.getuid() == 0 and holds(with_user) else tried
+    with_proc = replace(tried, own_proc=tried.mounts)  # refused in containers that mask their /proc
+    return with_proc if with_proc != tried and holds(with_proc) else tried
 
 
 def holds(layers: Layers) -> bool:
@@ -141,6 +144,7 @@ def make_plan(
         "owned": [str(home), *map(str, owned)],
         "namespaces": layers.namespaces,
         "mounts": layers.mounts,
+        "own_proc": layers.own_proc,
         "landlock": layers.landlock,
         "user": user,
         "shared_memory": SHARED_MEMORY,

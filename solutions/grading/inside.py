@@ -27,7 +27,7 @@ NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = (
     0x20000000,
     0x40000000,
 )
-MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 4096, 16384, 1 << 18
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
 PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446  # the same on every processor
 READ, READ_AND_RUN = 0b1100, 0b1101  # files and folders; and execute
@@ -108,14 +108,19 @@ def _parents(path: str) -> list[str]:
     return found
 
 
-def become_first_process() -> None:
-    """Fork into the new process namespace and on into the kernel's process; returns there only."""
+def become_first_process(own_proc: bool) -> None:
+    """Fork into the new process namespace and on into the kernel's process; returns there only.
+
+    With `own_proc` /proc shows the new namespace: in the old one, a process has another number.
+    """
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     outer = os.fork()
     if outer:
         os._exit(wait_for(outer))
     die_with_parent()
+    if own_proc:
+        mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     kernel = os.fork()
     if kernel:
         os._exit(wait_for(kernel))
@@ -189,7 +194,7 @@ def main() -> None:
     if plan["namespaces"]:
         new_namespaces(plan)
         die_with_parent()  # rights that were gained or given up make the system forget it
-        become_first_process()
+        become_first_process(plan["own_proc"])
     give_up_rights(plan)
     if plan["landlock"]:
         landlock(plan)

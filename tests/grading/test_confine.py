@@ -26,6 +26,7 @@ LAYERS = find_layers()
 LIMITS = Limits(memory=1 << 30, num_processes=8, file_size=1 << 20)
 needs_landlock = pytest.mark.skipif(not LAYERS.landlock, reason="no Landlock here")
 needs_namespaces = pytest.mark.skipif(not LAYERS.namespaces, reason="no namespaces here")
+needs_proc = pytest.mark.skipif(not LAYERS.own_proc, reason="no /proc of its own here")
 needs_user = pytest.mark.skipif(not LAYERS.own_user, reason="only root can become another user")
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -157,9 +158,23 @@ print(os.getuid() != 0, os.getgroups(), 'CapEff:\\t0000000000000000' in status)"
     assert confined("import os; os.setuid(0)")[0] == 1
 
 
+@needs_proc
+def test_proc_shows_its_own_processes_by_the_numbers_that_it_knows(confined):
+    code = """import os
+processes = sorted(filter(str.isdigit, os.listdir('/proc')))
+print(os.readlink('/proc/self') == str(os.getpid()), processes)
+"""
+    assert confined(code) == (0, "True ['1', '2']")
+
+
 @pytest.mark.parametrize(
     "layers",
-    [Layers(), Layers(landlock=LAYERS.landlock), Layers(LAYERS.landlock, LAYERS.namespaces)],
+    [
+        Layers(),
+        Layers(landlock=LAYERS.landlock),
+        Layers(LAYERS.landlock, LAYERS.namespaces),
+        Layers(LAYERS.landlock, LAYERS.namespaces, LAYERS.mounts, LAYERS.own_user, own_proc=False),
+    ],
 )
 def test_each_layer_can_be_missing(confined, layers):
     assert confined("print(1)", layers) == (0, "1")

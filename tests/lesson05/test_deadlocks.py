@@ -1,5 +1,6 @@
 """run_ranks ends a deadlock as soon as nobody does anything, and is not fooled by slow work."""
 
+import os
 import time
 
 import pytest
@@ -31,6 +32,18 @@ def one_works(rank):
 
 def test_ranks_that_wait_for_one_that_works_are_left_alone():
     assert run_ranks(one_works, 3, quiet=0.4) == [0, 1, 2]
+
+
+def sleeps(rank):
+    time.sleep(1.5)
+    return rank
+
+
+def test_where_proc_shows_another_namespace_only_the_timeout_counts(monkeypatch):
+    with pytest.raises(RankFailed):
+        run_ranks(sleeps, 2, quiet=0.4)
+    monkeypatch.setattr(os, "readlink", lambda path: "1")  # as a confined process would see it
+    assert run_ranks(sleeps, 2, quiet=0.4) == [0, 1]
 
 
 def returns_at_once(rank):
