@@ -93,7 +93,7 @@ def find_layers() -> Layers:
         tried = Layers(landlock)
         if landlock and not holds(tried):
             tried = Layers()
-    with_user = Layers(tried.landlock, tried.namespaces, tried.mounts, own_user=True)
+    with_user = replace(tried, own_user=True)
     tried = with_user if os.getuid() == 0 and holds(with_user) else tried
     with_proc = replace(tried, own_proc=tried.mounts)  # refused in containers that mask their /proc
     return with_proc if with_proc != tried and holds(with_proc) else tried
