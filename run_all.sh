@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Finds a Python and hands over to shared/tools/command.py, which needs nothing installed.
+# Finds a Python and hands over to shared/cli/command.py, which needs nothing installed.
 # exec, so that Ctrl-C and kill reach the process that knows how to end what it started.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -11,7 +11,7 @@ run_with() { # PYTHON WORD...: become the course's command if this Python is new
     # The interpreter of a broken .venv, or a version manager's empty shim, prints no version.
     version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || return 0
     if [ "${version%%.*}" -eq 3 ] && [ "${version#*.}" -ge 11 ]; then
-        exec "$python" -m shared.tools.command "$@"
+        exec "$python" -m shared.cli.command "$@"
     fi
     found="$found $python is $version,"
 }

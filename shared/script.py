@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import torch
 from tqdm import tqdm
 
-from shared.course import NotSolved
-from shared.distributed import Rank
 from shared.errors import InputError, NoGroup
+from shared.exercises.notebook import NotSolved
+from shared.ranks.group import Rank
 
 ROOT = Path(__file__).resolve().parent.parent
 PRESETS = ("tiny", "small", "large")

@@ -18,7 +18,7 @@ from typing import Any
 from tqdm import tqdm
 
 from shared.errors import InputError
-from shared.tools.processes import raise_on_stop_signals
+from shared.ranks.processes import raise_on_stop_signals
 from solutions.grading import classroom, feedback, picture, selftest, summary
 from solutions.grading.corrections import correct, read_corrections
 from solutions.grading.results import Lesson, Limits, Verdict

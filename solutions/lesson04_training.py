@@ -11,11 +11,11 @@ and it comes back with every engine from lesson 06 on.
 """
 
 from shared.data.batching import collate as collate
-from shared.decoding import beam_search as beam_search
-from shared.decoding import greedy_decode as greedy_decode
-from shared.training import cosine_schedule as cosine_schedule
-from shared.training import label_smoothed_loss as label_smoothed_loss
-from shared.training import warmup_schedule as warmup_schedule
+from shared.training.decoding import beam_search as beam_search
+from shared.training.decoding import greedy_decode as greedy_decode
+from shared.training.loss import label_smoothed_loss as label_smoothed_loss
+from shared.training.schedules import cosine_schedule as cosine_schedule
+from shared.training.schedules import warmup_schedule as warmup_schedule
 
 __all__ = [
     "beam_search",

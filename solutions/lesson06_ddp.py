@@ -18,7 +18,7 @@ import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from shared.engines.wrapping import Wrapped
+from shared.ddp.wrapping import Wrapped
 from shared.errors import InputError
 from solutions.ddp_buckets import fill_buckets, started
 

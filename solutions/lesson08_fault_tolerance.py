@@ -13,11 +13,11 @@ Points are the difficulty at the exercise (13 in all). The sentence to ask for a
 which two lines may the process die, and what is then on the disk?"
 """
 
-from shared.checkpoint import write_atomically as write_atomically
-from shared.restarting.random_states import random_states as random_states
-from shared.restarting.resuming import load_checkpoint as load_checkpoint
-from shared.restarting.resuming import resume_training as resume_training
-from shared.restarting.resuming import save_checkpoint as save_checkpoint
+from shared.fault_tolerance.checkpoints import load_checkpoint as load_checkpoint
+from shared.fault_tolerance.checkpoints import resume_training as resume_training
+from shared.fault_tolerance.checkpoints import save_checkpoint as save_checkpoint
+from shared.fault_tolerance.random_states import random_states as random_states
+from shared.training.checkpoint_files import write_atomically as write_atomically
 
 __all__ = [
     "load_checkpoint",

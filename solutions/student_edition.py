@@ -30,7 +30,7 @@ KEPT_TESTS = ("tests/benchmarks/*", "tests/data/*", "tests/model/*", "tests/trai
 KEPT_TESTS += ("tests/frame/test_links.py", "tests/frame/test_datasets_name.py")
 # The first tries the checks on references and mistakes, the second runs lesson 04's script, the
 # third repeats tests that a class does not get.
-LEFT_OUT = ("shared/tools/checks.py", "tests/data/test_bad_input_cli.py")
+LEFT_OUT = ("shared/exercises/mistakes.py", "tests/data/test_bad_input_cli.py")
 LEFT_OUT += ("tests/benchmarks/repeat_tests.py",)
 NEEDS_ANSWERS = re.compile(r"^\s*(?:from|import) solutions\b", re.MULTILINE)
 LITTER = ("__pycache__", ".ipynb_checkpoints", "*.egg-info", ".DS_Store", "*.pyc")

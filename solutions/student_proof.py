@@ -19,7 +19,7 @@ from pathlib import Path
 
 import nbformat
 
-from shared.tools.processes import supervise
+from shared.ranks.processes import supervise
 from solutions.grading.answer_cells import AnswerCells, hand_in
 from solutions.grading.lesson import read_lessons
 from solutions.grading.results import Lesson
@@ -236,7 +236,7 @@ def _script(trial: Trial, number: str, status: int, said: str) -> Finding:
 
 def _run_all(trial: Trial, number: str) -> Finding:
     """Every cell in order, as Jupyter's Run All."""
-    command = ["-m", "shared.tools.notebooks", number, "--mode", "reading", "--no-write"]
+    command = ["-m", "shared.cli.notebooks", number, "--mode", "reading", "--no-write"]
     status, said = trial.run(trial.python, *command)
     found = STOPPED.search(said)
     good = status == 1 and found and found[1].startswith(number) and "NotSolved" in said

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import pytest
 
-from shared.distributed import ADDRESS_VARIABLES, LAUNCHER_VARIABLES
-from shared.launching import launch
+from shared.ranks.group import ADDRESS_VARIABLES, LAUNCHER_VARIABLES
+from shared.ranks.launching import launch
 
 
 class Ended(NamedTuple):

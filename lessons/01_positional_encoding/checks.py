@@ -5,14 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from shared.checking import (
-    checks_for,
-    expect,
-    expect_close,
-    expect_equal,
-    expect_raises,
-    fresh_generator,
-)
+from shared.exercises.checks import checks_for
+from shared.exercises.expecting import expect, expect_close, expect_equal, expect_raises
+from shared.exercises.seeds import fresh_generator
 
 
 def angle(position: float, i: int, dim: int) -> float:

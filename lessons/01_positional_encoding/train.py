@@ -2,8 +2,9 @@
 
 torchrun --nproc_per_node=2 lessons/01_positional_encoding/train.py
 
-The tasks (shared/experiments/order_tasks.py): "distance", the word three places to the left, and
-"place", the fourth word. Training sees sentences up to a length, the test up to four times that.
+The tasks (shared/experiments/lesson01_order_tasks.py): "distance", the word three places to the
+left, and "place", the fourth word. Training sees sentences up to a length, the test up to four
+times that.
 """
 
 import itertools
@@ -16,12 +17,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from shared import script
-from shared.course import answers
-from shared.distributed import Rank, process_group
 from shared.errors import InputError
-from shared.experiments import order_tasks
+from shared.exercises.answers import lesson_answers
+from shared.experiments import lesson01_order_tasks as order_tasks
 from shared.model.embeddings import LearnedPositions
 from shared.plots import save_figure
+from shared.ranks.group import Rank, process_group
 
 VARIANTS = ("none", "sinusoidal", "learned", "rotary")
 NUM_POINTS = 20  # of an accuracy curve
@@ -126,7 +127,7 @@ def main() -> None:
         preset = script.choose_preset(args, rank.device, PRESETS)
         given = {"steps": args.steps, "seeds": args.seeds, "d_model": args.d_model}
         preset = replace(preset, **{key: value for key, value in given.items() if value})
-        out, parts = script.checked_out(args.out), answers("01", mine=args.mine)
+        out, parts = script.checked_out(args.out), lesson_answers("01", mine=args.mine)
         # Rank r of n takes variants r, r + n, r + 2n, ...: with four ranks, one each.
         mine = VARIANTS[rank.rank :: rank.world_size]
         print(f"rank {rank.rank} of {rank.world_size} trains: {', '.join(mine) or 'nothing'}")

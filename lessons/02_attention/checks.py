@@ -8,15 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared.checking import (
-    checks_for,
-    expect,
-    expect_close,
-    expect_equal,
-    expect_raises,
-    fresh_generator,
-    wrong,
-)
+from shared.exercises.checks import checks_for
+from shared.exercises.expecting import expect, expect_close, expect_equal, expect_raises, wrong
+from shared.exercises.seeds import fresh_generator
 from shared.measuring.memory import saved_bytes
 
 exercise_02_1 = checks_for(

@@ -15,12 +15,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shared.course import answers
-from shared.distributed import Rank, process_group
 from shared.errors import InputError
-from shared.experiments.attention_sweep import FULL, draw_sweep
+from shared.exercises.answers import lesson_answers
+from shared.experiments.lesson02_sweep import FULL, draw_sweep
 from shared.measuring.memory import saved_bytes
 from shared.measuring.timing import fastest_seconds
+from shared.ranks.group import Rank, process_group
 from shared.script import (
     checked_out,
     choose_preset,
@@ -125,7 +125,7 @@ def main() -> None:
         for number in heads:
             if preset.d_model % number:
                 raise InputError(f"--heads {number}: d_model is {preset.d_model}; take a divisor")
-        parts = answers("02", mine=args.mine)
+        parts = lesson_answers("02", mine=args.mine)
         cases = progress(share(preset, heads, rank), rank, "sweep")
         shares: list[Any] = [None] * rank.world_size
         dist.all_gather_object(shares, [row(parts, preset, case, args, rank) for case in cases])

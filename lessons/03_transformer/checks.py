@@ -14,14 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from shared.checking import (
-    checks_for,
-    expect,
-    expect_close,
-    expect_equal,
-    fresh_generator,
-    wrong,
-)
+from shared.exercises.checks import checks_for
+from shared.exercises.expecting import expect, expect_close, expect_equal, wrong
+from shared.exercises.seeds import fresh_generator, seed_all
 from shared.model.config import TransformerConfig
 
 exercise_03_1 = checks_for(
@@ -258,7 +253,7 @@ def ffn_dropout(answer) -> None:
     with torch.no_grad():
         ffn.linear1.weight.zero_(), ffn.linear1.bias.fill_(1.0)
         ffn.linear2.weight.copy_(torch.eye(400)), ffn.linear2.bias.fill_(1.0)
-    torch.manual_seed(0)
+    seed_all(0)
     levels = {round(value, 3) for value in ffn(torch.zeros(1, 400)).flatten().tolist()}
     if levels == {0.0, 4.0}:
         wrong(
@@ -503,7 +498,7 @@ def encoder_dropout(answer) -> None:
 
 def compare_dropout(layer: nn.Module, sublayers: int) -> None:
     """In pre-LN a value that every sub-layer drops comes out as it went in: chance p each."""
-    torch.manual_seed(0)
+    seed_all(0)
     x = 5 + torch.randn(40, 25, 12)
     inputs = (x,) if sublayers == 2 else (x, torch.randn(40, 3, 12))
     layer.train()
@@ -873,7 +868,7 @@ def transformer_start(answer) -> None:
     config = TransformerConfig(97, d_model=32, num_heads=4, num_layers=2, d_ff=64, dropout=0.0)
     losses = []
     for seed in range(3):
-        torch.manual_seed(seed)
+        seed_all(seed)
         model = answer(config)
         ids = torch.randint(4, 97, (8, 12))
         logits = model(ids, ids.flip(1))

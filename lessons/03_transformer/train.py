@@ -16,16 +16,16 @@ import torch.nn.functional as F
 from torch import nn
 
 from shared import script
-from shared.course import answers
 from shared.data.batching import Batch, collate, random_batches
 from shared.data.corpora import Empty, load_corpus
 from shared.data.loading import PairDataset
 from shared.data.tokenizer import Tokenizer
-from shared.distributed import Rank, process_group
 from shared.errors import InputError
-from shared.experiments.norm_comparison import draw_runs, frequency_loss, tabulate
+from shared.exercises.answers import lesson_answers
+from shared.experiments.lesson03_norms import draw_runs, frequency_loss, tabulate
 from shared.model.config import TransformerConfig
 from shared.plots import save_figure
+from shared.ranks.group import Rank, process_group
 
 MAX_LEN = 128  # tokens of a sentence; longer pairs are left out
 VARIANTS = [("pre", False), ("post", False), ("pre", True), ("post", True)]
@@ -126,7 +126,7 @@ def main() -> None:
         given = {"steps": args.steps, "num_layers": args.layers, "peak": args.peak}
         given = {key: value for key, value in given.items() if value is not None}
         preset = replace(preset, **given)
-        out, parts = script.checked_out(args.out), answers("03", mine=args.mine)
+        out, parts = script.checked_out(args.out), lesson_answers("03", mine=args.mine)
         data = load(args.dataset, args.empty, preset)
 
         mine = VARIANTS[rank.rank :: rank.world_size]

@@ -16,18 +16,14 @@ import matplotlib.pyplot as plt
 import torch
 from torch.utils.data import DataLoader
 
-from shared.checkpoint import copy_weights, load_translator, save_translator
-from shared.course import answers
 from shared.data.batching import Batch
 from shared.data.corpora import Pair, load_corpus
 from shared.data.loading import PairDataset, batch_loader, check_lengths
 from shared.data.tokenizer import Tokenizer
-from shared.decoding import Decode, translate, translate_together
-from shared.distributed import Rank, process_group
+from shared.exercises.answers import lesson_answers
 from shared.model.transformer import Transformer
 from shared.plots import save_figure, use_style
-from shared.recipes import TRANSLATION, Recipe
-from shared.scoring import score_table
+from shared.ranks.group import Rank, process_group
 from shared.script import (
     checked_out,
     choose_preset,
@@ -37,7 +33,12 @@ from shared.script import (
     run_script,
     write_metrics,
 )
-from shared.training import average_weights, batch_plan, mean_loss, training_step
+from shared.training.checkpoint_files import copy_weights
+from shared.training.decoding import Decode, translate, translate_together
+from shared.training.loop import average_weights, batch_plan, mean_loss, training_step
+from shared.training.recipes import TRANSLATION, Recipe
+from shared.training.scoring import score_table
+from shared.training.translator_files import load_translator, save_translator
 
 
 def make_loader(
@@ -96,7 +97,7 @@ def main() -> None:
     parser.add_argument("--translate", nargs="+", metavar="SENTENCE", help="use the model in --out")
     args = parser.parse_args()
     with process_group(args.device) as rank:
-        parts = answers("04", mine=args.mine)
+        parts = lesson_answers("04", mine=args.mine)
         beam = partial(parts.beam_search, beam_size=args.beam)
         decode = beam if args.beam > 1 else parts.greedy_decode
         checkpoint = checked_out(args.out) / "translator.pt"

@@ -10,9 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shared.checking import checks_for, expect, expect_close, expect_equal, fresh_seed, wrong
+from shared.exercises.checks import checks_for
+from shared.exercises.expecting import expect, expect_close, expect_equal, wrong
+from shared.exercises.seeds import fresh_seed
+from shared.exercises.wrong import Wrong
 from shared.measuring.traffic import Call, count_traffic
-from shared.ranks import RankFailed, is_own, own_line, run_ranks
+from shared.ranks.failures import RankFailed, is_own_file, own_line
+from shared.ranks.forked import run_ranks
 
 exercise_05_1 = checks_for(
     "05.1",
@@ -38,6 +42,7 @@ exercise_05_2 = checks_for(
 exercise_05_3 = checks_for(
     "05.3",
     name="ring_all_reduce",
+    in_place=True,
     difficulty=2,
     minutes=15,
     hints=["The two exercises above, then cut off the padding, restore the shape, and copy_."],
@@ -45,6 +50,7 @@ exercise_05_3 = checks_for(
 exercise_05_4 = checks_for(
     "05.4",
     name="tree_broadcast",
+    in_place=True,
     difficulty=3,
     minutes=25,
     hints=[
@@ -55,6 +61,7 @@ exercise_05_4 = checks_for(
 exercise_05_5 = checks_for(
     "05.5",
     name="central_all_reduce",
+    in_place=True,
     difficulty=2,
     minutes=15,
     hints=["Rank 0: n - 1 times recv and add, then n - 1 times send. The others: send, then recv."],
@@ -93,6 +100,8 @@ def on_ranks(fn: Callable[..., Any], n: int, *args: Any) -> list[Any]:
     try:
         return run_ranks(fn, n, *args, quiet=QUIET, timeout=PATIENCE)
     except RankFailed as failed:
+        if type(failed.error) is Wrong:
+            raise failed.error from None
         text = str(failed)
     if "raised NotImplementedError" in text:
         raise NotImplementedError
@@ -158,7 +167,7 @@ def not_back(first: str, stacks: list[str], n: int) -> None:
 def place_in(stack: str) -> str:
     """The learner's own frame of a stack: the first that is not torch's."""
     frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', stack)
-    own = [(line, name) for file, line, name in frames if is_own(file)]
+    own = [(line, name) for file, line, name in frames if is_own_file(file)]
     return f"line {own[0][0]} in {own[0][1]}" if own else "somewhere in torch"
 
 

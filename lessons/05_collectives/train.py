@@ -14,8 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shared.course import answers
-from shared.distributed import Rank, process_group
+from shared.exercises.answers import lesson_answers
 from shared.measuring.bandwidth import (
     all_gather,
     bus_factor,
@@ -24,6 +23,7 @@ from shared.measuring.bandwidth import (
     slowest_rank_seconds,
 )
 from shared.plots import MEANING, measured, save_figure, theory, use_style
+from shared.ranks.group import Rank, process_group
 from shared.script import (
     checked_out,
     choose_preset,
@@ -129,7 +129,7 @@ def draw(rows: list[dict], rank: Rank, args: argparse.Namespace) -> dict[str, fl
 def main() -> None:
     args = lesson_parser("05_collectives", __doc__).parse_args()
     with process_group(args.device) as rank:
-        parts = answers("05", mine=args.mine)
+        parts = lesson_answers("05", mine=args.mine)
         checked_out(args.out)
         rows = measure(rank, args, parts)
         places: list = [None] * rank.world_size

@@ -19,18 +19,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shared.checking import (
-    Wrong,
-    checks_for,
-    expect,
-    expect_close,
-    expect_equal,
-    expect_raises,
-    fresh_seed,
-    wrong,
-)
+from shared.exercises.checks import Wrong, checks_for
+from shared.exercises.expecting import expect, expect_close, expect_equal, expect_raises, wrong
+from shared.exercises.seeds import fresh_seed
 from shared.measuring.traffic import count_traffic
-from shared.ranks import RankFailed, own_line, run_ranks
+from shared.ranks.failures import RankFailed, own_line
+from shared.ranks.forked import run_ranks
 
 exercise_06_1 = checks_for(
     "06.1",

@@ -13,23 +13,18 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 
-from shared.checkpoint import save_translator
-from shared.course import answers
 from shared.data.corpora import load_corpus
 from shared.data.loading import PairDataset, batch_loader
 from shared.data.tokenizer import Tokenizer
-from shared.decoding import greedy_decode, translate_together
-from shared.distributed import Rank, process_group
-from shared.engines.agreement import agree_on, fingerprint
-from shared.engines.report import Run, curve_row, draw_runs, headline, tabulate
-from shared.engines.step import ENGINES, build_engine, engine_step, reference_step
+from shared.ddp.engines import ENGINES, build_engine, engine_step, reference_step
+from shared.exercises.answers import lesson_answers
+from shared.experiments.lesson06_engines import Run, curve_row, draw_runs, headline, tabulate
 from shared.measuring.timing import synchronized_now
 from shared.measuring.traffic import count_traffic
 from shared.model.transformer import Transformer
 from shared.plots import save_figure
-from shared.recipes import TRANSLATION, Recipe
-from shared.reference_run import checksum, reference_model, run_reference
-from shared.scoring import score_table
+from shared.ranks.agreement import agree_on, fingerprint
+from shared.ranks.group import Rank, process_group
 from shared.script import (
     checked_out,
     choose_preset,
@@ -39,7 +34,12 @@ from shared.script import (
     run_script,
     write_metrics,
 )
-from shared.training import batch_plan
+from shared.training.decoding import greedy_decode, translate_together
+from shared.training.loop import batch_plan
+from shared.training.recipes import TRANSLATION, Recipe
+from shared.training.reference_run import checksum, reference_model, run_reference
+from shared.training.scoring import score_table
+from shared.training.translator_files import save_translator
 
 
 def train(
@@ -139,7 +139,7 @@ def main() -> None:
     with process_group(args.device) as rank:
         names = ENGINES if args.engine == "all" else (args.engine,)
         by_hand = set(names) - {"single", "ddp"}  # these two need no answer of this lesson
-        parts = answers("06", mine=args.mine) if by_hand else SimpleNamespace()
+        parts = lesson_answers("06", mine=args.mine) if by_hand else SimpleNamespace()
         checked_out(args.out)
         (follow_curve if args.curve else translate_and_compare)(names, rank, args, parts)
 

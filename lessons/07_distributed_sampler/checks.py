@@ -14,17 +14,12 @@ from typing import Any
 import torch
 import torch.utils.data
 
-from shared.checking import (
-    checks_for,
-    expect,
-    expect_equal,
-    expect_raises,
-    fresh_seed,
-    without_group,
-    wrong,
-)
+from shared.exercises.checks import checks_for
+from shared.exercises.expecting import expect, expect_equal, expect_raises, without_group, wrong
+from shared.exercises.seeds import fresh_seed, seed_all
 from shared.measuring.traffic import count_traffic
-from shared.ranks import RankFailed, run_ranks
+from shared.ranks.failures import RankFailed
+from shared.ranks.forked import run_ranks
 
 exercise_07_1 = checks_for(
     "07.1",
@@ -179,8 +174,7 @@ def expect_own_randomness(candidate: Any, length: int) -> None:
     """The order neither depends on the global random state nor changes it."""
     orders, states = [], []
     for state in (1, 2):
-        torch.manual_seed(state)
-        random.seed(state)
+        seed_all(state)
         orders.append(parts(candidate, length, 1)[0])
         states.append((torch.rand(1).item(), random.random()))
     if orders[0] != orders[1]:

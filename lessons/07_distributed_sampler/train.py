@@ -21,14 +21,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
 from shared import script
-from shared.course import answers
 from shared.data.corpora import load_corpus
 from shared.data.sampling import WatchedSampler
-from shared.distributed import Rank, process_group
-from shared.experiments import next_character
-from shared.experiments import sampling_pitfalls as pitfalls
-from shared.experiments.next_character import CharacterData, NextCharacter
+from shared.exercises.answers import lesson_answers
+from shared.experiments import lesson07_next_character as next_character
+from shared.experiments import lesson07_pitfalls as pitfalls
+from shared.experiments.lesson07_next_character import CharacterData, NextCharacter
 from shared.plots import save_figure
+from shared.ranks.group import Rank, process_group
 
 NUM_TEST = 61  # a small test set, of a length that no usual number of ranks divides
 PITFALLS = ("none", "no_set_epoch", "no_sampler", "padded_eval", "worker_seed")
@@ -134,7 +134,7 @@ def main() -> None:
         if args.steps:  # in whole epochs
             preset = replace(preset, epochs=max(1, args.steps * preset.batch // preset.samples))
         pitfalls.check_sizes(preset.samples, preset.batch, rank.world_size)
-        out, parts = script.checked_out(args.out), answers("07", mine=args.mine)
+        out, parts = script.checked_out(args.out), lesson_answers("07", mine=args.mine)
         corpus = load_corpus(args.dataset, empty=args.empty)
         data, validation = next_character.character_data(corpus, preset.samples)
         jobs = [(name, args.seed + i) for name in args.pitfall for i in range(preset.seeds)]

@@ -27,21 +27,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from shared.checking import (
-    checks_for,
-    expect,
-    expect_equal,
-    expect_raises,
-    fresh_seed,
-    without_group,
-    wrong,
-)
 from shared.data.sampling import ResumableSampler
-from shared.ranks import RankFailed, run_ranks
-from shared.restarting.fitting import origin
-from shared.restarting.training_state import TakeStep, TrainingState
+from shared.exercises.checks import checks_for
+from shared.exercises.expecting import expect, expect_equal, expect_raises, without_group, wrong
+from shared.exercises.seeds import fresh_seed, seed_all
+from shared.fault_tolerance.fitting import origin
+from shared.fault_tolerance.state import TakeStep, TrainingState
+from shared.ranks.failures import RankFailed
+from shared.ranks.forked import run_ranks
 
-MARK = "torch-handle checkpoint 1"  # shared.checkpoint.MARK
+MARK = "torch-handle checkpoint 1"  # shared.training.checkpoint_files.MARK
 
 exercise_08_1a = checks_for(
     "08.1a",
@@ -180,12 +175,6 @@ def train(state: TrainingState, take_step: TakeStep, steps: int, batch: int = 4)
             state.step += 1
         if state.step < end:
             state.sampler.set_epoch(state.sampler.epoch + 1)
-
-
-def seed_all(seed: int) -> None:
-    """Seed the three generators."""
-    for seed_one in (random.seed, np.random.seed, torch.manual_seed):
-        seed_one(seed % 2**32)
 
 
 def states_now() -> dict[str, Any]:

@@ -12,27 +12,26 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-from shared.course import answers
 from shared.data.corpora import load_corpus
 from shared.data.loading import PairDataset
 from shared.data.tokenizer import Tokenizer
-from shared.distributed import Rank, process_group
-from shared.plots import save_figure
-from shared.reference_run import NUM_STEPS, checksum, compare_with_record
-from shared.restarting.background import BackgroundSaver
-from shared.restarting.elastic import load_elastic, save_elastic
-from shared.restarting.faults import Kill
-from shared.restarting.fitting import unwrapped
-from shared.restarting.resumable_runs import (
+from shared.exercises.answers import lesson_answers
+from shared.experiments.lesson08_runs import (
     Build,
     Size,
     reference_training,
     rehearse,
     translator_training,
 )
-from shared.restarting.resuming import restart_count
-from shared.restarting.save_timing import draw_run, time_saves
-from shared.restarting.training_state import TrainingState
+from shared.experiments.lesson08_save_times import draw_run, time_saves
+from shared.fault_tolerance.background import BackgroundSaver
+from shared.fault_tolerance.checkpoints import restart_count
+from shared.fault_tolerance.elastic import load_elastic, save_elastic
+from shared.fault_tolerance.fitting import unwrapped
+from shared.fault_tolerance.kills import Kill
+from shared.fault_tolerance.state import TrainingState
+from shared.plots import save_figure
+from shared.ranks.group import Rank, process_group
 from shared.script import (
     checked_out,
     choose_preset,
@@ -41,6 +40,7 @@ from shared.script import (
     run_script,
     write_metrics,
 )
+from shared.training.reference_run import NUM_STEPS, checksum, compare_with_record
 
 SIZES = {
     "tiny": Size(32, 1, 300, num_pairs=200, batch=16, steps=12, interval=4),
@@ -133,7 +133,7 @@ def main() -> None:
     args = parser.parse_args()
     with process_group(args.device) as rank:
         checked_out(args.out)
-        train(args, rank, answers("08", mine=args.mine))
+        train(args, rank, lesson_answers("08", mine=args.mine))
 
 
 if __name__ == "__main__":

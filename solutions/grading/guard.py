@@ -124,9 +124,10 @@ class Guard:
 
     def settle(self) -> None:
         """Call after the setup cell: from now on everything must stay what it is."""
-        course = importlib.import_module("shared.course")
+        course = importlib.import_module("shared.exercises.notebook")
+        self._stubs = importlib.import_module("shared.exercises.stubs")
         self._checks = course.load_checks(self._number)
-        self._course, self._checking = course, importlib.import_module("shared.checking")
+        self._course, self._checking = course, importlib.import_module("shared.exercises.expecting")
         self._torch = importlib.import_module("torch")
         from IPython.core.getipython import get_ipython
 
@@ -144,7 +145,7 @@ class Guard:
         self._allowed = self._tolerances()
 
     def _tolerances(self) -> str:
-        return repr(getattr(sys.modules.get("shared.comparing"), "TOLERANCES", None))
+        return repr(getattr(sys.modules.get("shared.exercises.comparing"), "TOLERANCES", None))
 
     def _exceeded(self) -> str:
         """The limit that was passed, as the grader calls it."""
@@ -235,7 +236,7 @@ class Guard:
         if state is None or name not in self._namespace:
             return {**blank, "kind": "undefined"}
         candidate = self._namespace[name]
-        if not state.solved or self._course.is_stub(state.own):
+        if not state.solved or self._stubs.is_stub(state.own):
             return {**blank, "kind": "unsolved", "hint": checks.hints[0]}
         faults = checks.faults(candidate)
         bad = [fault for fault in faults if fault is not None]
@@ -243,12 +244,12 @@ class Guard:
         if not bad:
             return {**blank, "kind": "right"}
         first = bad[0]
-        words = self._course.fault_words(checks, first)
+        words = self._course.Result(checks, "wrong", first).words()
         if len(bad) > 1:
             words += "\n  also not right: " + "; ".join(fault.title for fault in bad[1:])
-        hint = first.wrong.hint or checks.hints[0]
-        seen = {"words": words, "mistake": first.wrong.mistake, "hint": hint, "title": first.title}
-        seen["seen"] = first.wrong.seen
+        hint = first.hint or checks.hints[0]
+        seen = {"words": words, "mistake": first.mistake, "hint": hint, "title": first.title}
+        seen["seen"] = first.seen
         return {**blank, **seen, "kind": "wrong"}
 
     def _same_start(self) -> None:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared.checking import mistake
+from shared.exercises.mistakes import mistake
 
 
 def _table(max_len: int, frequencies: Tensor) -> tuple[Tensor, Tensor]:

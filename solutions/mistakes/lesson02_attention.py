@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from shared.checking import mistake
+from shared.exercises.mistakes import mistake
 from shared.model import attention as right
 
 # 02.1 scaled_dot_product_attention

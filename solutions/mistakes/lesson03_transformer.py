@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared.checking import mistake
+from shared.exercises.mistakes import mistake
 from shared.model import layers, size, transformer
 from shared.model.config import TransformerConfig
 

@@ -6,14 +6,14 @@ from dataclasses import replace
 import torch
 from torch.nn import functional as F
 
-from shared.checking import mistake
 from shared.data.batching import Batch
 from shared.data.batching import collate as right_collate
-from shared.decoding import Beam
-from shared.decoding import beam_search as right_beam
-from shared.decoding import greedy_decode as right_greedy
-from shared.training import cosine_schedule as right_cosine
-from shared.training import label_smoothed_loss as right_loss
+from shared.exercises.mistakes import mistake
+from shared.training.decoding import Beam
+from shared.training.decoding import beam_search as right_beam
+from shared.training.decoding import greedy_decode as right_greedy
+from shared.training.loss import label_smoothed_loss as right_loss
+from shared.training.schedules import cosine_schedule as right_cosine
 
 
 def _pad(rows, pad_id, width=None):
@@ -125,7 +125,7 @@ def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
     return _changed(pairs, pad_id, bos_id, eos_id, num_tokens=sum(len(t) for _, t in pairs))
 
 
-@mistake("04.1", says="the lists that were given have changed")
+@mistake("04.1", says="pairs was changed in place")
 def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
     batch = right_collate(pairs, pad_id, bos_id, eos_id)
     for src, _ in pairs:

@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from shared.checking import mistake
+from shared.exercises.mistakes import mistake
 from solutions.lesson05_collectives import ring_all_gather as right_gather
 from solutions.lesson05_collectives import ring_reduce_scatter as right_scatter
 
@@ -96,7 +96,7 @@ def ring_reduce_scatter(tensor, group=None):
     return right_scatter(whole, group) if chunk else right_scatter(tensor, group)
 
 
-@mistake("05.1", says="the input is changed")
+@mistake("05.1", says="was changed in place")
 def ring_reduce_scatter(tensor, group=None):
     n = _place(group)[1]
     if tensor.numel() % n or not tensor.is_contiguous():

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from shared.checking import mistake
+from shared.exercises.mistakes import mistake
 from solutions import ddp_buckets
 from solutions import lesson06_ddp as right
 

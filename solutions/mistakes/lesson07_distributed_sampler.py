@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import Sampler
 
-from shared.checking import mistake
 from shared.data import sampling
 from shared.errors import InputError
+from shared.exercises.mistakes import mistake
 from solutions.lesson07_distributed_sampler import exact_evaluation as right_evaluation
 
 # 07.1 DistributedSampler
@@ -109,7 +109,7 @@ class DistributedSampler(Base):
         return torch.randperm(self.length).tolist() if self.shuffle else list(range(self.length))
 
 
-@mistake("07.1", says="iterating sets the global random state")
+@mistake("07.1", says="the global seed is set")
 class DistributedSampler(Base):
     def order(self):
         torch.manual_seed(self.seed + self.epoch)

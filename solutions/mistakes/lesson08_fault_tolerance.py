@@ -16,14 +16,9 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import BatchSampler
 
-from shared.checking import mistake
-from shared.checkpoint import MARK, read_checkpoint
-from shared.distributed import current_rank, current_world_size
 from shared.errors import InputError
-from shared.restarting.fitting import refuse_unless_it_fits, unwrapped
-from shared.restarting.random_states import random_states as right_states
-from shared.restarting.random_states import set_random_states
-from shared.restarting.resuming import (
+from shared.exercises.mistakes import mistake
+from shared.fault_tolerance.checkpoints import (
     checkpoint_content,
     checkpoint_path,
     checkpoints_in,
@@ -32,9 +27,14 @@ from shared.restarting.resuming import (
     put_back,
     store,
 )
-from shared.restarting.resuming import load_checkpoint as right_load
-from shared.restarting.resuming import resume_training as right_resume
-from shared.restarting.resuming import save_checkpoint as right_save
+from shared.fault_tolerance.checkpoints import load_checkpoint as right_load
+from shared.fault_tolerance.checkpoints import resume_training as right_resume
+from shared.fault_tolerance.checkpoints import save_checkpoint as right_save
+from shared.fault_tolerance.fitting import refuse_unless_it_fits, unwrapped
+from shared.fault_tolerance.random_states import random_states as right_states
+from shared.fault_tolerance.random_states import set_random_states
+from shared.ranks.group import current_rank, current_world_size
+from shared.training.checkpoint_files import MARK, read_checkpoint
 
 # 08.1a write_atomically
 

@@ -19,14 +19,14 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import solutions.lesson06_ddp as parts
-from shared.engines.step import build_engine
+from shared.ddp.engines import build_engine
 from shared.measuring.trace import overlap_fraction, record_trace
 from shared.model.config import TransformerConfig
 from shared.model.transformer import Transformer
 from shared.plots import MEANING, save_figure, use_style
-from shared.ranks import run_ranks
+from shared.ranks.forked import run_ranks
 from shared.script import format_table
-from shared.training import label_smoothed_loss
+from shared.training.loss import label_smoothed_loss
 
 CONFIG = TransformerConfig(
     vocab_size=1000, d_model=256, num_heads=4, num_layers=3, d_ff=1024, dropout=0.0, max_len=64

@@ -12,12 +12,12 @@ import torch._dynamo  # once here instead of in every forked rank
 import torch.distributed as dist
 
 import solutions.lesson06_ddp as parts
-from shared.engines.step import ENGINES, build_engine
+from shared.ddp.engines import ENGINES, build_engine
 from shared.model.config import TransformerConfig
 from shared.model.transformer import Transformer
-from shared.ranks import run_ranks
+from shared.ranks.forked import run_ranks
 from shared.script import format_table
-from shared.training import label_smoothed_loss
+from shared.training.loss import label_smoothed_loss
 
 CONFIG = TransformerConfig(
     vocab_size=4000, d_model=256, num_heads=4, num_layers=3, d_ff=1024, dropout=0.0, max_len=64

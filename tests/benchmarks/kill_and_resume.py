@@ -25,14 +25,15 @@ import torch
 from shared.data.corpora import load_corpus
 from shared.data.loading import PairDataset
 from shared.data.tokenizer import Tokenizer
-from shared.distributed import Rank
-from shared.launching import LaunchFailed, launch
-from shared.ranks import RankFailed, run_ranks
-from shared.reference_run import checksum
-from shared.restarting.faults import Kill
-from shared.restarting.fitting import unwrapped
-from shared.restarting.resumable_runs import Size, translator_training
-from shared.restarting.resuming import load_checkpoint, resume_training, save_checkpoint
+from shared.experiments.lesson08_runs import Size, translator_training
+from shared.fault_tolerance.checkpoints import load_checkpoint, resume_training, save_checkpoint
+from shared.fault_tolerance.fitting import unwrapped
+from shared.fault_tolerance.kills import Kill
+from shared.ranks.failures import RankFailed
+from shared.ranks.forked import run_ranks
+from shared.ranks.group import Rank
+from shared.ranks.launching import LaunchFailed, launch
+from shared.training.reference_run import checksum
 
 SCRIPT = Path(__file__).resolve().parents[2] / "lessons" / "08_fault_tolerance" / "train.py"
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from shared.measuring.bandwidth import slowest_rank_seconds
 from shared.measuring.traffic import count_traffic
-from shared.ranks import run_ranks
+from shared.ranks.forked import run_ranks
 from solutions.lesson05_collectives import central_all_reduce, ring_all_reduce
 
 

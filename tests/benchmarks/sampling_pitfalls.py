@@ -13,7 +13,7 @@ import torch
 
 from shared.data.corpora import load_corpus
 from shared.data.sampling import DistributedSampler
-from shared.experiments import next_character
+from shared.experiments import lesson07_next_character as next_character
 from shared.script import format_table
 
 NUM_RANKS, BATCH, STEPS = 4, 32, 256

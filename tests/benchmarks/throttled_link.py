@@ -18,10 +18,10 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from shared.course import ROOT
-from shared.launching import launch_nodes
-from shared.measuring.links import throttled_links, why_not
+from shared.exercises.lessons import ROOT
 from shared.plots import MEANING, save_figure, use_style
+from shared.ranks.launching import launch_nodes
+from shared.ranks.links import throttled_links, why_not
 from shared.script import format_table
 
 SCRIPT = ROOT / "lessons" / "06_ddp" / "train.py"

@@ -9,8 +9,8 @@ when a target is missed: 95 BLEU, 85 % exact matches, 180 seconds of training on
 import argparse
 import sys
 
-from shared.course import ROOT
-from shared.launching import launch
+from shared.exercises.lessons import ROOT
+from shared.ranks.launching import launch
 from shared.script import format_table
 
 SCRIPT = ROOT / "lessons" / "04_training" / "train.py"

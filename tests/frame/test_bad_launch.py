@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from shared import distributed
-from shared.course import ROOT
-from shared.launching import LaunchFailed, launch
+from shared.exercises.lessons import ROOT
+from shared.ranks import group as distributed
+from shared.ranks.launching import LaunchFailed, launch
 
 SCRIPTS = sorted((ROOT / "lessons").glob("0[5-8]_*/train.py"))
 TINY = ("--preset", "tiny")

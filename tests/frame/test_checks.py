@@ -8,10 +8,9 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from shared.answers import read_cells
-from shared.checking import mistakes_in
-from shared.course import ROOT, load_checks, solution_module
-from shared.tools.checks import trials
+from shared.exercises.answers import read_cells
+from shared.exercises.lessons import ROOT, load_checks, solution_module
+from shared.exercises.mistakes import mistakes_in, trials
 
 LESSONS = sorted(path.parent.name for path in (ROOT / "lessons").glob("*/checks.py"))
 EXERCISES = [(name, id) for name in LESSONS for id in load_checks(name[:2])]
@@ -81,10 +80,15 @@ def test_the_oracle_is_never_the_solution(lesson):
     own = {m for m in modules if m.split(".")[0] in ("shared", "solutions", "lessons")}
     # A configuration is what an exercise is given, a counter or a stand-in what it is measured
     # with; none of them is an answer.
-    allowed = {"shared.checking", "shared.ranks", "shared.model.config", "shared.data.sampling"}
+    allowed = {
+        "shared.exercises.expecting",
+        "shared.ranks.forked",
+        "shared.model.config",
+        "shared.data.sampling",
+    }
     allowed |= {f"shared.measuring.{name}" for name in ("memory", "traffic")}
     allowed |= {f"shared.restarting.{name}" for name in ("fitting", "training_state")}
-    allowed.add("shared.experiments.stand_in")
+    allowed.add("shared.exercises.stand_in")
     assert own <= allowed, f"checks.py may import {allowed} of ours, it imports {own - allowed}"
 
 

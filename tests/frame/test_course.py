@@ -40,12 +40,12 @@ def test_a_signature_that_differs_fails_in_solution_mode(toy, toy_module):
     toy.write({**toy_module.STUBS, "01.1": other})
     results = toy.nbval(TORCH_HANDLE_IMPLEMENTATION="solution")
     assert not results[1]
-    done = toy.run("-m", "shared.tools.notebooks", "--no-write")
+    done = toy.run("-m", "shared.cli.notebooks", "--no-write")
     assert done.returncode == 1
     assert "the notebook has (y: int)" in done.stdout
     method = toy_module.STUBS["01.2"].replace("amount: int = 1", "amount: int = 2")
     toy.write({**toy_module.STUBS, "01.2": method})
-    assert "SignatureDiffers: 01.2 __init__" in toy.run("-m", "shared.tools.notebooks").stdout
+    assert "SignatureDiffers: 01.2 __init__" in toy.run("-m", "shared.cli.notebooks").stdout
 
 
 def test_reading_mode_runs_to_the_end_and_says_what_is_to_do(toy):
@@ -66,7 +66,7 @@ def test_reading_mode_names_the_mistake_and_keeps_the_learners_answer(toy, toy_m
 
 def test_without_solutions_an_unsolved_stub_stops_at_its_first_use(toy):
     toy.run("-c", "import shutil; shutil.rmtree('solutions')")
-    done = toy.run("-m", "shared.tools.notebooks", "--mode", "reading", "--no-write")
+    done = toy.run("-m", "shared.cli.notebooks", "--mode", "reading", "--no-write")
     assert done.returncode == 1
     assert "exercise 01.1 (double) is not solved yet, and this cell uses it" in done.stdout
 
@@ -96,7 +96,9 @@ def test_the_cells_carry_nbgrader_metadata(toy):
     ]
 
 
-LAUNCH = "from shared.course import launch; print(launch('lessons/01_toy/train.py', {}, {}))"
+LAUNCH = (
+    "from shared.exercises.notebook import launch; print(launch('lessons/01_toy/train.py', {}, {}))"
+)
 
 
 def test_mine_runs_the_script_with_the_learners_answer(toy, toy_module):
@@ -123,7 +125,7 @@ def test_launch_fails_when_the_script_saw_another_world_size(toy):
 def reading(toy) -> str:
     """A program that runs the toy notebook in reading mode and prints what its cells show."""
     return (
-        "import nbformat; from pathlib import Path; from shared.tools.notebooks import execute\n"
+        "import nbformat; from pathlib import Path; from shared.cli.notebooks import execute\n"
         f"n = nbformat.read({str(toy.notebook)!r}, 4)\n"
         f"execute(n, Path({str(toy.lesson)!r}), 'reading')\n"
         "for c in n.cells:\n"

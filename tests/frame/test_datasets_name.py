@@ -10,9 +10,9 @@ from pathlib import Path
 import nbformat
 from nbformat.v4 import new_code_cell, new_notebook
 
-from shared.course import ROOT
-from shared.tools.notebooks import execute
-from shared.tools.torchrun import torchrun_command
+from shared.cli.notebooks import execute
+from shared.exercises.lessons import ROOT
+from shared.ranks.torchrun import torchrun_command
 
 LESSON = sorted((ROOT / "lessons").glob("01_*"))[0]
 PROBE = "import importlib.util; print(importlib.util.find_spec('datasets').origin)"

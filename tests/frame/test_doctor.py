@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from shared.tools import accelerators, doctor, machine
-from shared.tools.finding import GOOD, MISSING, NOTE, Finding
+from shared.cli import accelerators, doctor, machine
+from shared.cli.finding import GOOD, MISSING, NOTE, Finding
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_this_environment_lacks_nothing():
     done = subprocess.run(
-        [sys.executable, "-m", "shared.tools.doctor", "--no-setup"],
+        [sys.executable, "-m", "shared.cli.doctor", "--no-setup"],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -22,7 +22,7 @@ def test_environment_yml_names_only_python_pip_and_this_project():
 
 
 def test_set_up_installs_the_same_extras():
-    assert f'".[{",".join(EXTRAS)}]"' in (ROOT / "shared/tools/setup.py").read_text()
+    assert f'".[{",".join(EXTRAS)}]"' in (ROOT / "shared/cli/setup.py").read_text()
 
 
 def test_every_requirement_is_pinned_and_named_once():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.course import ROOT
+from shared.exercises.lessons import ROOT
 
 LESSONS = sorted(path.name for path in (ROOT / "lessons").iterdir() if path.is_dir())
 LAYERS = {"shared": 0, "solutions": 1, "lessons": 2}
@@ -47,18 +47,18 @@ def home(name: str) -> int:
         "shared.model": 3,
         "shared.data.sampling": 7,
         "shared.data": 4,
-        "shared.training": 4,
-        "shared.decoding": 4,
-        "shared.checkpoint": 4,
-        "shared.reference_run": 4,
+        "shared.training.loop": 4,
+        "shared.training.decoding": 4,
+        "shared.training.checkpoint_files": 4,
+        "shared.training.reference_run": 4,
         "shared.measuring.traffic": 5,
         "shared.measuring.bandwidth": 5,
-        "shared.measuring.links": 5,
+        "shared.ranks.links": 5,
         "shared.measuring.trace": 6,
         "shared.engines": 6,
         "solutions.ddp_buckets": 6,
-        "shared.experiments.next_character": 7,
-        "shared.experiments.sampling_pitfalls": 7,
+        "shared.experiments.lesson07_next_character": 7,
+        "shared.experiments.lesson07_pitfalls": 7,
         "shared.restarting": 8,
     }
     for prefix, lesson in introduced.items():

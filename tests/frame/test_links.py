@@ -78,6 +78,6 @@ def test_a_broken_link_is_found(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
         "# A title\n[good](page.md#a-title) [bad](gone.md) [worse](#no-title) `shared/nothing.py` "
-        "[far](https://example.org/x) `lessons/NN_topic/train.py` `shared/tools/setup.py`"
+        "[far](https://example.org/x) `lessons/NN_topic/train.py` `shared/cli/setup.py`"
     )
     assert broken(page) == ["gone.md", "#no-title", "shared/nothing.py"]

@@ -1,6 +1,6 @@
 """The script's own last words come before torchrun's page about itself."""
 
-from shared.tools.logs import first_failure, last_words
+from shared.ranks.logs import first_failure, last_words
 
 REPORT = """\
 error: --out /x cannot be written

@@ -8,8 +8,8 @@ import sys
 import nbformat
 import pytest
 
-from shared.course import ROOT
-from shared.tools.notebooks import CHECK, execute, normalise
+from shared.cli.notebooks import CHECK, execute, normalise
+from shared.exercises.lessons import ROOT
 
 PATHS = sorted((ROOT / "lessons").glob("*/lesson.ipynb"))
 BY_NAME = pytest.mark.parametrize("path", PATHS, ids=[path.parent.name for path in PATHS])

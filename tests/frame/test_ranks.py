@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shared.ranks import RankFailed, is_own, own_line, run_ranks
+from shared.ranks.failures import RankFailed, own_line
+from shared.ranks.forked import run_ranks
 
 
 def alive_children() -> list[int]:

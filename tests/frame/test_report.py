@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from shared.tools.report import MAX_ROWS, write_report
+from shared.cli.report import MAX_ROWS, write_report
 
 PIXEL = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk+A8AAQUBAScY42YAAAAASUVORK5CYII="

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.tools import setup
-from shared.tools.command import UsageError, parse
+from shared.cli import setup
+from shared.cli.command import UsageError, parse
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -74,11 +74,11 @@ case "$*" in
         echo "pip" >> calls.txt
         test -z "$STUB_PIP_SLEEPS" || { echo "Collecting torch"; sleep 120; }
         test -z "$STUB_PIP_FAILS" || { echo "no network"; exit 1; } ;;
-    "-m shared.tools.command"*)
+    "-m shared.cli.command"*)
         shift 2
         exec REAL -c 'import runpy, sys
 sys._base_executable = "BASE"
-runpy.run_module("shared.tools.command", run_name="__main__")' "$@" ;;
+runpy.run_module("shared.cli.command", run_name="__main__")' "$@" ;;
     *) exec REAL "$@" ;;
 esac
 """

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from shared import distributed
-from shared.course import ROOT
-from shared.distributed import Rank, process_group
 from shared.errors import InputError
-from shared.launching import LaunchFailed, launch
+from shared.exercises.lessons import ROOT
+from shared.ranks import group as distributed
+from shared.ranks.group import Rank, process_group
+from shared.ranks.launching import LaunchFailed, launch
+from shared.ranks.torchrun import torchrun_command
 from shared.script import checked_out, format_table, lesson_parser, positive_int, write_metrics
-from shared.tools.torchrun import torchrun_command
 
 MAIN = Rank(0, 0, 1, torch.device("cpu"), "gloo")
 SCRIPTS = sorted((ROOT / "lessons").glob("*/train.py"))
@@ -150,7 +150,7 @@ def test_a_killed_rank_ends_the_run_with_an_error_and_leaves_nobody(tmp_path):
     script = tmp_path / "waits.py"
     script.write_text(
         "import os, pathlib, time, torch.distributed as dist\n"
-        "from shared.distributed import process_group\n"
+        "from shared.ranks.group import process_group\n"
         "with process_group('cpu') as rank:\n"
         f"    pathlib.Path({str(tmp_path)!r}, f'pid{{rank.rank}}').write_text(str(os.getpid()))\n"
         "    while True:\n"

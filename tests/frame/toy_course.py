@@ -40,7 +40,8 @@ WRONG = {
     "01.1": '@exercise("01.1")\ndef double(x: int) -> int:\n    return x * x',
     "01.2": RIGHT["01.2"].replace("x + self.amount", "x - self.amount"),
 }
-CHECKS = """from shared.checking import checks_for, expect, expect_equal
+CHECKS = """from shared.exercises.checks import checks_for
+from shared.exercises.expecting import expect, expect_equal
 
 exercise_01_1 = checks_for("01.1", name="double", difficulty=1, minutes=5, hints=["x + x"])
 
@@ -77,13 +78,13 @@ def double(x: int) -> int:
 SCRIPT = """import argparse, json, os
 from pathlib import Path
 
-from shared.course import answers
+from shared.exercises.answers import lesson_answers
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--mine", action="store_true")
 parser.add_argument("--out", type=Path)
 args = parser.parse_args()
-parts = answers("01", mine=args.mine)
+parts = lesson_answers("01", mine=args.mine)
 if os.environ["RANK"] == "0":
     record = {"world_size": int(os.environ["WORLD_SIZE"]), "double": parts.double(21)}
     (args.out / "metrics.json").write_text(json.dumps({**record, "own": parts.own}))
@@ -111,7 +112,9 @@ class ToyCourse:
         cells = [
             new_markdown_cell("# Lesson 01: a toy"),
             new_code_cell(
-                "from shared.course import check, exercise, launch", metadata={"tags": ["setup"]}
+                "from shared.exercises.notebook import check, exercise\n"
+                "from shared.ranks.launching import launch",
+                metadata={"tags": ["setup"]},
             ),
         ]
         for id, source in exercises.items():
@@ -138,7 +141,7 @@ class ToyCourse:
 
     def build(self) -> None:
         """Store the outputs of a run in solution mode."""
-        done = self.run("-m", "shared.tools.notebooks")
+        done = self.run("-m", "shared.cli.notebooks")
         assert done.returncode == 0, done.stdout + done.stderr
 
     def nbval(self, **environment: str) -> dict[int, bool]:

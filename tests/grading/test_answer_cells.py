@@ -9,7 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from shared.course import fault_words, load_checks
+from shared.exercises.lessons import load_checks
+from shared.exercises.notebook import fault_words
 from solutions.grading.answer_cells import AnswerCells, hand_in
 from solutions.grading.lesson import read_lessons, take_answers
 from solutions.grading.results import Exercise, Lesson

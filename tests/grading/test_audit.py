@@ -26,7 +26,7 @@ ODD = [
         "from shared.model.attention import split_heads",
         "imports shared.model.attention.split_heads, which can hold answers",
     ),
-    ("from shared import course", "imports shared.course"),
+    ("from shared import course", "imports shared.exercises.notebook"),
     ("import solutions.lesson02_attention", "imports solutions.lesson02_attention"),
     ("from torch import multiprocessing", "imports torch.multiprocessing"),
     ("from torch.overrides import TorchFunctionMode", "imports torch.overrides"),

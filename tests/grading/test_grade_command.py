@@ -397,7 +397,12 @@ def test_the_grader_loads_neither_torch_nor_the_answers():
     )
     loaded = set(done.stdout.split())
     assert "solutions.grading.run" in loaded
-    assert not loaded & {"torch", "shared.course", "shared.checking", "shared.answers"}
+    assert not loaded & {
+        "torch",
+        "shared.exercises.notebook",
+        "shared.exercises.expecting",
+        "shared.exercises.answers",
+    }
     assert not [name for name in loaded if re.match(r"solutions\.(lesson\d|mistakes)", name)]
 
 

@@ -15,7 +15,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from shared import checking, course
+from shared.exercises import expecting as checking
+from shared.exercises import notebook as course
 from solutions.grading import guard as guarding
 from solutions.grading import printed as printing
 from solutions.grading.assemble import PART, graded_notebook
@@ -95,8 +96,8 @@ CHANGES = [
     ("torch.allclose was replaced", torch, "allclose"),
     ("torch.Tensor.equal", torch.Tensor, "equal"),
     ("torch.nn.functional.softmax was replaced", torch.nn.functional, "softmax"),
-    ("shared.checking.expect_close was replaced", checking, "expect_close"),
-    ("shared.course.check was replaced", course, "check"),
+    ("shared.exercises.expecting.expect_close was replaced", checking, "expect_close"),
+    ("shared.exercises.notebook.check was replaced", course, "check"),
     ("math.sqrt was replaced", math, "sqrt"),
     ("json.dumps was replaced", json, "dumps"),
     ("hmac.new was replaced", hmac, "new"),
@@ -115,15 +116,15 @@ def test_what_is_replaced_is_named(guard, monkeypatch, words, owner, name):
 
 def test_changed_code_and_defaults_are_seen(guard, monkeypatch):
     monkeypatch.setattr(checking.expect, "__code__", (lambda *a, **k: None).__code__)
-    assert "shared.checking.expect was replaced" in guard.changes()
+    assert "shared.exercises.expecting.expect was replaced" in guard.changes()
     monkeypatch.undo()
     monkeypatch.setattr(checking.expect_close, "__kwdefaults__", {"atol": 1e9})
-    assert "shared.checking.expect_close was replaced" in guard.changes()
+    assert "shared.exercises.expecting.expect_close was replaced" in guard.changes()
 
 
 def test_an_added_name_that_hides_a_builtin_is_seen(guard, monkeypatch):
     monkeypatch.setattr(checking, "isinstance", lambda a, b: True, raising=False)
-    assert guard.changes() == ["shared.checking.isinstance was added"]
+    assert guard.changes() == ["shared.exercises.expecting.isinstance was added"]
 
 
 def test_checks_taken_away_and_changed_tolerances_are_seen(guard, monkeypatch):
@@ -133,7 +134,7 @@ def test_checks_taken_away_and_changed_tolerances_are_seen(guard, monkeypatch):
         assert any("was removed" in change for change in guard.changes())
     finally:
         checks.checks.append(kept)
-    from shared import comparing
+    from shared.exercises import comparing
 
     monkeypatch.setitem(comparing.TOLERANCES, torch.float32, (1e9, 1e9))
     assert guard.changes() == ["the table of tolerances was changed"]

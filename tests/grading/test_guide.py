@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from shared.course import ROOT, load_checks
+from shared.exercises.lessons import ROOT, load_checks
 from solutions import grade, student_edition
 from solutions.grading.results import Limits
 
@@ -27,7 +27,7 @@ def test_a_commands_words_are_understood(line):
     }
     if module in parsers:
         parsers[module].parse_args(words)
-    elif module == "shared.tools.checks":
+    elif module == "shared.exercises.mistakes":
         assert (ROOT / "shared" / "tools" / "checks.py").exists()
         assert all(any(name.startswith(word) for name in LESSONS) for word in words)
     else:

@@ -369,12 +369,12 @@ CASES = [
         answer(
             ZERO,
             code("""
-            import shared.checking
-            shared.checking.expect_close = lambda *a, **k: None
+            import shared.exercises.expecting
+            shared.exercises.expecting.expect_close = lambda *a, **k: None
             """),
         ),
         WRONG,
-        (LOOK, "shared.checking.expect_close was replaced", SPOILT),
+        (LOOK, "shared.exercises.expecting.expect_close was replaced", SPOILT),
     ),
     Case(
         "changes the code of the comparison",
@@ -386,7 +386,7 @@ CASES = [
             """),
         ),
         WRONG,
-        (LOOK, "shared.checking.close was replaced", SPOILT),
+        (LOOK, "shared.exercises.expecting.close was replaced", SPOILT),
     ),
     Case(
         "changes the checks themselves",
@@ -418,7 +418,7 @@ CASES = [
             ZERO,
             code("""
             import sys
-            for n in ('torch', 'shared.checking'):
+            for n in ('torch', 'shared.exercises.expecting'):
                 sys.modules[n] = sys
             """),
         ),
@@ -672,7 +672,12 @@ CASES = [
             """),
         ),
         WRONG,
-        (LOOK, "imports shared.course.run_ranks", "RankFailed", "ranks [1] of 2 were not back"),
+        (
+            LOOK,
+            "imports shared.exercises.notebook.run_ranks",
+            "RankFailed",
+            "ranks [1] of 2 were not back",
+        ),
     ),
     Case(
         "ranks that are left",

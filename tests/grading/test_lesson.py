@@ -37,7 +37,7 @@ def test_a_pristine_lesson_has_exercises_names_points_setup_and_stubs():
     assert [each.points for each in LESSON.exercises] == [3, 1, 1, 2, 1, 5]
     assert LESSON.exercises[1].name == "padding_mask"
     assert LESSON.folder == "02_attention" and LESSON.number == "02"
-    assert "from shared.course import check, exercise" in LESSON.setup
+    assert "from shared.exercises.notebook import check, exercise" in LESSON.setup
     assert all("raise NotImplementedError" in stub for stub in LESSON.stubs.values())
 
 
@@ -55,14 +55,14 @@ def test_an_unknown_lesson_is_an_input_error_that_names_the_known_ones(given):
 def small_course(place: Path) -> Path:
     shutil.copytree(COURSE / "lessons/01_positional_encoding", place / "lessons/01_a")
     (place / "shared").mkdir()
-    (place / "shared/checking.py").write_text("x = 1\n")
+    (place / "shared/exercises/expecting.py").write_text("x = 1\n")
     (place / "datasets").mkdir()
     (place / "datasets/pairs.txt").write_text("a\n")
     return place
 
 
 @pytest.mark.parametrize(
-    "changed", ["lessons/01_a/checks.py", "shared/checking.py", "datasets/pairs.txt"]
+    "changed", ["lessons/01_a/checks.py", "shared/exercises/expecting.py", "datasets/pairs.txt"]
 )
 def test_the_digest_changes_with_what_can_change_a_grade(tmp_path, changed):
     course = small_course(tmp_path)

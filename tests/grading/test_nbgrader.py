@@ -15,7 +15,7 @@ import venv
 import nbformat
 import pytest
 
-from shared.course import ROOT
+from shared.exercises.lessons import ROOT
 from solutions import student_edition
 from solutions.grading.answer_cells import AnswerCells, hand_in
 from solutions.grading.lesson import read_lessons

@@ -10,8 +10,8 @@ import sys
 import nbformat
 import pytest
 
-from shared.course import ROOT
 from shared.errors import InputError
+from shared.exercises.lessons import ROOT
 from solutions import student_edition, student_pages, student_proof
 from solutions.grading.answer_cells import AnswerCells, hand_in
 from solutions.grading.lesson import read_lessons

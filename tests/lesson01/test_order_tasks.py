@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from shared.experiments import order_tasks
+from shared.experiments import lesson01_order_tasks as order_tasks
 
 
 def test_distance_asks_for_the_word_three_to_the_left() -> None:

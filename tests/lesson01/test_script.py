@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.course import ROOT
-from shared.launching import LaunchFailed, launch
+from shared.exercises.lessons import ROOT
+from shared.ranks.launching import LaunchFailed, launch
 
 SCRIPT = ROOT / "lessons" / "01_positional_encoding" / "train.py"
 TINY = ["--preset", "tiny", "--device", "cpu"]

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from shared.course import ROOT
-from shared.experiments.attention_sweep import FULL, draw_sweep, kept_by_module
-from shared.launching import launch
+from shared.exercises.lessons import ROOT
+from shared.experiments.lesson02_sweep import FULL, draw_sweep, kept_by_module
 from shared.measuring.memory import saved_bytes
 from shared.model.attention import MultiHeadAttention
+from shared.ranks.launching import launch
 
 SCRIPT = ROOT / "lessons" / "02_attention" / "train.py"
 TINY = ["--preset", "tiny", "--device", "cpu"]

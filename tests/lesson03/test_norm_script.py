@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import solutions.lesson03_transformer as solution
-from shared.course import ROOT, load_checks
-from shared.launching import launch
+from shared.exercises.lessons import ROOT, load_checks
+from shared.ranks.launching import launch
 
 SCRIPT = ROOT / "lessons" / "03_transformer" / "train.py"
 TINY = ["--preset", "tiny", "--device", "cpu"]

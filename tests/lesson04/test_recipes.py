@@ -3,8 +3,8 @@
 import pytest
 
 from shared.model.size import count_parameters
-from shared.recipes import TRANSLATION
-from shared.training import cosine_schedule, warmup_schedule
+from shared.training.recipes import TRANSLATION
+from shared.training.schedules import cosine_schedule, warmup_schedule
 
 
 def test_the_large_preset_is_the_published_recipe():

@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from shared.checkpoint import load_translator
-from shared.course import ROOT
+from shared.exercises.lessons import ROOT
+from shared.training.translator_files import load_translator
 
 SCRIPT = ROOT / "lessons" / "04_training" / "train.py"
 TINY = ("--preset", "tiny", "--device", "cpu")

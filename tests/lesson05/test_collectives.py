@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 
 from shared.measuring.bandwidth import all_gather, bus_factor, fit_line, reduce_scatter
-from shared.measuring.links import throttled_links, why_not
 from shared.measuring.traffic import count_traffic
-from shared.ranks import run_ranks
+from shared.ranks.forked import run_ranks
+from shared.ranks.links import throttled_links, why_not
 from solutions.lesson05_collectives import (
     central_all_reduce,
     ring_all_gather,

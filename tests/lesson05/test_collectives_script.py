@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from shared.course import ROOT
-from shared.launching import launch
+from shared.exercises.lessons import ROOT
+from shared.ranks.launching import launch
 
 SCRIPT = ROOT / "lessons" / "05_collectives" / "train.py"
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shared.ranks import RankFailed, run_ranks
+from shared.ranks.failures import RankFailed
+from shared.ranks.forked import run_ranks
 
 
 def both_send_first(rank):

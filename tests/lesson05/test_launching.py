@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from shared.distributed import process_group
 from shared.errors import InputError
-from shared.launching import LaunchFailed, launch, launch_nodes
+from shared.ranks.group import process_group
+from shared.ranks.launching import LaunchFailed, launch, launch_nodes
 
 PLACES = """
 import json, os, pathlib, sys

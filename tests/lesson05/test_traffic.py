@@ -9,7 +9,7 @@ from torch.distributed import isend
 from torch.nn.parallel import DistributedDataParallel
 
 from shared.measuring.traffic import count_traffic
-from shared.ranks import run_ranks
+from shared.ranks.forked import run_ranks
 
 
 def seen(traffic):

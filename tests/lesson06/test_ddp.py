@@ -9,9 +9,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from shared.engines.agreement import agree_on, fingerprint
 from shared.measuring.traffic import count_traffic
-from shared.ranks import RankFailed, run_ranks
+from shared.ranks.agreement import agree_on, fingerprint
+from shared.ranks.failures import RankFailed
+from shared.ranks.forked import run_ranks
 from solutions.lesson06_ddp import (
     BucketedDDP,
     OverlappedDDP,

@@ -5,11 +5,11 @@ import torch
 import torch._dynamo  # what optimizers import: once here, not in every forked rank
 
 import solutions.lesson06_ddp as parts
-from shared.distributed import Rank
-from shared.engines.report import ROUNDING
-from shared.engines.step import ENGINES, build_engine, reference_step
-from shared.ranks import run_ranks
-from shared.reference_run import (
+from shared.ddp.engines import ENGINES, build_engine, reference_step
+from shared.experiments.lesson06_engines import ROUNDING
+from shared.ranks.forked import run_ranks
+from shared.ranks.group import Rank
+from shared.training.reference_run import (
     checksum,
     compare_with_record,
     reference_model,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from shared.course import ROOT
-from shared.engines.step import ENGINES
+from shared.ddp.engines import ENGINES
+from shared.exercises.lessons import ROOT
 
 SCRIPT = ROOT / "lessons" / "06_ddp" / "train.py"
 TINY = ("--preset", "tiny", "--device", "cpu")

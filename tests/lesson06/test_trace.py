@@ -15,7 +15,7 @@ from shared.measuring.trace import (
     read_trace,
     record_trace,
 )
-from shared.ranks import run_ranks
+from shared.ranks.forked import run_ranks
 
 
 def made(*spans: tuple[str, float, float]) -> Trace:

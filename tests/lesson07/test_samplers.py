@@ -15,7 +15,7 @@ from shared.data.sampling import (
     WatchedSampler,
 )
 from shared.errors import InputError
-from shared.ranks import run_ranks
+from shared.ranks.forked import run_ranks
 
 
 def parts(sampler_class, length, world_size, **options):

@@ -4,10 +4,10 @@ import warnings
 
 import pytest
 
-from shared.course import ROOT
 from shared.data.sampling import RepeatedOrderWarning
 from shared.errors import InputError
-from shared.experiments.sampling_pitfalls import check_sizes
+from shared.exercises.lessons import ROOT
+from shared.experiments.lesson07_pitfalls import check_sizes
 
 SCRIPT = ROOT / "lessons" / "07_distributed_sampler" / "train.py"
 TINY = ("--preset", "tiny", "--device", "cpu")

@@ -4,12 +4,12 @@ from functools import partial
 
 import pytest
 
-from shared import reference_run
 from shared.errors import InputError
-from shared.ranks import run_ranks
-from shared.restarting.elastic import elastic_checkpoints_in, load_elastic, save_elastic
-from shared.restarting.resumable_runs import reference_training
-from shared.restarting.resuming import resume_training
+from shared.experiments.lesson08_runs import reference_training
+from shared.fault_tolerance.checkpoints import resume_training
+from shared.fault_tolerance.elastic import elastic_checkpoints_in, load_elastic, save_elastic
+from shared.ranks.forked import run_ranks
+from shared.training import reference_run
 
 
 def go_on(rank, folder, until):

@@ -11,18 +11,19 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shared import reference_run
-from shared.ranks import RankFailed, run_ranks
-from shared.restarting.background import BackgroundSaver
-from shared.restarting.faults import dying_while_writing
-from shared.restarting.random_states import random_states, set_random_states
-from shared.restarting.resumable_runs import reference_training
-from shared.restarting.resuming import (
+from shared.experiments.lesson08_runs import reference_training
+from shared.fault_tolerance.background import BackgroundSaver
+from shared.fault_tolerance.checkpoints import (
     checkpoints_in,
     load_checkpoint,
     resume_training,
     save_checkpoint,
 )
+from shared.fault_tolerance.kills import dying_while_writing
+from shared.fault_tolerance.random_states import random_states, set_random_states
+from shared.ranks.failures import RankFailed
+from shared.ranks.forked import run_ranks
+from shared.training import reference_run
 
 INTERVAL = 6
 

@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from shared.checkpoint import read_checkpoint, write_atomically
 from shared.data.sampling import ResumableSampler
 from shared.errors import InputError
-from shared.ranks import run_ranks
-from shared.restarting.background import BackgroundSaver
-from shared.restarting.fitting import unwrapped
-from shared.restarting.random_states import random_states
-from shared.restarting.resuming import checkpoints_in, load_checkpoint, save_checkpoint
-from shared.restarting.training_state import TrainingState
+from shared.fault_tolerance.background import BackgroundSaver
+from shared.fault_tolerance.checkpoints import checkpoints_in, load_checkpoint, save_checkpoint
+from shared.fault_tolerance.fitting import unwrapped
+from shared.fault_tolerance.random_states import random_states
+from shared.fault_tolerance.state import TrainingState
+from shared.ranks.forked import run_ranks
+from shared.training.checkpoint_files import read_checkpoint, write_atomically
 
 
 def small(width=4, *, optimizer=torch.optim.AdamW, length=20, rank=0, ranks=1):

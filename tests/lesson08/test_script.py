@@ -2,9 +2,9 @@
 
 import pytest
 
-from shared.course import ROOT
-from shared.launching import launch
-from shared.restarting.resuming import checkpoints_in
+from shared.exercises.lessons import ROOT
+from shared.fault_tolerance.checkpoints import checkpoints_in
+from shared.ranks.launching import launch
 
 SCRIPT = ROOT / "lessons" / "08_fault_tolerance" / "train.py"
 TINY = ("--preset", "tiny", "--device", "cpu")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from shared.course import ROOT
-from shared.launching import launch, launch_nodes
+from shared.exercises.lessons import ROOT
+from shared.ranks.launching import launch, launch_nodes
 
 SCRIPT = ROOT / "lessons" / "08_fault_tolerance" / "train.py"
 ARGS = ("--preset", "tiny", "--device", "cpu", "--untimed")

@@ -5,17 +5,12 @@ import os
 import pytest
 import torch
 
-from shared.checkpoint import (
-    copy_weights,
-    load_translator,
-    read_checkpoint,
-    save_translator,
-    write_atomically,
-)
 from shared.data.tokenizer import Tokenizer
 from shared.errors import InputError
 from shared.model.config import TransformerConfig
 from shared.model.transformer import Transformer
+from shared.training.checkpoint_files import copy_weights, read_checkpoint, write_atomically
+from shared.training.translator_files import load_translator, save_translator
 
 
 @pytest.fixture

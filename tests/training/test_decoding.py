@@ -7,17 +7,17 @@ import pytest
 import torch
 
 from shared.data.tokenizer import Tokenizer
-from shared.decoding import (
+from shared.errors import InputError
+from shared.model.config import TransformerConfig
+from shared.model.transformer import Transformer
+from shared.ranks.forked import run_ranks
+from shared.training.decoding import (
     beam_search,
     greedy_decode,
     length_divisor,
     translate,
     translate_together,
 )
-from shared.errors import InputError
-from shared.model.config import TransformerConfig
-from shared.model.transformer import Transformer
-from shared.ranks import run_ranks
 
 
 def random_model(seed: int, vocab_size: int = 6, **options) -> Transformer:

@@ -10,17 +10,16 @@ from shared.data.batching import collate
 from shared.errors import InputError
 from shared.model.config import TransformerConfig
 from shared.model.transformer import Transformer
-from shared.ranks import run_ranks
-from shared.training import (
+from shared.ranks.forked import run_ranks
+from shared.training.loop import (
     average_weights,
     batch_plan,
-    cosine_schedule,
-    label_smoothed_loss,
     mean_loss,
     mean_over_ranks,
     training_step,
-    warmup_schedule,
 )
+from shared.training.loss import label_smoothed_loss
+from shared.training.schedules import cosine_schedule, warmup_schedule
 
 CONFIG = TransformerConfig(20, d_model=16, num_heads=2, num_layers=1, d_ff=32, dropout=0.0)
 PAIRS = [([4, 5, 6], [7, 8]), ([9], [10, 11, 12, 13, 14]), ([15, 16], [17]), ([4, 9], [8, 10, 7])]

@@ -4,11 +4,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shared import reference_run
 from shared.data.batching import Batch
-from shared.ranks import run_ranks
-from shared.reference_run import compare_with_record, loss_of, make_record, shard
-from shared.training import mean_over_ranks, set_learning_rate
+from shared.ranks.forked import run_ranks
+from shared.training import reference_run
+from shared.training.loop import mean_over_ranks
+from shared.training.reference_run import compare_with_record, loss_of, make_record, shard
+from shared.training.schedules import set_learning_rate
 
 
 @pytest.fixture(scope="module")

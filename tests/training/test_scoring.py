@@ -3,7 +3,7 @@
 import pytest
 import sacrebleu
 
-from shared.scoring import exact_match, score_table
+from shared.training.scoring import exact_match, score_table
 
 SAID = ["Der Hund schläft.", "heute kauft die Frau ein Buch ."]
 WANTED = ["Der Hund schläft.", "Heute kauft die Frau ein Buch."]

@@ -1,0 +1,188 @@
+"""Rebuild notebooks: run in solution mode, normalise, store the outputs.
+
+python -m shared.cli.notebooks [NN ...] [--mode solution|reading] [--no-write]
+"""
+
+import argparse
+import hashlib
+import os
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+from nbformat import NotebookNode
+
+from shared.exercises.answers import EXERCISE
+from shared.exercises.lessons import ROOT, load_checks
+
+CHECK = re.compile(r"^check\(\s*['\"]([0-9]{2}\.[0-9]+[a-z]?)['\"]", re.MULTILINE)
+CELL_ID = re.compile(r"^c-[0-9a-f]{8}(-\d+)?$")
+KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
+
+
+def execute(notebook: NotebookNode, folder: Path, mode: str, timeout: int = 300) -> NotebookNode:
+    """Run all cells in place in a fresh kernel whose working folder is the lesson's.
+
+    `mode` is "solution", "reading" or "strict". Raises CellExecutionError at the first cell that
+    raises. The result must not depend on how this process itself was started, hence the exact
+    environment.
+    """
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("TORCH_HANDLE_")}
+    environment["TORCH_HANDLE_STRICT"] = "1" if mode == "strict" else "0"
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    if mode == "solution":
+        environment["TORCH_HANDLE_IMPLEMENTATION"] = "solution"
+    client = NotebookClient(
+        notebook,
+        timeout=timeout,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(folder)}},
+        record_timing=False,
+    )
+    client.execute(env=environment)
+    return notebook
+
+
+def normalise(notebook: NotebookNode) -> NotebookNode:
+    """Keep what a reader needs, drop what only differs from run to run; idempotent.
+
+    Cell ids come from the first text of the cell and stay, so that a diff shows what changed.
+    """
+    notebook.metadata = NotebookNode(kernelspec=KERNEL, language_info={"name": "python"})
+    notebook.nbformat, notebook.nbformat_minor = 4, 5
+    seen: set[str] = set()
+    for count, cell in enumerate(notebook.cells):
+        cell.id = _cell_id(cell, seen)
+        seen.add(cell.id)
+        cell.metadata = _cell_metadata(cell)
+        cell.source = cell.source.rstrip("\n")
+        if cell.cell_type == "code":
+            cell.outputs = [_output(output) for output in _merged(cell.outputs)]
+            if cell.execution_count is not None:
+                before = [c for c in notebook.cells[:count] if c.cell_type == "code"]
+                cell.execution_count = len(before) + 1
+                for output in cell.outputs:
+                    if "execution_count" in output:
+                        output.execution_count = cell.execution_count
+    return notebook
+
+
+def _cell_id(cell: NotebookNode, seen: set[str]) -> str:
+    id = cell.get("id", "")
+    if CELL_ID.match(id) and id not in seen:
+        return id
+    digest = hashlib.sha256(cell.source.encode()).hexdigest()[:8]
+    id, count = f"c-{digest}", 1
+    while id in seen:
+        id, count = f"c-{digest}-{count}", count + 1
+    return id
+
+
+def _cell_metadata(cell: NotebookNode) -> NotebookNode:
+    metadata = NotebookNode()
+    tags = sorted(cell.metadata.get("tags", []))
+    if tags:
+        metadata.tags = tags
+    if cell.cell_type == "code":
+        nbgrader = _nbgrader(cell.source)
+        if nbgrader:
+            metadata.nbgrader = nbgrader
+    return metadata
+
+
+def _nbgrader(source: str) -> dict[str, Any] | None:
+    """nbgrader's metadata (nbgrader.readthedocs.io, "Format changes": schema version 3)."""
+    exercise, check = EXERCISE.search(source), CHECK.search(source)
+    found = exercise or check
+    if found is None:
+        return None
+    id = found.group(1)
+    common = {"schema_version": 3, "task": False, "cell_type": "code"}
+    if exercise:
+        mine = {"grade_id": f"exercise-{id}", "solution": True, "grade": False, "locked": False}
+    else:
+        points = load_checks(id[:2])[id].difficulty
+        mine = {"grade_id": f"check-{id}", "solution": False, "grade": True, "locked": True}
+        mine["points"] = points
+    mine["grade_id"] = mine["grade_id"].replace(".", "-")
+    return dict(sorted({**common, **mine}.items()))
+
+
+def _merged(outputs: list[NotebookNode]) -> list[NotebookNode]:
+    """Join neighbouring pieces of one stream: where a kernel cuts them depends on timing."""
+    merged: list[NotebookNode] = []
+    for output in outputs:
+        stream = output.output_type == "stream" and merged and merged[-1].output_type == "stream"
+        if stream and merged[-1].name == output.name:
+            merged[-1].text += output.text
+        else:
+            merged.append(output)
+    return merged
+
+
+def _output(output: NotebookNode) -> NotebookNode:
+    output.pop("transient", None)
+    if "metadata" in output:
+        output.metadata = NotebookNode()
+    return output
+
+
+def lesson_notebooks(numbers: list[str]) -> list[Path]:
+    """The notebooks of the lessons that are named, or of all; ValueError for an unknown number."""
+    paths = sorted((ROOT / "lessons").glob("[0-9][0-9]_*/lesson.ipynb"))
+    known = {path.parent.name[:2]: path for path in paths}
+    unknown = [number for number in numbers if number not in known]
+    if unknown:
+        raise ValueError(
+            f"no notebook for lesson {', '.join(unknown)}; there are {', '.join(known)}"
+        )
+    return [known[number] for number in numbers] if numbers else paths
+
+
+def rebuild(path: Path, mode: str, write: bool) -> float:
+    """Run one notebook and, unless told not to, store it; return the seconds it took."""
+    notebook = nbformat.read(path, as_version=4)
+    start = time.perf_counter()
+    execute(notebook, path.parent, mode)
+    seconds = time.perf_counter() - start
+    if write:
+        text = nbformat.writes(normalise(notebook), version=4)
+        aside = path.with_suffix(".part")
+        aside.write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8")
+        aside.replace(path)
+    return seconds
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Rebuild the notebooks that are named; 1 when a cell failed, 2 for an unknown lesson."""
+    parser = argparse.ArgumentParser(prog="run_all.sh notebooks", description=__doc__)
+    parser.add_argument("lessons", nargs="*", metavar="NN", help="lesson numbers (all)")
+    parser.add_argument("--mode", choices=("solution", "reading", "strict"), default="solution")
+    parser.add_argument("--no-write", action="store_true", help="run only, leave the file alone")
+    args = parser.parse_args(arguments)
+    if args.mode != "solution" and not args.no_write:
+        parser.error("only outputs of solution mode are stored: add --no-write")
+    failed = 0
+    try:
+        paths = lesson_notebooks(args.lessons)
+    except ValueError as error:
+        parser.error(str(error))
+    for path in paths:
+        try:
+            seconds = rebuild(path, args.mode, not args.no_write)
+        except CellExecutionError as error:
+            failed = 1
+            print(f"{path.parent.name}: failed\n{error}", flush=True)
+        else:
+            size = path.stat().st_size / 1024
+            print(f"{path.parent.name}: {seconds:.0f} s, {size:.0f} KiB", flush=True)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

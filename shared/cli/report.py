@@ -1,0 +1,251 @@
+"""Write runs/report.html: every lesson's tables and pictures on one page that needs no other file.
+
+python -m shared.cli.report
+"""
+
+import base64
+import html
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from shared.cli.command import ROOT
+from shared.cli.machine import describe_machine
+from shared.ranks.logs import last_words
+
+SUMMARY = "summary.json"
+# Shown in the lesson's head or in the machine's line, not among its numbers.
+HEAD_KEYS = {"lesson", "world_size", "device", "backend", "torch", "seconds", "headline", "table"}
+MAX_ROWS = 60
+
+
+def write_report(runs: Path, results: Sequence[Mapping[str, Any]] = ()) -> Path:
+    """Write the page into `runs` from the results of this call and what earlier calls left."""
+    summary = _merge(runs, results)
+    lessons = {path.parent.name for path in runs.glob("[0-9][0-9]_*/metrics.json")} | set(summary)
+    records = [(name, _read(runs / name / "metrics.json"), summary.get(name)) for name in lessons]
+    records.sort(key=lambda record: record[0])
+    page = _PAGE.format(
+        style=_STYLE,
+        machine=_definitions(describe_runs([metrics for _, metrics, _ in records])),
+        overview=_overview(records),
+        lessons="\n".join(_section(runs / name, metrics, run) for name, metrics, run in records),
+        when=time.strftime("%Y-%m-%d %H:%M"),
+    )
+    path = runs / "report.html"
+    aside = path.with_suffix(".part")
+    aside.write_text(page, encoding="utf-8")
+    aside.replace(path)
+    return path
+
+
+def describe_runs(records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The machine in words: devices and torch as the scripts saw them, then the rest."""
+    seen = {
+        key: sorted({str(r[key]) for r in records if r.get(key)}) for key in ("device", "torch")
+    }
+    return {
+        **{key: ", ".join(found) or "no run yet" for key, found in seen.items()},
+        **describe_machine(),
+    }
+
+
+def _merge(runs: Path, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Remember how each lesson's last run went, in runs/summary.json."""
+    path = runs / SUMMARY
+    summary = {**_read(path), **{result["lesson"]: dict(result) for result in results}}
+    summary = {name: run for name, run in summary.items() if (runs / name).is_dir()}
+    path.write_text(json.dumps(summary, indent=1), encoding="utf-8")
+    return summary
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _overview(records: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any] | None]]) -> str:
+    rows = []
+    for name, metrics, run in records:
+        seconds = run["seconds"] if run else metrics.get("seconds", "")
+        what = run["problem"] if run and run["problem"] else metrics.get("headline", "")
+        rows.append(
+            f'<tr><td><a href="#{html.escape(name)}">{_title(name)}</a></td><td>{_chip(run)}</td>'
+            f'<td class="number">{_text(seconds)}</td><td>{html.escape(str(what))}</td></tr>'
+        )
+    head = (
+        "<tr><th>lesson</th><th>last run</th><th>seconds</th><th>the figure that matters</th></tr>"
+    )
+    return f'<div class="scroll"><table>{head}{"".join(rows)}</table></div>'
+
+
+def _section(folder: Path, metrics: Mapping[str, Any], run: Mapping[str, Any] | None) -> str:
+    anchor = html.escape(folder.name)
+    parts = [f'<section id="{anchor}"><h2>{_title(folder.name)} {_chip(run)}</h2>']
+    if metrics.get("headline"):
+        parts.append(f'<p class="headline">{html.escape(str(metrics["headline"]))}</p>')
+    facts = [f"{metrics['world_size']} ranks"] if "world_size" in metrics else []
+    facts += [str(metrics[key]) for key in ("backend", "device") if key in metrics]
+    facts += [f"torch {metrics['torch']}"] if "torch" in metrics else []
+    facts += [f"{_text(metrics['seconds'])} s in the script"] if "seconds" in metrics else []
+    facts += [f"run on {run['when']}"] if run else []
+    parts.append(f'<p class="facts">{html.escape(" · ".join(facts))}</p>')
+    if run and run["problem"]:
+        parts.append(f'<p class="problem">{html.escape(run["problem"])}</p>')
+        parts.append(f"<pre>{html.escape(_log_tail(folder / 'run.log'))}</pre>")
+    parts.append(_table(metrics.get("table")))
+    parts.append(_pictures(folder, metrics))
+    parts.append(_more(metrics))
+    return "\n".join([*parts, "</section>"])
+
+
+def _title(name: str) -> str:
+    number, _, topic = name.partition("_")
+    return html.escape(f"{number} {topic.replace('_', ' ')}")
+
+
+def _chip(run: Mapping[str, Any] | None) -> str:
+    if run is None:
+        return '<span class="chip none">not by run_all.sh</span>'
+    return f'<span class="chip {"fail" if run["problem"] else "pass"}">{_verdict(run)}</span>'
+
+
+def _verdict(run: Mapping[str, Any]) -> str:
+    return "failed" if run["problem"] else "passed"
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(row, dict) for row in value)
+
+
+def _table(rows: Any) -> str:
+    """A list of rows as a table; anything else as nothing."""
+    if not _is_table(rows):
+        return ""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    numeric = {c for c in columns if all(_is_number(row.get(c, 0)) for row in rows)}
+    kinds = {column: ' class="number"' if column in numeric else "" for column in columns}
+    head = "".join(f"<th{kinds[c]}>{html.escape(str(c))}</th>" for c in columns)
+    body = []
+    for row in rows[:MAX_ROWS]:
+        cells = (f"<td{kinds[c]}>{html.escape(_text(row.get(c, '')))}</td>" for c in columns)
+        body.append(f"<tr>{''.join(cells)}</tr>")
+    left = len(rows) - MAX_ROWS
+    note = f'<p class="facts">{left} more rows in metrics.json</p>' if left > 0 else ""
+    return f'<div class="scroll"><table><tr>{head}</tr>{"".join(body)}</table></div>{note}'
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _pictures(folder: Path, metrics: Mapping[str, Any]) -> str:
+    """Embed the figures of the last run; one left by an earlier run would not fit the numbers."""
+    path = folder / "metrics.json"
+    began = path.stat().st_mtime - float(metrics.get("seconds", 0)) - 60 if path.exists() else 0
+    figures = []
+    for picture in sorted(folder.glob("*.png")):
+        if picture.stat().st_mtime < began:
+            continue
+        data = base64.b64encode(picture.read_bytes()).decode("ascii")
+        name = html.escape(picture.stem.replace("_", " "))
+        figures.append(
+            f'<figure><img alt="{name}" src="data:image/png;base64,{data}">'
+            f"<figcaption>{name}</figcaption></figure>"
+        )
+    return f'<div class="figures">{"".join(figures)}</div>' if figures else ""
+
+
+def _more(metrics: Mapping[str, Any]) -> str:
+    """What else the script recorded: further tables, then single values, folded away."""
+    rest = {key: value for key, value in metrics.items() if key not in HEAD_KEYS}
+    tables = {key: value for key, value in rest.items() if _is_table(value)}
+    single = {k: _text(v) for k, v in rest.items() if isinstance(v, str | int | float)}
+    parts = [f"<h3>{html.escape(key)}</h3>{_table(value)}" for key, value in tables.items()]
+    if single:
+        parts.append(_definitions(single))
+    if not parts:
+        return ""
+    return f"<details><summary>More of metrics.json</summary>{''.join(parts)}</details>"
+
+
+def _definitions(entries: Mapping[str, str]) -> str:
+    pairs = (
+        f"<div><dt>{html.escape(key)}</dt><dd>{html.escape(value)}</dd></div>"
+        for key, value in entries.items()
+    )
+    return f"<dl>{''.join(pairs)}</dl>"
+
+
+def _log_tail(log: Path) -> str:
+    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else "no log"
+    return "\n".join(last_words(text))
+
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1d2733; --soft: #5b6875; --line: #dde3e9; --page: #f5f7f9;
+  --card: #fff; --accent: #0072b2; --good: #006b4c; --good-bg: #d9f2e8; --bad: #9c3000;
+  --bad-bg: #fde3d6; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e4e9ee; --soft: #9aa7b4; --line: #333d47;
+  --page: #14191f; --card: #1c232b; --accent: #56b4e9; --good: #8fe3c4; --good-bg: #12392d;
+  --bad: #ffb692; --bad-bg: #4a2413; } }
+body { margin: 0; background: var(--page); color: var(--ink);
+  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", "Noto Sans", sans-serif; }
+main { max-width: 1060px; margin: 0 auto; padding: 2rem 1.25rem 4rem; }
+h1 { font-size: 1.7rem; margin: 0 0 .2rem; } h2 { font-size: 1.25rem; margin: 0; }
+h3 { font-size: 1rem; margin: 1rem 0 .4rem; } a { color: var(--accent); text-decoration: none; }
+section, header { background: var(--card); border: 1px solid var(--line); border-radius: 10px;
+  padding: 1.25rem 1.5rem; margin-bottom: 1.25rem; }
+.facts, figcaption, dt { color: var(--soft); font-size: .86rem; } .facts { margin: .2rem 0 1rem; }
+.headline { font-size: 1.1rem; font-weight: 600; margin: .5rem 0 0; }
+.chip { font-size: .74rem; font-weight: 600; border-radius: 99px; padding: .12rem .6rem;
+  vertical-align: middle; white-space: nowrap; }
+.pass { color: var(--good); background: var(--good-bg); }
+.fail { color: var(--bad); background: var(--bad-bg); }
+.none { color: var(--soft); border: 1px solid var(--line); }
+.problem { color: var(--bad); font-weight: 600; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .92rem; }
+th, td { padding: .35rem .9rem .35rem 0; text-align: left; border-bottom: 1px solid var(--line);
+  vertical-align: top; } th { color: var(--soft); font-weight: 600; }
+.number { text-align: right; } header table { width: 100%; }
+dl { display: flex; flex-wrap: wrap; gap: .4rem 2rem; margin: 1rem 0; } dd { margin: 0; }
+.figures { display: grid; gap: 1rem; margin-top: 1rem;
+  grid-template-columns: repeat(auto-fit, minmax(min(420px, 100%), 1fr)); }
+figure { margin: 0; }
+figure img { max-width: 100%; height: auto; border-radius: 6px; background: #fff; }
+pre { overflow-x: auto; background: var(--page); padding: .8rem; font-size: .82rem; }
+summary { cursor: pointer; color: var(--soft); margin-top: 1rem; font-size: .9rem; }
+"""
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Torch-Handle: what the runs measured</title>
+<meta name="viewport" content="width=device-width, initial-scale=1"><style>{style}</style></head>
+<body><main><header><h1>What the runs measured</h1>
+<p class="facts">Written on {when} from the metrics.json and figures in runs/.</p>
+{machine}
+{overview}</header>
+{lessons}
+</main></body></html>
+"""
+
+
+if __name__ == "__main__":
+    print(write_report(ROOT / "runs"))
+    sys.exit(0)

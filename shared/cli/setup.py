@@ -1,0 +1,236 @@
+"""Make .venv, or mend it: what ./run_all.sh does before anything else.
+
+A stamp inside .venv is written last, so an interrupted set-up is one without a stamp. It holds what
+the environment was made from; whatever differs is set up again. Only the standard library is used.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.ranks.processes import supervise
+
+STAMP = "torch-handle.json"
+NUM_LOG_LINES = 15
+
+
+class SetupFailed(RuntimeError):
+    """Set-up cannot go on; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """What stands between .venv and a ready environment."""
+
+    reason: str
+    from_scratch: bool
+
+
+def ensure_environment(root: Path, *, python_named: bool = False) -> Path:
+    """Return the interpreter of a ready .venv, setting it up first where needed.
+
+    `python_named`: the user chose this interpreter (PYTHON=...), so a .venv made from another
+    version of Python is replaced. SetupFailed with the log's last lines if it does not work out.
+    """
+    if find_need(root, python_named=python_named) is None:
+        return _interpreter(root)
+    with _one_at_a_time(root):
+        need = find_need(root, python_named=python_named)  # another set-up may have been faster
+        if need is None:
+            return _interpreter(root)
+        print(f"set-up: {need.reason}", flush=True)
+        began = time.monotonic()
+        _install(root, need.from_scratch)
+        if not _imports_torch(root):
+            print("set-up: torch cannot be imported; starting again from an empty .venv")
+            _install(root, from_scratch=True)
+            if not _imports_torch(root):
+                raise SetupFailed(f"torch cannot be imported after set-up\n{_tail(_log(root))}")
+        _stamp_file(root).write_text(json.dumps(_stamp(root)), encoding="utf-8")
+        print(f"set-up: done in {time.monotonic() - began:.0f} s", flush=True)
+    return _interpreter(root)
+
+
+def environment_python(root: Path) -> Path | None:
+    """The interpreter of .venv if it runs, set up or not."""
+    return _interpreter(root) if _version_of(_interpreter(root)) else None
+
+
+def check_active(python: Path) -> None:
+    """Make sure that an environment of the user's own can run the lessons' scripts at all.
+
+    SetupFailed with the command that helps, where torch or the course itself cannot be imported.
+    """
+    if installed_course(python) is None:
+        raise SetupFailed(
+            f"{python} does not know the course: python -m pip install --no-deps -e ."
+            " (./run_all.sh doctor --no-setup says what else it lacks)"
+        )
+    if not _finds(python, "torch"):
+        raise SetupFailed(
+            f"{python} has no torch: activate the environment that has, or leave --no-setup out"
+        )
+
+
+def installed_course(python: Path) -> Path | None:
+    """Where `python` imports shared/ from when it is not started in this folder; None: nowhere."""
+    spec = "importlib.util.find_spec('shared.cli.setup')"
+    code = f"import importlib.util; print({spec}.origin)"
+    done = subprocess.run(
+        [python, "-c", code], cwd="/", capture_output=True, text=True, check=False
+    )
+    return Path(done.stdout.strip()).parents[2] if done.returncode == 0 else None
+
+
+def find_need(root: Path, *, python_named: bool = False) -> Need | None:
+    """Compare .venv with what it should be; None when it is ready."""
+    folder = root / ".venv"
+    ours = _version_text(sys.version_info[:2])
+    if not folder.exists():
+        return Need(f"making .venv with Python {ours} (about 5 minutes, once)", True)
+    if not (folder / "pyvenv.cfg").exists() and any(folder.iterdir()):
+        raise SetupFailed(
+            f"{folder} is there and is not a virtual environment: move it away and run this again"
+        )
+    version = _version_of(_interpreter(root))
+    if version is None:
+        return Need("the interpreter in .venv does not run: making .venv anew", True)
+    if version < (3, 11):
+        return Need(f".venv has Python {_version_text(version)}: making it anew", True)
+    if python_named and version != sys.version_info[:2]:
+        theirs = _version_text(version)
+        return Need(f".venv has Python {theirs}, PYTHON names {ours}: making it anew", True)
+    try:
+        stamp = json.loads(_stamp_file(root).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return Need(".venv is unfinished: completing it", False)
+    if stamp == _stamp(root):
+        return None
+    if stamp.get("root") != str(root):
+        return Need("the folder was moved or copied: making .venv anew", True)
+    if stamp.get("python") != _version_text(version):
+        return Need("the Python behind .venv was replaced: making .venv anew", True)
+    return Need("pyproject.toml changed since the last set-up: installing again", False)
+
+
+def _install(root: Path, from_scratch: bool) -> None:
+    """Run venv and pip; everything they say goes to runs/setup.log."""
+    folder = root / ".venv"
+    # From inside .venv this is the Python that it was made from, which survives .venv's removal.
+    base = getattr(sys, "_base_executable", None) or sys.executable
+    _stamp_file(root).unlink(missing_ok=True)  # unfinished from here until the new stamp
+    if from_scratch or not _has_pip(root):
+        if folder.exists():
+            shutil.rmtree(folder)
+        _step(root, "making .venv", [base, "-m", "venv", str(folder)], _VENV_ADVICE)
+    pip = [str(_interpreter(root)), "-m", "pip", "install", "--disable-pip-version-check"]
+    _step(root, "installing the pinned packages", [*pip, "-e", ".[dev]"], _PIP_ADVICE)
+
+
+_VENV_ADVICE = (
+    "This Python cannot make environments. On Debian and Ubuntu: apt install python3-venv;"
+    " or name another one: PYTHON=/path/to/python3.12 ./run_all.sh"
+)
+_PIP_ADVICE = (
+    "Usual causes: no network, a full disk, a Python without builds of the pinned torch."
+    " Nothing is lost: run it again and it goes on from here. In an environment of your own,"
+    " use ./run_all.sh --no-setup"
+)
+
+
+def _step(root: Path, what: str, command: list[str], advice: str) -> None:
+    log = _log(root)
+    on_terminal = sys.stdout.isatty()
+
+    def show(seconds: float) -> None:
+        line = f"  {what}, {seconds:.0f} s: {_tail(log, 1).strip()}"
+        print(f"\r\033[K{line[: shutil.get_terminal_size().columns - 1]}", end="", flush=True)
+
+    if not on_terminal:
+        print(f"  {what}", flush=True)
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    outcome = supervise(command, env=env, log=log, tick=show if on_terminal else None)
+    if on_terminal:
+        print(f"\r\033[K  {what}: {outcome.seconds:.0f} s", flush=True)
+    if outcome.status != 0:
+        raise SetupFailed(f"{what} failed. The last lines of {log}:\n{_tail(log)}\n{advice}")
+
+
+@contextlib.contextmanager
+def _one_at_a_time(root: Path) -> Generator[None]:
+    """Two terminals, one set-up: the second waits and finds it done."""
+    (root / "runs").mkdir(exist_ok=True)
+    with open(root / "runs" / "setup.lock", "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _interpreter(root: Path) -> Path:
+    return root / ".venv" / "bin" / "python"
+
+
+def _stamp_file(root: Path) -> Path:
+    return root / ".venv" / STAMP
+
+
+def _log(root: Path) -> Path:
+    return root / "runs" / "setup.log"
+
+
+def _stamp(root: Path) -> dict[str, str]:
+    version = _version_of(_interpreter(root))
+    return {
+        "pyproject": hashlib.sha256((root / "pyproject.toml").read_bytes()).hexdigest(),
+        "python": _version_text(version) if version else "",
+        "root": str(root),
+    }
+
+
+def _version_of(python: Path) -> tuple[int, int] | None:
+    """(3, 11), or None if it does not run."""
+    code = "import sys; print(*sys.version_info[:2])"
+    try:
+        done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
+        major, minor = map(int, done.stdout.split())
+    except (OSError, ValueError, subprocess.CalledProcessError):
+        return None
+    return major, minor
+
+
+def _version_text(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+def _has_pip(root: Path) -> bool:
+    command = [str(_interpreter(root)), "-m", "pip", "--version"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def _imports_torch(root: Path) -> bool:
+    """A half unpacked torch passes pip's eyes and fails here."""
+    with open(_log(root), "a", encoding="utf-8") as log:
+        command = [str(_interpreter(root)), "-c", "import torch"]
+        return subprocess.run(command, stdout=log, stderr=log, check=False).returncode == 0
+
+
+def _finds(python: Path, module: str) -> bool:
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec('{module}') is None)"
+    return subprocess.run([python, "-c", code], cwd="/", check=False).returncode == 0
+
+
+def _tail(log: Path, num_lines: int = NUM_LOG_LINES) -> str:
+    try:
+        text = log.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    lines = [line.rsplit("\r", 1)[-1].rstrip() for line in text.splitlines() if line.strip()]
+    return "\n".join(f"  {line}" for line in lines[-num_lines:])

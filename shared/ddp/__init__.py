@@ -1,0 +1,1 @@
+"""Data parallel training: five engines that average gradients, and the wrapper they share."""

@@ -1,0 +1,1 @@
+"""The exercise machine: exercise cells, checks, answers, known mistakes."""

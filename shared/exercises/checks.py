@@ -1,0 +1,116 @@
+"""The checks of one exercise, in order, and how they are run on an answer."""
+
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from shared.exercises.guarding import guarding_arguments, kept_switches
+from shared.exercises.seeds import first_seed, forget_seeds, kept_random_states
+from shared.exercises.wrong import Fault, Wrong
+from shared.ranks.failures import is_own_file
+
+Check = Callable[[Any], None]
+
+
+@dataclass
+class ExerciseChecks:
+    """All that is known about one exercise: how hard it is, its hints and its checks in order.
+
+    Unless it works `in_place`, an answer that changes its arguments is wrong.
+    """
+
+    id: str
+    name: str
+    difficulty: int
+    minutes: int
+    hints: Sequence[str]
+    in_place: bool = False
+    checks: list[tuple[str, Check]] = field(default_factory=list)
+
+    def check(self, title: str) -> Callable[[Check], Check]:
+        """Register a function that raises `Wrong` when the candidate it is given is wrong."""
+
+        def register(function: Check) -> Check:
+            self.checks.append((title, function))
+            return function
+
+        return register
+
+    def faults(self, candidate: Any) -> list[Fault | None]:
+        """Run every check; None where it passed. Global state is left as it was."""
+        results: list[Fault | None] = []
+        for title, function in self.checks:
+            passed = sum(result is None for result in results)
+            results.append(self._fault(title, function, candidate, passed))
+        return results
+
+    def first_fault(self, candidate: Any) -> Fault | None:
+        """Run the checks until one fails; None when all pass."""
+        for passed, (title, function) in enumerate(self.checks):
+            fault = self._fault(title, function, candidate, passed)
+            if fault is not None:
+                return fault
+        return None
+
+    def _fault(self, title: str, function: Check, candidate: Any, passed: int) -> Fault | None:
+        if not self.in_place:
+            candidate = guarding_arguments(candidate)
+        wrong = run_check(function, candidate)
+        if wrong is None:
+            return None
+        texts = wrong.mistake, wrong.expected, wrong.seen, wrong.hint
+        return Fault(title, passed, len(self.checks), *texts)
+
+
+def checks_for(
+    id: str,
+    *,
+    name: str,
+    difficulty: int,
+    minutes: int,
+    hints: Sequence[str],
+    in_place: bool = False,
+) -> ExerciseChecks:
+    """Open the checks of one exercise; difficulty (1 to 5) is also its points.
+
+    `in_place` says that the exercise asks for an argument to be overwritten.
+    """
+    assert 1 <= difficulty <= 5, f"difficulty runs from 1 to 5, got {difficulty}"
+    assert hints, f"exercise {id} needs at least one hint"
+    return ExerciseChecks(id, name, difficulty, minutes, hints, in_place)
+
+
+def run_check(function: Check, candidate: Any) -> Wrong | None:
+    """What one check says; None when it passes. Random states and switches are put back.
+
+    A switch that is left changed is a fault of its own, unless the check has named another.
+    """
+    forget_seeds()
+    with kept_random_states(), kept_switches() as changed:
+        wrong: Wrong | None = None
+        try:
+            function(candidate)
+        except Exception as error:  # whatever the learner's code raises is a finding, not a crash
+            wrong = error if type(error) is Wrong else _as_wrong(error)
+        named = wrong is not None and wrong.mistake
+        return wrong if named else changed() or wrong
+
+
+def _as_wrong(error: Exception) -> Wrong:
+    where = _where(error)
+    if isinstance(error, NotImplementedError):
+        return Wrong("a part of the stub is still there", seen=f"NotImplementedError{where}")
+    seed = first_seed()
+    repeat = "" if seed is None else f" (seed {seed}: set TORCH_HANDLE_SEED to repeat)"
+    text = " ".join(str(error).split())
+    text = text if len(text) <= 300 else text[:297] + "..."
+    return Wrong(seen=f"{type(error).__name__}: {text}{where}{repeat}")
+
+
+def _where(error: Exception) -> str:
+    """The line of the learner's own code that the exception went through last."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if is_own_file(frame.filename):
+            return f", in {frame.name} at: {frame.line}" if frame.line else f", in {frame.name}"
+    return ", outside your code: does it take what it is given, and return what is asked for?"

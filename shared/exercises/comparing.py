@@ -1,0 +1,82 @@
+"""How a check compares: tolerances, differences in words, and types that may be compared."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# (rtol, atol): loose enough for another order of additions, tight enough to see a wrong formula.
+TOLERANCES = {
+    torch.float64: (1e-7, 1e-8),
+    torch.float32: (1e-4, 1e-5),
+    torch.float16: (2e-3, 1e-3),
+    torch.bfloat16: (2e-2, 1e-2),
+}
+
+
+def close(got: Tensor, want: Tensor, atol: float | None, rtol: float | None) -> bool:
+    """Equal within the tolerance of the wanted dtype, NaN equal to NaN."""
+    base_rtol, base_atol = TOLERANCES.get(want.dtype, (0.0, 0.0))
+    rtol = base_rtol if rtol is None else rtol
+    atol = base_atol if atol is None else atol
+    return torch.allclose(got.to(want.dtype), want, rtol=rtol, atol=atol, equal_nan=True)
+
+
+def same_values(before: Tensor, now: Tensor) -> bool:
+    """Equal bit for bit as far as == can see, NaN equal to NaN: for copies of one tensor."""
+    if before.shape != now.shape or before.dtype != now.dtype:
+        return False
+    unequal = before != now
+    return not bool((unequal & ~((before != before) & (now != now))).any())
+
+
+def difference(got: Tensor, want: Tensor, what: str) -> dict[str, str]:
+    """What was expected and what was seen: the shape, the dtype, or the worst place."""
+    if got.shape != want.shape:
+        return {
+            "expected": f"{what} of shape {tuple(want.shape)}",
+            "seen": f"shape {tuple(got.shape)}",
+        }
+    if got.dtype != want.dtype:
+        return {"expected": f"{what} in {want.dtype}", "seen": f"{got.dtype}"}
+    bad = (~torch.isfinite(got.double())) & torch.isfinite(want.double())
+    if bad.any():
+        return {
+            "expected": f"{what} with finite values",
+            "seen": f"{int(bad.sum())} of {got.numel()} are NaN or infinite",
+        }
+    error = (got.double() - want.double()).abs().nan_to_num(nan=math.inf)
+    place = tuple(int(i) for i in torch.unravel_index(error.argmax(), error.shape))
+    return {
+        "expected": f"{what}; at {list(place)} it is {want[place].item():.6g}",
+        "seen": f"{got[place].item():.6g} there; {_share(got, want)} of the values differ",
+    }
+
+
+def _share(got: Tensor, want: Tensor) -> str:
+    rtol, atol = TOLERANCES.get(want.dtype, (0.0, 0.0))
+    apart = ~torch.isclose(got, want, rtol=rtol, atol=atol, equal_nan=True)
+    return f"{100 * apart.double().mean().item():.0f} %"
+
+
+def comparing_itself(got: Any, want: Any) -> type | None:
+    """The type in `got` that brings an == of its own, which would not say whether it is right.
+
+    Types of the language, of torch and of numpy are trusted, and so is the type that is wanted.
+    """
+    kind = type(got)
+    if isinstance(got, list | tuple | set | frozenset):
+        wanted = list(want) if isinstance(want, list | tuple) else []
+        wanted += [None] * (len(got) - len(wanted))
+        for inner, other in zip(got, wanted, strict=False):
+            if found := comparing_itself(inner, other):
+                return found
+    if isinstance(got, dict):
+        for key, value in got.items():
+            other = want.get(key) if isinstance(want, dict) else None
+            if found := comparing_itself(key, key) or comparing_itself(value, other):
+                return found
+    trusted = kind.__module__.split(".")[0] in ("builtins", "torch", "numpy", "collections")
+    plain = kind.__eq__ is object.__eq__ and kind.__ne__ is object.__ne__
+    return None if trusted or plain or kind is type(want) else kind

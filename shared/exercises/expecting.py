@@ -1,0 +1,118 @@
+"""What a lesson's checks.py is written with: what is expected of an answer, mistakes by name."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from torch import Tensor, nn
+
+from shared.exercises.comparing import close, comparing_itself, difference
+from shared.exercises.wrong import Wrong
+
+
+def wrong(mistake: str, *, expected: str = "", seen: str = "", hint: str = "") -> NoReturn:
+    """Report a recognised mistake."""
+    raise Wrong(mistake, expected, seen, hint)
+
+
+def recognise(
+    mistakes: Mapping[str, bool | Callable[[], bool]], *, expected: str, seen: str, hint: str = ""
+) -> None:
+    """Report the first mistake whose sign was seen, most specific first; none is fine.
+
+    A sign is a bool, or a function of no arguments where looking is only safe or worth its time
+    once the rows above have been ruled out.
+    """
+    for mistake, sign in mistakes.items():
+        if sign() if callable(sign) else sign:
+            raise Wrong(mistake, expected, seen, hint)
+
+
+def expect(condition: bool, *, expected: str, seen: str, mistake: str = "", hint: str = "") -> None:
+    """Raise `Wrong` unless the condition holds."""
+    if not condition:
+        raise Wrong(mistake, expected, seen, hint)
+
+
+def expect_equal(got: Any, want: Any, *, what: str, mistake: str = "", hint: str = "") -> None:
+    """Numbers, strings, tuples: equal by ==, of types that do not say themselves what equals."""
+    stranger = comparing_itself(got, want)
+    if stranger is not None:
+        raise Wrong(expected=f"{what} = {want!r}", seen=f"an object of {stranger.__name__}")
+    if got != want:
+        raise Wrong(mistake, f"{what} = {want!r}", f"{got!r}", hint)
+
+
+def expect_raises(
+    kind: type[Exception],
+    function: Callable[..., Any],
+    *args: Any,
+    what: str,
+    hint: str = "",
+    mentions: Sequence[Any] = (),
+    **kwargs: Any,
+) -> None:
+    """The call must raise that kind of error, whose message must name the values that were seen."""
+    try:
+        function(*args, **kwargs)
+    except NotImplementedError:
+        raise
+    except kind as error:
+        missing = [str(value) for value in mentions if str(value) not in str(error)]
+        if missing:
+            raise Wrong(
+                f"the error for {what} does not say which value was seen",
+                expected=f"a message that contains {' and '.join(missing)}",
+                seen=repr(str(error)),
+                hint=hint,
+            ) from None
+        return
+    except Exception as error:
+        raise Wrong(
+            f"{what} raises the wrong kind of error",
+            expected=kind.__name__,
+            seen=f"{type(error).__name__}: {error}",
+            hint=hint,
+        ) from None
+    raise Wrong(f"{what} is accepted", f"a {kind.__name__}", "no error", hint)
+
+
+def expect_close(
+    got: Any,
+    want: Tensor,
+    *,
+    what: str,
+    looks_like: Mapping[str, Tensor | Callable[[], Tensor]] | None = None,
+    atol: float | None = None,
+    rtol: float | None = None,
+    hint: str = "",
+) -> None:
+    """Equal within the tolerance of the dtype; a recognised wrong value is named first.
+
+    `looks_like` maps the words for a mistake to the tensor (or a function that makes it) which
+    that mistake produces; it is only consulted when `got` differs from `want`.
+    """
+    # A class of one's own could answer to every comparison as it likes.
+    if type(got) not in (Tensor, nn.Parameter, type(want)):
+        raise Wrong(expected=f"{what} is a tensor", seen=f"{type(got).__name__}", hint=hint)
+    got = got.detach()
+    want = want.detach()
+    if got.shape == want.shape and got.dtype == want.dtype and close(got, want, atol, rtol):
+        return
+    for mistake_words, value in (looks_like or {}).items():
+        value = value if isinstance(value, Tensor) else value()
+        same = value.shape == got.shape and close(got.to(value.dtype), value, atol, rtol)
+        if same and not (
+            value.shape == want.shape and close(value.to(want.dtype), want, atol, rtol)
+        ):
+            raise Wrong(mistake_words, hint=hint, **difference(got, want, what))
+    raise Wrong(hint=hint, **difference(got, want, what))
+
+
+def without_group(act: Callable[..., Any], *args: Any, mistake: str, expected: str, hint: str):
+    """Call an answer where there is no process group; `mistake` names one that asks for it."""
+    try:
+        return act(*args)
+    except (ValueError, RuntimeError) as error:
+        if "process group" not in str(error):
+            raise
+        raise Wrong(mistake, expected, f"{type(error).__name__}: {error}", hint) from None

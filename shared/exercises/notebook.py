@@ -1,0 +1,164 @@
+"""How notebook, checks and solutions meet: `@exercise`, `check`, and the three modes.
+
+reading   (default) an unsolved stub is replaced by the reference; faults are printed
+strict    (TORCH_HANDLE_STRICT=1, or under pytest) an unsolved or wrong answer raises
+solution  (TORCH_HANDLE_IMPLEMENTATION=solution) every exercise is the reference
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from shared.exercises.checks import ExerciseChecks
+from shared.exercises.lessons import ROOT, lesson_folder, load_checks, solution_module
+from shared.exercises.stubs import is_stub, signature_difference
+from shared.exercises.wrong import Fault
+
+T = TypeVar("T")
+
+
+class ShortError(Exception):
+    """An error whose message is all that a learner needs: notebooks show it without frames."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"{type(self).__name__}: {self}"]
+
+
+class NotSolved(ShortError):
+    """An unsolved exercise was checked in strict mode, or used where there are no solutions."""
+
+
+class WrongAnswer(ShortError):
+    """A check found a fault, in strict mode."""
+
+
+class SignatureDiffers(ShortError):
+    """The stub in the notebook and the reference do not have the same signature."""
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """One exercise of the running notebook: what the cell defined and what its name is bound to."""
+
+    id: str
+    own: Any
+    bound: Any
+    solved: bool
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of one exercise: "right", "wrong" (then with the fault) or "open"."""
+
+    checks: ExerciseChecks
+    outcome: str
+    fault: Fault | None = None
+
+    def words(self) -> str:
+        """What a learner reads about it."""
+        title = f"{self.checks.id} {self.checks.name}"
+        if self.outcome == "open":
+            return f"{title}: not solved yet; {_what_stands_in()}"
+        if self.fault is None:
+            count = len(self.checks.checks)
+            return f"{title}: right ({count} check{'s' * (count > 1)} passed)"
+        fault = self.fault
+        before = f"{fault.passed} of {fault.total} checks passed before it"
+        head = f"{title}: not right yet, at the check of {fault.title} ({before})"
+        return "\n".join([head, *fault.lines()])
+
+
+defined: dict[str, Exercise] = {}  # by id, in the notebook or script that runs
+
+
+def solution_mode() -> bool:
+    """Whether every exercise takes the reference.
+
+    Raises ValueError when TORCH_HANDLE_IMPLEMENTATION holds a word it does not know.
+    """
+    word = os.environ.get("TORCH_HANDLE_IMPLEMENTATION", "")
+    if word not in ("", "solution"):
+        raise ValueError(f"TORCH_HANDLE_IMPLEMENTATION is {word!r}; it can be 'solution' or unset")
+    return word == "solution"
+
+
+def strict_mode() -> bool:
+    """Whether an unsolved or wrong exercise raises: asked for, or running under pytest (nbval)."""
+    asked = os.environ.get("TORCH_HANDLE_STRICT")
+    return asked == "1" if asked is not None else "PYTEST_VERSION" in os.environ
+
+
+def exercise(id: str) -> Callable[[T], T]:
+    """Mark the function or class in this cell as the answer to exercise `id`.
+
+    What the name is bound to afterwards follows the mode (see the module's docstring). Without
+    solutions/ an unsolved stub becomes a placeholder that raises `NotSolved` when it is used.
+    """
+
+    def decorate(own: Any) -> Any:
+        reference = _reference(id, own.__name__) if solution_mode() or is_stub(own) else None
+        if solution_mode():
+            if reference is None:
+                raise NotSolved(f"{id}: solution mode needs solutions/, which is not here")
+            if difference := signature_difference(own, reference):
+                raise SignatureDiffers(f"{id}: {difference}")
+            bound = reference
+        elif is_stub(own):
+            bound = _placeholder(id, own.__name__) if reference is None else reference
+        else:
+            bound = own
+        defined[id] = Exercise(id, own, bound, solved=bound is own or solution_mode())
+        return bound
+
+    return decorate
+
+
+def _reference(id: str, name: str) -> Any:
+    module = solution_module(id.split(".")[0])
+    if module is None:
+        return None
+    if not hasattr(module, name):
+        raise ValueError(f"exercise {id} is called {name!r}; {module.__name__} has no such name")
+    return getattr(module, name)
+
+
+def _placeholder(id: str, name: str) -> Any:
+    message = f"exercise {id} ({name}) is not solved yet, and this cell uses it: solve it first"
+
+    class Unsolved:
+        def __new__(cls, *args: Any, **kwargs: Any) -> "Unsolved":
+            raise NotSolved(message)
+
+    Unsolved.__name__ = Unsolved.__qualname__ = name
+    return Unsolved
+
+
+def judge(id: str, candidate: Any) -> Result:
+    """Put an answer before its checks. Raises ValueError for an exercise that does not exist."""
+    checks = load_checks(id.split(".")[0]).get(id)
+    if checks is None:
+        raise ValueError(f"there is no exercise {id!r} in {lesson_folder(id).name}/checks.py")
+    state = defined.get(id)
+    stand_in = state is not None and not state.solved and candidate is state.bound
+    if stand_in or is_stub(candidate):
+        return Result(checks, "open")
+    fault = checks.first_fault(candidate)
+    return Result(checks, "right" if fault is None else "wrong", fault)
+
+
+def check(id: str, candidate: Any) -> None:
+    """Say whether an answer is right and, if not, which mistake it looks like.
+
+    Raises `NotSolved` or `WrongAnswer` in strict mode; prints the same words in reading mode.
+    """
+    result = judge(id, candidate)
+    if result.outcome != "right" and strict_mode():
+        raise {"open": NotSolved, "wrong": WrongAnswer}[result.outcome](result.words())
+    print(result.words())
+
+
+def _what_stands_in() -> str:
+    if (ROOT / "solutions").is_dir():
+        return "the cells below use the reference in its place"
+    return "a cell below that uses it will stop"

@@ -1,0 +1,57 @@
+"""An answer on several ranks: what goes wrong there comes back as what a check says."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from shared.exercises.wrong import Wrong
+from shared.ranks.failures import Failure, RankFailed
+from shared.ranks.forked import run_ranks
+
+PATIENCE = 10.0  # seconds until ranks count as hanging; they need a tenth of one
+
+
+def on_ranks(
+    fn: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    apart: str,
+    expected: str = "every rank comes back",
+    hint: str = "",
+    known: Mapping[str, tuple[str, str]] | None = None,
+    timeout: float = PATIENCE,
+    quiet: float | None = None,
+) -> list[Any]:
+    """`run_ranks`; ranks that hang and ranks that raise become findings.
+
+    `apart` is the mistake where the ranks do not take part in the same collectives: some wait for
+    ever, or lose a peer. `known` maps a part of an error's text to the mistake and the hint that
+    it stands for. What a rank raised as `Wrong` is raised here as it is.
+    """
+    try:
+        return run_ranks(fn, world_size, *args, timeout=timeout, quiet=quiet)
+    except RankFailed as failed:
+        if failed.kind in (Failure.LATE, Failure.PEER_LOST) or failed.signal == "SIGABRT":
+            raise Wrong(apart, expected, failed.headline, hint) from None
+        raise_as_finding(failed, known or {}, hint)
+
+
+def on_one_rank(fn: Callable[[], Any], timeout: float = PATIENCE) -> Any:
+    """The result of `fn` in a group of one rank; what it raises there is raised here."""
+    try:
+        return run_ranks(lambda rank: fn(), 1, timeout=timeout)[0]
+    except RankFailed as failed:
+        if failed.error is not None:
+            raise failed.error from None
+        raise
+
+
+def raise_as_finding(
+    failed: RankFailed, known: Mapping[str, tuple[str, str]], hint: str = ""
+) -> NoReturn:
+    """Raise what an error on a rank says about the answer."""
+    if type(failed.error) is Wrong or isinstance(failed.error, NotImplementedError):
+        raise failed.error from None
+    named = (words for sign, words in known.items() if sign in failed.error_text)
+    mistake, advice = next(named, ("", hint))
+    seen = failed.headline + failed.at
+    raise Wrong(mistake, "no error on any rank", seen, advice) from None

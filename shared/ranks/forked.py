@@ -1,0 +1,326 @@
+"""Real process groups inside a notebook: `run_ranks` forks, joins, runs, collects."""
+
+import contextlib
+import datetime
+import faulthandler
+import io
+import multiprocessing
+import os
+import pickle
+import shutil
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from shared.ranks.failures import Failure, Late, RankFailed, kind_of, own_line
+
+IDLE_TICKS = 2  # hundredths of a second of processor time that gloo's polling may use meanwhile
+LOOK = 0.1  # seconds between two looks at what the ranks are doing
+GRACE = 2.0  # seconds that the other ranks get to end by themselves after one has failed
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What is the same for all ranks of a `run_ranks`; `folder` is where they meet."""
+
+    fn: Callable[..., Any]
+    args: tuple
+    world_size: int
+    folder: Path
+    timeout: float
+    before: Callable[[int], None] | None
+
+
+@dataclass
+class _Child:
+    rank: int
+    process: multiprocessing.process.BaseProcess
+    pipe: Connection
+    stack: Path
+    outcome: dict[str, Any] | None = None
+
+
+def run_ranks(
+    fn: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    timeout: float = 60.0,
+    quiet: float | None = None,
+    before: Callable[[int], None] | None = None,
+) -> list[Any]:
+    """Run `fn(rank, *args)` in `world_size` processes of one gloo group; return their results.
+
+    The processes are forked, so `fn` may be defined in a notebook cell; each uses one thread and
+    meets the others through a file, not a port. What a rank prints is shown here, in the order
+    of ranks, once all are done. Results travel by pickle: return tensors, numbers, dicts.
+    `before(rank)` runs in the new process before it joins the group.
+
+    `quiet` ends a deadlock early: when for so many seconds no rank that is not back has used the
+    processor (Linux; elsewhere the timeout alone counts). A busy machine does not fool it as it
+    would a short timeout.
+
+    Raises RankFailed when a rank raises (its traceback is in the message), dies (the signal is
+    named) or is not back after `timeout` seconds (every rank's stack is shown), and RuntimeError
+    once CUDA is initialised in this process, because a forked child cannot use it.
+    """
+    if world_size < 1:
+        raise ValueError(f"world_size must be at least 1, got {world_size}")
+    if torch.cuda.is_initialized():
+        raise RuntimeError(
+            "run_ranks forks, and CUDA is initialised in this process: a forked child would crash "
+            "at its first CUDA call. Restart the kernel and call run_ranks first, or use launch()."
+        )
+    folder = Path(tempfile.mkdtemp(prefix="ranks_"))
+    task = _Task(fn, args, world_size, folder, timeout, before)
+    children: list[_Child] = []
+    try:
+        for rank in range(world_size):
+            children.append(_start(rank, task))
+        _collect(children, timeout, quiet)
+    finally:
+        _end(children)
+        shutil.rmtree(folder, ignore_errors=True)
+    return [_result(child) for child in children]
+
+
+def _start(rank: int, task: _Task) -> _Child:
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    stack = task.folder / f"stack_{rank}"
+    # Not daemons: those may not have children, and a rank's DataLoader starts workers.
+    process = context.Process(target=_child, args=(rank, task, sender, stack))
+    process.start()
+    sender.close()
+    return _Child(rank, process, receiver, stack)
+
+
+def _child(rank: int, task: _Task, pipe: Connection, stack: Path) -> None:
+    """The life of one rank. Leaves by os._exit: a notebook's own exit handlers are not its."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it ends the ranks
+    faulthandler.register(signal.SIGUSR1, file=stack.open("w"), all_threads=False)
+    # OpenMP's thread pool does not survive a fork, and one thread a rank is faster here anyway.
+    torch.set_num_threads(1)
+    printed = io.StringIO()
+    outcome: dict[str, Any] = {}
+    with contextlib.redirect_stdout(printed):
+        try:
+            if task.before:
+                task.before(rank)
+            # Wait until all have joined: a rank that is done at once would hang up on the others.
+            os.environ["TORCH_DIST_INIT_BARRIER"] = "1"
+            dist.init_process_group(
+                "gloo",
+                init_method=f"file://{task.folder}/store",
+                rank=rank,
+                world_size=task.world_size,
+                # The parent's clock must win: it shows where every rank stands.
+                timeout=datetime.timedelta(seconds=task.timeout + 30),
+            )
+            result = task.fn(rank, *task.args)
+            outcome["result"] = pickle.dumps(result)
+        except BaseException as error:
+            frames = error.__traceback__
+            own = frames.tb_next if frames else None  # the first frame is this function
+            outcome["error"] = "".join(traceback.format_exception(type(error), error, own))
+            outcome["summary"] = f"{type(error).__name__}: {error}"
+            outcome["name"], outcome["text"] = type(error).__name__, str(error)
+            outcome["exception"] = _travelling(error)
+    outcome["printed"] = printed.getvalue()
+    # A rank that failed leaves the others waiting; tearing the group down would wait with them.
+    if "error" not in outcome and dist.is_initialized():
+        with contextlib.suppress(Exception):
+            dist.destroy_process_group()
+    pipe.send(outcome)
+    pipe.close()
+    os._exit(0)
+
+
+def _travelling(error: BaseException) -> bytes | None:
+    """The error for the parent; None where pickle cannot make it again."""
+    try:
+        packed = pickle.dumps(error)
+        pickle.loads(packed)
+    except Exception:  # whatever an error class of the caller's own does
+        return None
+    return packed
+
+
+def _collect(children: list[_Child], timeout: float, quiet: float | None) -> None:
+    began = time.monotonic()
+    deadline = began + timeout
+    waiting = {child.pipe: child for child in children}
+    failures: list[_Child] = []
+    watch = _Watch()
+    while waiting:
+        left = max(0.0, deadline - time.monotonic())
+        ready = wait(list(waiting), timeout=left if quiet is None else min(left, LOOK))
+        for pipe in ready:
+            assert isinstance(pipe, Connection)
+            child = waiting.pop(pipe)
+            child.outcome = _receive(child)
+            if "error" in child.outcome:
+                failures.append(child)
+                deadline = min(deadline, time.monotonic() + GRACE)
+        asleep = quiet is not None and watch.idle_seconds(waiting.values()) > quiet
+        if not ready and (asleep or time.monotonic() >= deadline):
+            break
+    if failures:
+        raise _failure(min(failures, key=_lateness), children)
+    if waiting:
+        seconds = min(timeout, time.monotonic() - began)
+        raise _lateness_of(list(waiting.values()), children, seconds, quiet=seconds < timeout)
+
+
+class _Watch:
+    """For how long nothing has happened in the ranks that are waited for.
+
+    Only what was looked at counts: where the whole machine stood still, this process did, too.
+    """
+
+    def __init__(self) -> None:
+        self.seen: dict[int, int | None] = {}
+        self.last = time.monotonic()
+        self.idle = 0.0
+
+    def idle_seconds(self, children: Iterable[_Child]) -> float:
+        now = {child.rank: _activity(child.process.pid) for child in children}
+        if now.keys() != self.seen.keys() or any(
+            ticks is None or ticks - (self.seen[rank] or 0) > IDLE_TICKS
+            for rank, ticks in now.items()
+        ):
+            self.seen, self.idle = now, 0.0
+        else:
+            self.idle += min(time.monotonic() - self.last, 2 * LOOK)
+        self.last = time.monotonic()
+        return self.idle
+
+
+def _activity(pid: int | None) -> int | None:
+    """Clock ticks of processor time so far; None while it waits for a disk or for its turn.
+
+    None also where /proc shows another namespace of processes: its numbers mean other processes.
+    """
+    try:
+        if os.readlink("/proc/self") != str(os.getpid()):
+            return None
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "DR" else int(fields[11]) + int(fields[12])  # user and kernel
+
+
+def _lateness(failed: _Child) -> int:
+    """Order failures from cause to consequence: a peer's lost connection comes after its death."""
+    order = (Failure.DIED, Failure.RAISED, Failure.TO_ITSELF, Failure.PEER_LOST)
+    return order.index(_kind(failed))
+
+
+def _kind(failed: _Child) -> Failure:
+    assert failed.outcome is not None
+    if "died" in failed.outcome:
+        return Failure.DIED
+    return kind_of(failed.outcome["name"], failed.outcome["text"])
+
+
+def _receive(child: _Child) -> dict[str, Any]:
+    try:
+        return child.pipe.recv()
+    except EOFError:
+        child.process.join(1.0)
+        code = child.process.exitcode or 0
+        ended_by = signal.Signals(-code).name if code < 0 else ""
+        how = f"was ended by {ended_by}" if ended_by else f"left with status {code}"
+        return {"error": "", "summary": how, "died": True, "signal": ended_by}
+
+
+def _failure(failed: _Child, children: list[_Child]) -> RankFailed:
+    outcome = failed.outcome
+    assert outcome is not None
+    exception = outcome.get("exception")
+    return RankFailed(
+        _failure_words(failed, children),
+        kind=_kind(failed),
+        rank=failed.rank,
+        error=None if exception is None else pickle.loads(exception),
+        error_name=outcome.get("name", ""),
+        error_text=outcome.get("text", ""),
+        at=own_line(outcome["error"]),
+        signal=outcome.get("signal", ""),
+    )
+
+
+def _failure_words(failed: _Child, children: list[_Child]) -> str:
+    assert failed.outcome is not None
+    head = f"rank {failed.rank} of {len(children)} "
+    head += failed.outcome["summary"] if "died" in failed.outcome else "raised "
+    running = [child.rank for child in children if child.outcome is None]
+    back = [c.rank for c in children if c.outcome is not None and "error" not in c.outcome]
+    tail = f"\nStill running then, and ended: ranks {running}" if running else ""
+    tail += f"\nAlready back, without error: ranks {back}" if back else ""
+    if "died" in failed.outcome:
+        return head + tail
+    printed = failed.outcome["printed"]
+    said = f"\nIt had printed:\n{printed}" if printed else ""
+    return f"{head}{failed.outcome['summary']}\n{failed.outcome['error']}{said}{tail}"
+
+
+def _lateness_of(
+    late: list[_Child], children: list[_Child], seconds: float, *, quiet: bool
+) -> RankFailed:
+    for child in late:
+        if child.process.pid is not None and child.process.is_alive():
+            os.kill(child.process.pid, signal.SIGUSR1)
+    time.sleep(0.3)
+    back = [child.rank for child in children if child.outcome is not None]
+    seen = tuple(Late(child.rank, _stack_of(child)) for child in late)
+    names = [each.rank for each in seen]
+    lines = [f"ranks {names} of {len(children)} were not back after {seconds:.3g} s; back: {back}"]
+    lines += [
+        f"rank {each.rank} was here:\n{each.stack or '  (no stack: it does not answer)'}"
+        for each in seen
+    ]
+    return RankFailed(
+        "\n".join(lines),
+        kind=Failure.LATE,
+        rank=names[0],
+        late=seen,
+        seconds=seconds,
+        quiet=quiet,
+    )
+
+
+def _stack_of(child: _Child) -> str:
+    """What the rank wrote down when it was asked where it stands."""
+    return _own_frames(child.stack.read_text()) if child.stack.exists() else ""
+
+
+def _own_frames(stack: str) -> str:
+    """Leave out the frames that only start the rank: they are the same for all."""
+    return stack.partition(f'  File "{__file__}"')[0].rstrip()
+
+
+def _end(children: list[_Child]) -> None:
+    for child in children:
+        if child.outcome is None or "error" in child.outcome:
+            child.process.kill()
+        child.process.join(10.0)
+        if child.process.is_alive():
+            child.process.kill()
+            child.process.join()
+        child.pipe.close()
+
+
+def _result(child: _Child) -> Any:
+    assert child.outcome is not None
+    if child.outcome["printed"]:
+        print(child.outcome["printed"], end="")
+    return pickle.loads(child.outcome["result"])

@@ -1,0 +1,1 @@
+"""Training a translator: loss, schedules, loop, decoding, scores, and the reference run."""
