@@ -22,9 +22,8 @@ import torch
 import torch.distributed as dist
 
 from shared.ranks.failures import Failure, Late, RankFailed, kind_of, own_line
+from shared.ranks.watching import LOOK, IdleWatch
 
-IDLE_TICKS = 2  # hundredths of a second of processor time that gloo's polling may use meanwhile
-LOOK = 0.1  # seconds between two looks at what the ranks are doing
 GRACE = 2.0  # seconds that the other ranks get to end by themselves after one has failed
 
 
@@ -144,6 +143,10 @@ def _child(rank: int, task: _Task, pipe: Connection, stack: Path) -> None:
     os._exit(0)
 
 
+def _pids(children: Iterable[_Child]) -> dict[int, int | None]:
+    return {child.rank: child.process.pid for child in children}
+
+
 def _travelling(error: BaseException) -> bytes | None:
     """The error for the parent; None where pickle cannot make it again."""
     try:
@@ -159,7 +162,7 @@ def _collect(children: list[_Child], timeout: float, quiet: float | None) -> Non
     deadline = began + timeout
     waiting = {child.pipe: child for child in children}
     failures: list[_Child] = []
-    watch = _Watch()
+    watch = IdleWatch()
     while waiting:
         left = max(0.0, deadline - time.monotonic())
         ready = wait(list(waiting), timeout=left if quiet is None else min(left, LOOK))
@@ -170,55 +173,17 @@ def _collect(children: list[_Child], timeout: float, quiet: float | None) -> Non
             if "error" in child.outcome:
                 failures.append(child)
                 deadline = min(deadline, time.monotonic() + GRACE)
-        asleep = quiet is not None and watch.idle_seconds(waiting.values()) > quiet
+        asleep = quiet is not None and watch.idle_seconds(_pids(waiting.values())) > quiet
         if not ready and (asleep or time.monotonic() >= deadline):
             break
     if failures:
-        raise _failure(min(failures, key=_lateness), children)
+        raise _failure(min(failures, key=_place_in_the_chain), children)
     if waiting:
         seconds = min(timeout, time.monotonic() - began)
-        raise _lateness_of(list(waiting.values()), children, seconds, quiet=seconds < timeout)
+        raise _too_late(list(waiting.values()), children, seconds, quiet=seconds < timeout)
 
 
-class _Watch:
-    """For how long nothing has happened in the ranks that are waited for.
-
-    Only what was looked at counts: where the whole machine stood still, this process did, too.
-    """
-
-    def __init__(self) -> None:
-        self.seen: dict[int, int | None] = {}
-        self.last = time.monotonic()
-        self.idle = 0.0
-
-    def idle_seconds(self, children: Iterable[_Child]) -> float:
-        now = {child.rank: _activity(child.process.pid) for child in children}
-        if now.keys() != self.seen.keys() or any(
-            ticks is None or ticks - (self.seen[rank] or 0) > IDLE_TICKS
-            for rank, ticks in now.items()
-        ):
-            self.seen, self.idle = now, 0.0
-        else:
-            self.idle += min(time.monotonic() - self.last, 2 * LOOK)
-        self.last = time.monotonic()
-        return self.idle
-
-
-def _activity(pid: int | None) -> int | None:
-    """Clock ticks of processor time so far; None while it waits for a disk or for its turn.
-
-    None also where /proc shows another namespace of processes: its numbers mean other processes.
-    """
-    try:
-        if os.readlink("/proc/self") != str(os.getpid()):
-            return None
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "DR" else int(fields[11]) + int(fields[12])  # user and kernel
-
-
-def _lateness(failed: _Child) -> int:
+def _place_in_the_chain(failed: _Child) -> int:
     """Order failures from cause to consequence: a peer's lost connection comes after its death."""
     order = (Failure.DIED, Failure.RAISED, Failure.TO_ITSELF, Failure.PEER_LOST)
     return order.index(_kind(failed))
@@ -273,7 +238,7 @@ def _failure_words(failed: _Child, children: list[_Child]) -> str:
     return f"{head}{failed.outcome['summary']}\n{failed.outcome['error']}{said}{tail}"
 
 
-def _lateness_of(
+def _too_late(
     late: list[_Child], children: list[_Child], seconds: float, *, quiet: bool
 ) -> RankFailed:
     for child in late:

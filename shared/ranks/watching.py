@@ -1,0 +1,48 @@
+"""Whether ranks that are waited for still do anything: how a deadlock is told from slow work."""
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+IDLE_TICKS = 2  # hundredths of a second of processor time that gloo's polling may use meanwhile
+LOOK = 0.1  # seconds between two looks at what the ranks are doing
+
+
+class IdleWatch:
+    """For how long nothing has happened in the ranks that are waited for.
+
+    Only what was looked at counts: where the whole machine stood still, this process did, too.
+    """
+
+    def __init__(self) -> None:
+        self.seen: dict[int, int | None] = {}
+        self.last = time.monotonic()
+        self.idle = 0.0
+
+    def idle_seconds(self, pids: Mapping[int, int | None]) -> float:
+        """Seconds without any work in these processes, by rank, as far as they were looked at."""
+        now = {rank: _activity(pid) for rank, pid in pids.items()}
+        if now.keys() != self.seen.keys() or any(
+            ticks is None or ticks - (self.seen[rank] or 0) > IDLE_TICKS
+            for rank, ticks in now.items()
+        ):
+            self.seen, self.idle = now, 0.0
+        else:
+            self.idle += min(time.monotonic() - self.last, 2 * LOOK)
+        self.last = time.monotonic()
+        return self.idle
+
+
+def _activity(pid: int | None) -> int | None:
+    """Clock ticks of processor time so far; None while it waits for a disk or for its turn.
+
+    None also where /proc shows another namespace of processes: its numbers mean other processes.
+    """
+    try:
+        if os.readlink("/proc/self") != str(os.getpid()):
+            return None
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "DR" else int(fields[11]) + int(fields[12])  # user and kernel
