@@ -8,6 +8,7 @@ from shared.ranks.failures import Failure, RankFailed
 from shared.ranks.forked import run_ranks
 
 PATIENCE = 10.0  # seconds until ranks count as hanging; they need a tenth of one
+Known = Mapping[Any, tuple[str, str]]  # by str, type[BaseException] or Failure: mistake and hint
 
 
 def on_ranks(
@@ -17,22 +18,27 @@ def on_ranks(
     apart: str,
     expected: str = "every rank comes back",
     hint: str = "",
-    known: Mapping[str, tuple[str, str]] | None = None,
+    known: Known | None = None,
     timeout: float = PATIENCE,
     quiet: float | None = None,
 ) -> list[Any]:
     """`run_ranks`; ranks that hang and ranks that raise become findings.
 
-    `apart` is the mistake where the ranks do not take part in the same collectives: some wait for
-    ever, or lose a peer. `known` maps a part of an error's text to the mistake and the hint that
-    it stands for. What a rank raised as `Wrong` is raised here as it is.
+    `apart` is the mistake where the ranks do not take part in the same collectives: some wait and
+    never return, or lose a peer. `known` maps a part of an error's text, its type or the way in
+    which a rank failed to the mistake and the hint that it stands for, and comes before `apart`.
+    What a rank raised as `Wrong` is raised here as it is.
     """
     try:
         return run_ranks(fn, world_size, *args, timeout=timeout, quiet=quiet)
     except RankFailed as failed:
+        known = known or {}
+        if failed.kind in known:
+            mistake, advice = known[failed.kind]
+            raise Wrong(mistake, expected, f"rank {failed.rank} {failed.kind}", advice) from None
         if failed.kind in (Failure.LATE, Failure.PEER_LOST) or failed.signal == "SIGABRT":
             raise Wrong(apart, expected, failed.headline, hint) from None
-        raise_as_finding(failed, known or {}, hint)
+        raise_as_finding(failed, known, hint)
 
 
 def on_one_rank(fn: Callable[[], Any], timeout: float = PATIENCE) -> Any:
@@ -45,13 +51,17 @@ def on_one_rank(fn: Callable[[], Any], timeout: float = PATIENCE) -> Any:
         raise
 
 
-def raise_as_finding(
-    failed: RankFailed, known: Mapping[str, tuple[str, str]], hint: str = ""
-) -> NoReturn:
+def raise_as_finding(failed: RankFailed, known: Known, hint: str = "") -> NoReturn:
     """Raise what an error on a rank says about the answer."""
     if type(failed.error) is Wrong or isinstance(failed.error, NotImplementedError):
         raise failed.error from None
-    named = (words for sign, words in known.items() if sign in failed.error_text)
+    named = (words for sign, words in known.items() if _shows(failed, sign))
     mistake, advice = next(named, ("", hint))
     seen = failed.headline + failed.at
     raise Wrong(mistake, "no error on any rank", seen, advice) from None
+
+
+def _shows(failed: RankFailed, sign: Any) -> bool:
+    if isinstance(sign, Failure):  # a str as well, and asked first for that reason
+        return failed.kind is sign
+    return sign in failed.error_text if isinstance(sign, str) else isinstance(failed.error, sign)
