@@ -33,13 +33,26 @@ def expect(condition: bool, *, expected: str, seen: str, mistake: str = "", hint
         raise Wrong(mistake, expected, seen, hint)
 
 
-def expect_equal(got: Any, want: Any, *, what: str, mistake: str = "", hint: str = "") -> None:
-    """Numbers, strings, tuples: equal by ==, of types that do not say themselves what equals."""
+def expect_equal(
+    got: Any,
+    want: Any,
+    *,
+    what: str,
+    mistake: str = "",
+    hint: str = "",
+    looks_like: Mapping[str, Any] | None = None,
+) -> None:
+    """Numbers, strings, tuples: equal by ==, of types that do not say themselves what equals.
+
+    `looks_like` maps the words for a mistake to the value that it produces; `mistake` is what any
+    other wrong value looks like.
+    """
     stranger = comparing_itself(got, want)
     if stranger is not None:
         raise Wrong(expected=f"{what} = {want!r}", seen=f"an object of {stranger.__name__}")
     if got != want:
-        raise Wrong(mistake, f"{what} = {want!r}", f"{got!r}", hint)
+        named = (words for words, value in (looks_like or {}).items() if got == value)
+        raise Wrong(next(named, mistake), f"{what} = {want!r}", f"{got!r}", hint)
 
 
 def expect_raises(
