@@ -1,4 +1,4 @@
-"""The words after ./run_all.sh: understand them, set up, and hand over.
+"""What ./run_all.sh does: understand its arguments, set up, and start the program that is meant.
 
 Only the standard library is used here: this runs before anything is installed.
 """
@@ -6,9 +6,10 @@ Only the standard library is used here: this runs before anything is installed.
 import argparse
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from shared.cli.setup import SetupFailed, check_active, ensure_environment, environment_python
 from shared.ranks.processes import raise_on_stop_signals, supervise
@@ -18,36 +19,45 @@ INTERRUPTED = 130  # what a shell reports after Ctrl-C
 
 USAGE = """\
 usage: ./run_all.sh [NN ...]              run the lessons' scripts: all, or those named
+       ./run_all.sh todo [NN ...]         which exercises of your notebooks are right, wrong, open
        ./run_all.sh test [ARGUMENT ...]   test everything, or what pytest's arguments name
        ./run_all.sh notebooks [NN ...]    execute notebooks again and store their outputs
        ./run_all.sh doctor                what this machine has, lacks, and what to do
        ./run_all.sh setup                 make or mend .venv, and stop
 
   --no-setup        use the active environment as it is
+scripts:
   --nproc N         ranks per lesson (2)
   --preset NAME     tiny, small or large (default: by the device)
   --device NAME     cpu or cuda (default: by the machine)
   --time-limit S    seconds after which a lesson is stopped (900)
+todo:
+  --watch           judge a lesson again whenever its notebook is saved
+  --details, -v     below each wrong answer, all that the check says
+  --time-limit S    seconds after which an exercise is stopped (60)
+test:
+  --slowest         in the end, the seconds by file, and the slowest tests
 """
-WORDS = ("run", "test", "notebooks", "doctor", "setup")
+MODULES = {
+    "run": "shared.cli.runner",
+    "todo": "shared.cli.todo",
+    "notebooks": "shared.cli.notebooks",
+    "doctor": "shared.cli.doctor",
+}
+ACTIONS = (*MODULES, "test", "setup")
 
 
 @dataclass(frozen=True)
 class Command:
-    """One call of run_all.sh, understood."""
+    """One call of run_all.sh: the action, and the arguments for the program that does it."""
 
-    word: str
+    action: str
     no_setup: bool = False
-    lessons: list[str] = field(default_factory=list)
-    nproc: int = 2
-    preset: str | None = None
-    device: str | None = None
-    time_limit: float = 900.0
-    pytest_arguments: list[str] = field(default_factory=list)
+    arguments: list[str] = field(default_factory=list)
 
 
 class UsageError(ValueError):
-    """Words that the command does not know."""
+    """Arguments that the command does not know."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -55,46 +65,63 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(message)
 
 
-def parse(words: list[str], root: Path = ROOT) -> Command:
-    """Read the words after ./run_all.sh; UsageError says which one is wrong."""
-    no_setup = "--no-setup" in words
-    words = [word for word in words if word != "--no-setup"]
-    if words and words[0] == "test":
-        return Command("test", no_setup, pytest_arguments=words[1:])
-    parser = _Parser(add_help=False, allow_abbrev=False)
-    parser.add_argument("names", nargs="*")
-    parser.add_argument("--nproc", type=int, default=2)
-    parser.add_argument("--preset", choices=("tiny", "small", "large"))
-    parser.add_argument("--device", choices=("cpu", "cuda"))
-    parser.add_argument("--time-limit", type=float, default=900.0)
-    found = parser.parse_args(words)
-    word, names = "run", found.names
-    if names and names[0] in WORDS:
-        word, names = names[0], names[1:]
-    if word in ("doctor", "setup") and names:
-        raise UsageError(f"{word} takes no further word, got {' '.join(names)}")
-    if word == "setup" and no_setup:
+def parse(arguments: list[str], root: Path = ROOT) -> Command:
+    """Return what the arguments of ./run_all.sh ask for; UsageError says which one is wrong."""
+    no_setup = "--no-setup" in arguments
+    rest = [each for each in arguments if each != "--no-setup"]
+    action = rest.pop(0) if rest and rest[0] in ACTIONS else "run"
+    if action == "setup" and no_setup:
         raise UsageError("setup and --no-setup contradict each other")
-    if word != "run" and any(option.startswith("--") for option in words):
-        raise UsageError(f"{word} takes no options")
-    if found.nproc < 1:
-        raise UsageError(f"--nproc must be 1 or more, got {found.nproc}")
-    if found.time_limit <= 0:
-        raise UsageError(f"--time-limit must be above 0, got {found.time_limit:g}")
-    lessons = [find_lesson(name, root) for name in names]
-    return Command(
-        word, no_setup, lessons, found.nproc, found.preset, found.device, found.time_limit
-    )
+    if action == "test":
+        return Command(action, no_setup, rest)
+    if action in ("doctor", "setup"):
+        if rest:
+            raise UsageError(f"{action} takes no further argument, got {' '.join(rest)}")
+        return Command(action, no_setup, ["--no-setup"] * no_setup)
+    found = vars(_parser(action).parse_args(rest))
+    for name in ("nproc", "time_limit"):
+        if name in found and not found[name] > 0:  # nor is NaN
+            raise UsageError(f"--{name.replace('_', '-')} must be above 0, got {found[name]:g}")
+    lessons = [find_lesson(name, root) for name in found.pop("lessons")]
+    return Command(action, no_setup, [*lessons, *_as_options(found)])
+
+
+def _parser(action: str) -> argparse.ArgumentParser:
+    """Return the parser for the lessons and options of an action."""
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("lessons", nargs="*")
+    if action == "run":
+        parser.add_argument("--nproc", type=int, default=2)
+        parser.add_argument("--preset", choices=("tiny", "small", "large"))
+        parser.add_argument("--device", choices=("cpu", "cuda"))
+        parser.add_argument("--time-limit", type=float, default=900.0)
+    if action == "todo":
+        parser.add_argument("--watch", action="store_true")
+        parser.add_argument("-v", "--details", action="store_true")
+        parser.add_argument("--time-limit", type=float, default=60.0)
+    return parser
+
+
+def _as_options(found: Mapping[str, Any]) -> list[str]:
+    """Return parsed options as arguments again; those that were not given are left out."""
+    options = []
+    for name, value in found.items():
+        option = f"--{name.replace('_', '-')}"
+        if value is True:
+            options.append(option)
+        elif value is not None and value is not False:
+            options.append(f"{option}={value}")
+    return options
 
 
 def all_lessons(root: Path = ROOT) -> list[str]:
-    """The folders of lessons/ in order: ["01_positional_encoding", ...]."""
+    """Return the folders of lessons/ in order: ["01_positional_encoding", ...]."""
     folders = (root / "lessons").glob("[0-9][0-9]_*/")
     return sorted(folder.name for folder in folders if folder.is_dir())
 
 
 def find_lesson(name: str, root: Path = ROOT) -> str:
-    """The lesson's folder for "02", "2" or "02_attention"."""
+    """Return the lesson's folder for "02", "2" or "02_attention"; UsageError if there is none."""
     folders = all_lessons(root)
     for folder in folders:
         if name == folder or (name.isdecimal() and int(name) == int(folder[:2])):
@@ -105,12 +132,13 @@ def find_lesson(name: str, root: Path = ROOT) -> str:
 
 def main() -> int:
     """Return the exit status; does not return where another program takes this one's place."""
-    words = sys.argv[1:]
-    if any(word in ("-h", "--help", "help") for word in words[:1]):
+    arguments = sys.argv[1:]
+    first = next((each for each in arguments if each != "--no-setup"), "")
+    if first in ("-h", "--help", "help"):
         print(USAGE, end="")
         return 0
     try:
-        command = parse(words)
+        command = parse(arguments)
     except UsageError as error:
         print(f"run_all.sh: {error}\n{USAGE}", end="", file=sys.stderr)
         return 2
@@ -126,54 +154,45 @@ def main() -> int:
 
 
 def carry_out(command: Command) -> int:
-    """Set up if asked to, then do what the word says."""
+    """Set up where that is wanted, do what the command asks for, and return the exit status."""
     if command.no_setup:
         python = Path(sys.executable)
-        if command.word != "doctor":
+        if command.action != "doctor":
             check_active(python)
-    elif command.word == "doctor":  # must also work where set-up does not
+    elif command.action == "doctor":  # must also work where set-up does not
         python = environment_python(ROOT) or Path(sys.executable)
     else:
         python = ensure_environment(ROOT, python_named=bool(os.environ.get("PYTHON")))
-    if command.word == "setup":
+    if command.action == "setup":
         print(f"ready: {python.parent.parent.relative_to(ROOT)}")
         return 0
-    if command.word == "test":
-        return run_tests(python, command.pytest_arguments)
-    if command.word == "notebooks":
-        arguments = [lesson[:2] for lesson in command.lessons]
-        return supervise([str(python), "-m", "shared.cli.notebooks", *arguments]).status
-    if command.word == "doctor":
-        arguments = ["--no-setup"] if command.no_setup else []
-        return supervise([str(python), "-m", "shared.cli.doctor", *arguments]).status
-    os.execv(python, [str(python), "-m", "shared.cli.runner", *runner_arguments(command)])
-
-
-def runner_arguments(command: Command) -> list[str]:
-    """What shared/cli/runner.py is told."""
-    arguments = [*command.lessons, f"--nproc={command.nproc}"]
-    arguments.append(f"--time-limit={command.time_limit:g}")
-    if command.preset:
-        arguments.append(f"--preset={command.preset}")
-    if command.device:
-        arguments.append(f"--device={command.device}")
-    return arguments
+    if command.action == "test":
+        return run_tests(python, command.arguments)
+    program = [str(python), "-m", MODULES[command.action], *command.arguments]
+    if command.action in ("run", "todo"):  # they end what they started by themselves
+        os.execv(python, program)
+    return supervise(program).status
 
 
 def run_tests(python: Path, arguments: list[str]) -> int:
-    """Tests and notebooks under pytest on two processes, every exercise solved by its reference.
+    """Run tests and notebooks under pytest on two processes; return its exit status.
 
-    In a course that was given without solutions/ the notebooks are the learner's to-do list.
+    Every exercise is solved by its reference. In a course that was given without solutions/ the
+    notebooks are tested with the learner's own answers.
     """
     has_path = any((ROOT / word.split("::")[0]).exists() for word in arguments)
     what = [] if has_path else ["tests", "lessons"]
     command = [str(python), "-m", "pytest", "--nbval", "-n", "2", "--dist", "loadscope"]
+    if "--slowest" in arguments:
+        arguments = [each for each in arguments if each != "--slowest"]
+        command += ["-p", "shared.cli.slowest"]
     env = {"OMP_NUM_THREADS": "1", **os.environ}
     if (ROOT / "solutions").is_dir():
         env["TORCH_HANDLE_IMPLEMENTATION"] = "solution"
     else:
         print(
-            "Your own answers are tested: notebook cells that fail are what is left to do.",
+            "Your own answers are tested: notebook cells that fail are what is left to do"
+            " (./run_all.sh todo lists it by exercise).",
             flush=True,
         )
     return supervise([*command, *what, *arguments], env=env, grace=10.0).status

@@ -17,8 +17,9 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
+from shared.cli.command import ROOT, UsageError, all_lessons, find_lesson
 from shared.exercises.answers import EXERCISE
-from shared.exercises.lessons import ROOT, load_checks
+from shared.exercises.lessons import load_checks
 
 CHECK = re.compile(r"^check\(\s*['\"]([0-9]{2}\.[0-9]+[a-z]?)['\"]", re.MULTILINE)
 CELL_ID = re.compile(r"^c-[0-9a-f]{8}(-\d+)?$")
@@ -132,18 +133,6 @@ def _output(output: NotebookNode) -> NotebookNode:
     return output
 
 
-def lesson_notebooks(numbers: list[str]) -> list[Path]:
-    """The notebooks of the lessons that are named, or of all; ValueError for an unknown number."""
-    paths = sorted((ROOT / "lessons").glob("[0-9][0-9]_*/lesson.ipynb"))
-    known = {path.parent.name[:2]: path for path in paths}
-    unknown = [number for number in numbers if number not in known]
-    if unknown:
-        raise ValueError(
-            f"no notebook for lesson {', '.join(unknown)}; there are {', '.join(known)}"
-        )
-    return [known[number] for number in numbers] if numbers else paths
-
-
 def rebuild(path: Path, mode: str, write: bool) -> float:
     """Run one notebook and, unless told not to, store it; return the seconds it took."""
     notebook = nbformat.read(path, as_version=4)
@@ -167,12 +156,12 @@ def main(arguments: list[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     if args.mode != "solution" and not args.no_write:
         parser.error("only outputs of solution mode are stored: add --no-write")
-    failed = 0
     try:
-        paths = lesson_notebooks(args.lessons)
-    except ValueError as error:
+        lessons = [find_lesson(name) for name in args.lessons] or all_lessons()
+    except UsageError as error:
         parser.error(str(error))
-    for path in paths:
+    failed = 0
+    for path in (ROOT / "lessons" / lesson / "lesson.ipynb" for lesson in lessons):
         try:
             seconds = rebuild(path, args.mode, not args.no_write)
         except CellExecutionError as error:

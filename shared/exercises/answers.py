@@ -1,12 +1,17 @@
-"""The exercise cells of a notebook, for scripts that run a learner's own answers (`--mine`)."""
+"""The answers in a learner's notebook: for scripts (`--mine`) and for the to-do list."""
 
 import ast
+import builtins
+import contextlib
+import dis
+import json
 import linecache
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any
 
 from shared.errors import InputError
@@ -19,38 +24,51 @@ EXERCISE = re.compile(r"^@exercise\(\s*['\"]([0-9]{2}\.[0-9]+[a-z]?)['\"]\s*\)",
 
 @dataclass(frozen=True)
 class Cells:
-    """The code of a lesson notebook that answers need: its imports and its exercise cells by id."""
+    """The code of a lesson's notebook: its setup cell, its exercise cells by id, and the rest."""
 
     setup: str
     exercises: dict[str, str]
+    others: list[str]
 
 
 def read_cells(path: Path) -> Cells:
-    """Take the setup cell and the exercise cells out of a notebook.
+    """Return the code of a notebook.
 
     Raises InputError when the file is missing, is no notebook, or holds an exercise twice.
     """
-    # Here, not at the top: it takes longer to import than torch does, and every rank of every
-    # script would pay for it, though only --mine reads a notebook.
-    import nbformat
-
-    try:
-        notebook = nbformat.read(path, as_version=4)
-    except FileNotFoundError:
-        raise InputError(f"no notebook at {path}") from None
-    except Exception as error:
-        raise InputError(f"{path} cannot be read as a notebook: {error}") from None
-    setup, exercises = [], {}
-    for cell in notebook.cells:
-        if cell.cell_type != "code":
-            continue
-        if "setup" in cell.metadata.get("tags", []):
-            setup.append(cell.source)
-        for id in EXERCISE.findall(cell.source):
+    setup, exercises, others = [], {}, []
+    for source, tags in _code_cells(path):
+        ids = EXERCISE.findall(source)
+        if "setup" in tags:
+            setup.append(source)
+        elif not ids:
+            others.append(source)
+        for id in ids:
             if id in exercises:
                 raise InputError(f"{path} holds exercise {id} twice: keep one of the cells")
-            exercises[id] = cell.source
-    return Cells("\n".join(setup), exercises)
+            exercises[id] = source
+    return Cells("\n".join(setup), exercises, others)
+
+
+def _code_cells(path: Path) -> list[tuple[str, list[str]]]:
+    """Return source and tags of each code cell.
+
+    By json alone: nbformat takes longer to import than torch, in every rank that runs `--mine`.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"no notebook at {path}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} cannot be read as a notebook: {error}") from None
+    try:
+        cells = [cell for cell in content["cells"] if cell["cell_type"] == "code"]
+        return [("".join(each["source"]), each["metadata"].get("tags", [])) for each in cells]
+    except (AttributeError, KeyError, TypeError):
+        raise InputError(
+            f"{path} cannot be read as a notebook: it has no cells as Jupyter (nbformat 4) writes"
+            " them"
+        ) from None
 
 
 class Answers(SimpleNamespace):
@@ -67,7 +85,7 @@ class Answers(SimpleNamespace):
 
 
 def lesson_answers(number: str, *, mine: bool) -> Answers:
-    """The lesson's exercise names as attributes; with `mine`, the learner's own where solved.
+    """Return the answers by exercise name; with `mine`, the learner's own where solved.
 
     Without solutions/ the learner's own are taken in any case. `.own` lists the ids that are the
     learner's. Raises InputError when a cell does not run, or when `mine` finds nothing solved;
@@ -94,24 +112,63 @@ def lesson_answers(number: str, *, mine: bool) -> Answers:
 
 
 def _run_cells(number: str, path: Path) -> None:
-    """Execute setup and exercises like cells, each under a file name of its own for tracebacks."""
     cells = read_cells(path)
-    module = ModuleType(f"_answers_of_lesson_{number}")
-    sys.modules[module.__name__] = module  # dataclasses look their module up by name
-    sources = {"setup": cells.setup, **cells.exercises}
-    for label, source in sources.items():
-        filename = f"<{path.parent.name}/lesson.ipynb {label}>"
-        linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
+    module = new_module(number)
+    for label, source in {"setup": cells.setup, **cells.exercises}.items():
         try:
-            exec(compile(_definitions(source), filename, "exec"), module.__dict__)
+            run_cell(source, f"{path.parent.name}/{path.name} {label}", module)
         except Exception as error:
             raise InputError(
                 f"the cell of {label} in {path} does not run: {type(error).__name__}: {error}"
             ) from None
 
 
-def _definitions(source: str) -> ast.Module:
-    """Leave out top-level expressions: a notebook cell shows things that a script need not."""
-    tree = ast.parse(source)
+def new_module(number: str) -> ModuleType:
+    """Return an empty module for a lesson's cells to be run in."""
+    module = ModuleType(f"_answers_of_lesson_{number}")
+    sys.modules[module.__name__] = module  # dataclasses look their module up by name
+    return module
+
+
+def run_cell(source: str, label: str, module: ModuleType) -> None:
+    """Run a cell in a module; `label` is what tracebacks call it, and different for each cell.
+
+    What a cell only shows (top-level expressions) is left out. Raises whatever the cell raises.
+    """
+    filename = f"<{label}>"
+    linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
+    tree = ast.parse(source, filename)
     tree.body = [node for node in tree.body if not isinstance(node, ast.Expr)]
-    return tree
+    exec(compile(tree, filename, "exec"), module.__dict__)
+
+
+def names_from_other_cells(id: str, cells: Cells) -> list[str]:
+    """Return what an exercise's cell uses that only a cell besides setup and exercises defines.
+
+    Scripts and graders do not run those.
+    """
+    own = [cells.setup, *cells.exercises.values()]
+    elsewhere = _bound_in(cells.others) - _bound_in(own) - set(dir(builtins))
+    loads = ("LOAD_NAME", "LOAD_GLOBAL")
+    nested = (each for code in _compiled([cells.exercises[id]]) for each in _with_nested(code))
+    used = {i.argval for code in nested for i in dis.get_instructions(code) if i.opname in loads}
+    return sorted(used & elsewhere)
+
+
+def _bound_in(sources: list[str]) -> set[str]:
+    instructions = (i for code in _compiled(sources) for i in dis.get_instructions(code))
+    return {i.argval for i in instructions if i.opname == "STORE_NAME"}
+
+
+def _compiled(sources: list[str]) -> Iterator[CodeType]:
+    """Yield the code of those sources that are Python; a cell may hold Jupyter's own commands."""
+    for source in sources:
+        with contextlib.suppress(SyntaxError, ValueError):
+            yield compile(source, "<cell>", "exec")
+
+
+def _with_nested(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _with_nested(constant)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from shared.errors import InputError
 from shared.exercises.checks import ExerciseChecks
 from shared.exercises.lessons import ROOT, lesson_folder, load_checks, solution_module
 from shared.exercises.stubs import is_stub, signature_difference
@@ -75,11 +76,11 @@ defined: dict[str, Exercise] = {}  # by id, in the notebook or script that runs
 def solution_mode() -> bool:
     """Whether every exercise takes the reference.
 
-    Raises ValueError when TORCH_HANDLE_IMPLEMENTATION holds a word it does not know.
+    Raises InputError when TORCH_HANDLE_IMPLEMENTATION holds a word it does not know.
     """
     word = os.environ.get("TORCH_HANDLE_IMPLEMENTATION", "")
     if word not in ("", "solution"):
-        raise ValueError(f"TORCH_HANDLE_IMPLEMENTATION is {word!r}; it can be 'solution' or unset")
+        raise InputError(f"TORCH_HANDLE_IMPLEMENTATION is {word!r}; it can be 'solution' or unset")
     return word == "solution"
 
 
@@ -97,17 +98,15 @@ def exercise(id: str) -> Callable[[T], T]:
     """
 
     def decorate(own: Any) -> Any:
-        reference = _reference(id, own.__name__) if solution_mode() or is_stub(own) else None
+        bound = own
         if solution_mode():
-            if reference is None:
+            bound = _reference(id, own.__name__)
+            if bound is None:
                 raise NotSolved(f"{id}: solution mode needs solutions/, which is not here")
-            if difference := signature_difference(own, reference):
+            if difference := signature_difference(own, bound):
                 raise SignatureDiffers(f"{id}: {difference}")
-            bound = reference
         elif is_stub(own):
-            bound = _placeholder(id, own.__name__) if reference is None else reference
-        else:
-            bound = own
+            bound = stand_in(id, own.__name__)
         defined[id] = Exercise(id, own, bound, solved=bound is own or solution_mode())
         return bound
 
@@ -123,7 +122,11 @@ def _reference(id: str, name: str) -> Any:
     return getattr(module, name)
 
 
-def _placeholder(id: str, name: str) -> Any:
+def stand_in(id: str, name: str) -> Any:
+    """Return the reference, or without solutions/ what raises `NotSolved` when it is called."""
+    reference = _reference(id, name)
+    if reference is not None:
+        return reference
     message = f"exercise {id} ({name}) is not solved yet, and this cell uses it: solve it first"
 
     class Unsolved:
