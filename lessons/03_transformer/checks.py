@@ -169,20 +169,21 @@ def expect_gradients(module, got: Tensor, want: Tensor, hint="", **inputs: Tenso
     """The same random gradient of both outputs must reach inputs and parameters alike."""
     leaves = {**inputs, **dict(module.named_parameters())}
     pull = torch.randn(got.shape, generator=fresh_generator(), dtype=got.dtype)
-    mine: tuple[Tensor | None, ...]
-    mine, other = (
+
+    mine, theirs = (
         torch.autograd.grad(out, list(leaves.values()), pull, allow_unused=True)
         for out in (got, want)
     )
-    cut = next((name for name, each in zip(leaves, mine, strict=True) if each is None), "")
-    expect(
-        not cut,
-        mistake=f"{cut} takes no part in the output, or the graph is cut before it",
-        expected=f"a gradient for {cut}",
+    recognise(
+        {
+            f"{name} takes no part in the output, or the graph is cut before it": each is None
+            for name, each in zip(leaves, mine, strict=True)
+        },
+        expected="a gradient for each input and each parameter",
         seen="none",
         hint="No detach, .data, .item or torch.no_grad in forward; every part is used.",
     )
-    for name, a, b in zip(leaves, mine, other, strict=True):
+    for name, a, b in zip(leaves, mine, theirs, strict=True):
         expect_close(a, b, what=f"gradient of {name}", atol=1e-5, rtol=1e-4, hint=hint)
 
 
