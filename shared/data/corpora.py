@@ -90,7 +90,7 @@ def _load_grammar(dataset: str, src: str, tgt: str) -> ParallelCorpus:
         raise InputError(f"dataset 'grammar' has the languages en and de, not {src} and {tgt}")
     if not GRAMMAR_FOLDER.is_dir():
         raise InputError(
-            f"{GRAMMAR_FOLDER} is missing; write it again with: python -m shared.data.grammar"
+            f"{GRAMMAR_FOLDER} is missing; it comes with the course: git checkout -- datasets"
         )
     return replace(_load_folder(str(GRAMMAR_FOLDER), src, tgt, empty="error"), name=dataset)
 
