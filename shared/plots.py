@@ -30,7 +30,6 @@ MEANING = {
     "engine": ORANGE,
     "theory": BLACK,
 }
-RANKS = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, YELLOW, GREY)
 VARIANTS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, GREY, YELLOW)
 
 
@@ -55,11 +54,6 @@ def use_style() -> None:
             "image.cmap": "cividis",
         }
     )
-
-
-def rank_color(rank: int) -> str:
-    """The colour of a rank: the same in every figure of the course."""
-    return RANKS[rank % len(RANKS)]
 
 
 def theory(ax: Axes, x: Sequence[float], y: Sequence[float], label: str) -> None:

@@ -142,13 +142,6 @@ def covered(span: Span, by: Sequence[Interval]) -> float:
     return sum(max(0.0, min(span.end, end) - max(span.start, start)) for start, end in by)
 
 
-def hidden_shares(trace: Trace) -> list[float]:
-    """For each communication span, in order, the share of it that compute of this rank covers."""
-    busy = merge((span.start, span.end) for span in trace.of("compute"))
-    spans = [span for span in trace.of("communication") if span.duration > 0]
-    return [covered(span, busy) / span.duration for span in spans]
-
-
 def overlap_fraction(trace: Trace) -> float:
     """Share of the communication time during which this rank also computes, from 0 to 1.
 

@@ -60,11 +60,6 @@ class Traffic:
         return self.bytes_of("send")
 
     @property
-    def received_bytes(self) -> int:
-        """Bytes of the buffers of all receives."""
-        return self.bytes_of("recv")
-
-    @property
     def ops(self) -> list[str]:
         """The names of the operations, in order."""
         return [call.op for call in self.calls]

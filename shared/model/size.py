@@ -22,20 +22,6 @@ def count_parameters(config: TransformerConfig) -> int:
     )
 
 
-def count_language_model_parameters(config: TransformerConfig) -> int:
-    """Number of trained parameters of `LanguageModel(config)`, from the sizes alone."""
-    layer = attention_parameters(config) + feed_forward_parameters(config)
-    layer += 2 * norm_parameters(config)
-    final_norm = norm_parameters(config) if config.norm == "pre" else 0
-    matrices = 1 if config.tie_embeddings else 2  # input, output
-    return (
-        matrices * config.vocab_size * config.d_model
-        + position_parameters(config)
-        + config.num_layers * layer
-        + final_norm
-    )
-
-
 def attention_parameters(config: TransformerConfig) -> int:
     """Four square projections with bias; the number of heads does not matter."""
     return 4 * (config.d_model**2 + config.d_model)

@@ -29,7 +29,7 @@ def point_to_point(rank):
         pair = [dist.P2POp(dist.isend, x, 1 - rank), dist.P2POp(dist.irecv, x.clone(), 1 - rank)]
         for work in dist.batch_isend_irecv(pair):
             work.wait()
-    return seen(traffic), traffic.sent_bytes, traffic.received_bytes
+    return seen(traffic), traffic.sent_bytes, traffic.bytes_of("recv")
 
 
 def test_messages_and_their_peers():

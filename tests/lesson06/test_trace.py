@@ -9,7 +9,6 @@ import torch.distributed as dist
 from shared.measuring.trace import (
     Span,
     Trace,
-    hidden_shares,
     merge,
     overlap_fraction,
     read_trace,
@@ -42,11 +41,6 @@ def made(*spans: tuple[str, float, float]) -> Trace:
 )
 def test_overlap_of_made_traces(trace, fraction):
     assert overlap_fraction(trace) == pytest.approx(fraction)
-
-
-def test_each_message_has_a_share_of_its_own():
-    trace = made(("c", 0, 10), ("m", 0, 10), ("m", 8, 12), ("m", 20, 21))
-    assert hidden_shares(trace) == pytest.approx([1.0, 0.5, 0.0])
 
 
 def test_merge():

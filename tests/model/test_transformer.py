@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from shared.errors import InputError
 from shared.model.attention import padding_mask
 from shared.model.config import TransformerConfig
-from shared.model.language_model import LanguageModel
-from shared.model.size import count_language_model_parameters, count_parameters
+from shared.model.size import count_parameters
 from shared.model.torch_twin import TorchTwin, twin_tensors
 from shared.model.transformer import Transformer
 
@@ -139,10 +138,8 @@ def test_tied_matrices_stay_one_through_a_state_dict():
 @settings(max_examples=60, deadline=None)
 def test_the_formulas_equal_the_counts(config):
     with torch.device("meta"):
-        model, language_model = Transformer(config), LanguageModel(config)
+        model = Transformer(config)
     assert count_parameters(config) == sum(each.numel() for each in model.parameters())
-    count = sum(each.numel() for each in language_model.parameters())
-    assert count_language_model_parameters(config) == count
 
 
 @pytest.mark.parametrize("bad", [-1, 37, 4000])
