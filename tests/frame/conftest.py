@@ -19,7 +19,13 @@ def toy_module():
     return module
 
 
+@pytest.fixture(scope="session")
+def built_toy(toy_module, tmp_path_factory):
+    """A toy course with nothing solved and its outputs stored, made once: for copies only."""
+    return toy_module.ToyCourse.make(tmp_path_factory.mktemp("toy") / "course")
+
+
 @pytest.fixture
-def toy(toy_module, tmp_path):
-    """A fresh toy course with nothing solved."""
-    return toy_module.ToyCourse(tmp_path / "course")
+def toy(built_toy, tmp_path):
+    """A toy course of the test's own, with nothing solved and its outputs stored."""
+    return built_toy.copy(tmp_path / "course")

@@ -98,17 +98,29 @@ class ToyCourse:
         self.root = root
         self.lesson = root / "lessons" / "01_toy"
         self.notebook = self.lesson / "lesson.ipynb"
+
+    @classmethod
+    def make(cls, root: Path) -> "ToyCourse":
+        """Make the course with nothing solved, and run its notebook in solution mode once."""
+        course = cls(root)
         shutil.copytree(ROOT / "shared", root / "shared", ignore=shutil.ignore_patterns("__pyc*"))
-        self.lesson.mkdir(parents=True)
+        course.lesson.mkdir(parents=True)
         (root / "solutions").mkdir()
         (root / "solutions" / "__init__.py").touch()
         (root / "solutions" / "lesson01_toy.py").write_text(SOLUTION)
-        (self.lesson / "checks.py").write_text(CHECKS)
-        (self.lesson / "train.py").write_text(SCRIPT)
-        self.write(STUBS)
+        (course.lesson / "checks.py").write_text(CHECKS)
+        (course.lesson / "train.py").write_text(SCRIPT)
+        course.write(STUBS)
+        course.build()
+        return course
+
+    def copy(self, root: Path) -> "ToyCourse":
+        """Return a copy in another folder."""
+        shutil.copytree(self.root, root)
+        return ToyCourse(root)
 
     def write(self, exercises: dict[str, str], after: str = "double(4), Adder(2)(5)") -> None:
-        """Store a notebook with these exercise cells, each followed by its check."""
+        """Store a notebook with these exercise cells, each followed by its check; no outputs."""
         cells = [
             new_markdown_cell("# Lesson 01: a toy"),
             new_code_cell(
@@ -138,6 +150,13 @@ class ToyCourse:
             text=True,
             timeout=200,
         )
+
+    def replace(self, id: str, source: str) -> None:
+        """Store another exercise cell, and leave all outputs as they are."""
+        notebook = nbformat.read(self.notebook, as_version=4)
+        (cell,) = [c for c in notebook.cells if c.source.startswith(f'@exercise("{id}")')]
+        cell.source = source
+        nbformat.write(notebook, self.notebook)
 
     def build(self) -> None:
         """Store the outputs of a run in solution mode."""

@@ -1,20 +1,19 @@
 """Exercises, checks and modes, on a toy lesson in real kernels and under real nbval."""
 
+import json
+import shutil
+
 import nbformat
 
-CHECK_CELLS = {2, 4}
+from shared.exercises.stubs import signature_difference
 
 
-def test_learner_mode_fails_exactly_the_checks_of_unsolved_exercises(toy, toy_module):
-    toy.build()
-    assert {n for n, ok in toy.nbval().items() if not ok} == CHECK_CELLS
-    toy.write({**toy_module.STUBS, "01.1": toy_module.RIGHT["01.1"]})
-    assert {n for n, ok in toy.nbval().items() if not ok} == {4}
+def test_nbval_fails_exactly_the_checks_of_unsolved_exercises(toy, toy_module):
+    toy.replace("01.1", toy_module.RIGHT["01.1"])
+    assert [n for n, ok in toy.nbval().items() if not ok] == [4]
 
 
 def test_solution_mode_passes_everything_and_compares_the_stored_outputs(toy):
-    toy.build()
-    assert all(toy.nbval(TORCH_HANDLE_IMPLEMENTATION="solution").values())
     stored = nbformat.read(toy.notebook, as_version=4)
     stored.cells[-1].outputs[0].data["text/plain"] = "(9, 9)"
     nbformat.write(stored, toy.notebook)
@@ -23,70 +22,66 @@ def test_solution_mode_passes_everything_and_compares_the_stored_outputs(toy):
 
 
 def test_a_wrong_answer_under_a_stored_green_output_still_fails(toy, toy_module):
-    toy.build()
-    notebook = nbformat.read(toy.notebook, as_version=4)
-    for cell in notebook.cells:
-        if '@exercise("01.1")' in cell.source:
-            cell.source = toy_module.WRONG["01.1"]
-    nbformat.write(notebook, toy.notebook)
-    green = "01.1 double: right (2 checks passed)\n"
-    assert toy.outputs()[2] == green
+    toy.replace("01.1", toy_module.WRONG["01.1"])
+    assert toy.outputs()[2] == "01.1 double: right (2 checks passed)\n"
     assert not toy.nbval()[2]
 
 
 def test_a_signature_that_differs_fails_in_solution_mode(toy, toy_module):
-    toy.build()
-    other = toy_module.STUBS["01.1"].replace("x: int", "y: int")
-    toy.write({**toy_module.STUBS, "01.1": other})
-    results = toy.nbval(TORCH_HANDLE_IMPLEMENTATION="solution")
-    assert not results[1]
+    toy.replace("01.1", toy_module.STUBS["01.1"].replace("x: int", "y: int"))
     done = toy.run("-m", "shared.cli.notebooks", "--no-write")
     assert done.returncode == 1
-    assert "the notebook has (y: int)" in done.stdout
-    method = toy_module.STUBS["01.2"].replace("amount: int = 1", "amount: int = 2")
-    toy.write({**toy_module.STUBS, "01.2": method})
-    assert "SignatureDiffers: 01.2 __init__" in toy.run("-m", "shared.cli.notebooks").stdout
+    assert "SignatureDiffers: 01.1: the notebook has double(y: int)" in done.stdout
+
+
+def test_signatures_are_compared_method_by_method():
+    class Reference:
+        def __init__(self, amount: int = 1) -> None: ...
+
+        def __call__(self, x: int) -> int: ...
+
+    class Own:
+        def __init__(self, amount: int = 2) -> None: ...
+
+    assert "__init__(self, amount: int = 2)" in signature_difference(Own, Reference)
+    assert signature_difference(Reference, Reference) == ""
+    assert "is a class" in signature_difference(Own, Reference.__call__)
 
 
 def test_reading_mode_runs_to_the_end_and_says_what_is_to_do(toy):
     done = toy.run("-c", reading(toy))
     assert done.returncode == 0, done.stderr
     assert "01.1 double: not solved yet; the cells below use the reference" in done.stdout
-    assert "hint:       x + x" in done.stdout
+    assert "x + x" not in done.stdout, "the hint is folded away until the learner wants it"
     assert "(8, 7)" in done.stdout
 
 
 def test_reading_mode_names_the_mistake_and_keeps_the_learners_answer(toy, toy_module):
-    toy.write({"01.1": toy_module.WRONG["01.1"], "01.2": toy_module.WRONG["01.2"]})
+    half = toy_module.RIGHT["01.2"].replace("return x + self.amount", "raise NotImplementedError")
+    toy.write({"01.1": toy_module.WRONG["01.1"], "01.2": half}, after="double(4)")
     done = toy.run("-c", reading(toy))
     assert "looks like: you squared it" in done.stdout
+    assert "\n16\n" in done.stdout, "the learner's own function stays in use"
     assert "01.2 Adder: not right yet, at the check of one" in done.stdout
-    assert "(16, 3)" in done.stdout, "the learner's own functions stay in use"
+    assert "a part of the stub is still there" in done.stdout, "half a class is an attempt"
 
 
 def test_without_solutions_an_unsolved_stub_stops_at_its_first_use(toy):
-    toy.run("-c", "import shutil; shutil.rmtree('solutions')")
+    shutil.rmtree(toy.root / "solutions")
     done = toy.run("-m", "shared.cli.notebooks", "--mode", "reading", "--no-write")
     assert done.returncode == 1
     assert "exercise 01.1 (double) is not solved yet, and this cell uses it" in done.stdout
 
 
-def test_a_half_written_class_is_an_attempt_not_a_stub(toy, toy_module):
-    half = toy_module.RIGHT["01.2"].replace("return x + self.amount", "raise NotImplementedError")
-    toy.write({**toy_module.STUBS, "01.2": half}, after="1")
-    assert "a part of the stub is still there" in toy.run("-c", reading(toy)).stdout
-
-
-def test_rebuilding_twice_changes_no_byte(toy):
-    toy.build()
+def test_rebuilding_changes_no_byte(toy):
     first = toy.notebook.read_bytes()
     toy.build()
     assert toy.notebook.read_bytes() == first
 
 
-def test_the_cells_carry_nbgrader_metadata(toy):
-    toy.build()
-    found = [c.metadata.get("nbgrader") for c in nbformat.read(toy.notebook, as_version=4).cells]
+def test_the_cells_carry_nbgrader_metadata(built_toy):
+    cells = nbformat.read(built_toy.notebook, as_version=4).cells
+    found = [cell.metadata.get("nbgrader") for cell in cells]
     grades = [(m["grade_id"], m["solution"], m["grade"], m.get("points")) for m in found if m]
     assert grades == [
         ("exercise-01-1", True, False, None),
@@ -96,21 +91,30 @@ def test_the_cells_carry_nbgrader_metadata(toy):
     ]
 
 
-LAUNCH = (
-    "from shared.exercises.notebook import launch; print(launch('lessons/01_toy/train.py', {}, {}))"
-)
+def launching(*args: str) -> str:
+    """A program that launches the toy's script on two ranks."""
+    return (
+        "from shared.ranks.launching import launch\n"
+        f"print(launch('lessons/01_toy/train.py', 2, {list(args)}))"
+    )
 
 
 def test_mine_runs_the_script_with_the_learners_answer(toy, toy_module):
-    mine = toy_module.RIGHT["01.1"].replace("2 * x", "2 * x + 100")
-    toy.write({**toy_module.STUBS, "01.1": mine})
-    done = toy.run("-c", LAUNCH.format(2, ["--mine"]))
+    toy.replace("01.1", toy_module.RIGHT["01.1"].replace("2 * x", "2 * x + 100"))
+    done = toy.run("-c", launching("--mine"))
     assert "'world_size': 2, 'double': 142, 'own': ['01.1']" in done.stdout, done.stderr
-    assert "'double': 42, 'own': []" in toy.run("-c", LAUNCH.format(1, [])).stdout
+
+
+def test_without_mine_the_script_runs_with_the_references(toy, toy_module):
+    toy.replace("01.1", toy_module.WRONG["01.1"])
+    script = str(toy.lesson / "train.py")
+    toy.run(script, "--out", str(toy.root), RANK="0", WORLD_SIZE="1")
+    record = json.loads((toy.root / "metrics.json").read_text())
+    assert record == {"world_size": 1, "double": 42, "own": []}
 
 
 def test_mine_with_nothing_solved_says_so(toy):
-    done = toy.run("-c", LAUNCH.format(1, ["--mine"]))
+    done = toy.run(str(toy.lesson / "train.py"), "--mine", RANK="0", WORLD_SIZE="1")
     assert done.returncode != 0
     assert "no exercise of" in done.stderr
 
@@ -118,7 +122,7 @@ def test_mine_with_nothing_solved_says_so(toy):
 def test_launch_fails_when_the_script_saw_another_world_size(toy):
     script = toy.lesson / "train.py"
     script.write_text(script.read_text().replace('int(os.environ["WORLD_SIZE"])', "1"))
-    done = toy.run("-c", LAUNCH.format(2, []))
+    done = toy.run("-c", launching())
     assert "LaunchFailed: asked for 2 ranks, train.py saw 1" in done.stderr
 
 
