@@ -1,9 +1,9 @@
-"""Lesson 02, the instructor's side: attention.
+"""Lesson 02, attention: the answers, with notes for whoever teaches it.
 
-All answers are used by later lessons, so they live in `shared/model/attention.py`; this module
-gives them their exercise names and says how to teach and to weigh them. The lesson's one idea: a
-word's new vector is a weighted mean of other words' vectors, and the weights are computed from
-the words. All the rest is shapes and masks, and there the mistakes are made.
+All answers are used by later lessons, so they live in `shared/model/attention.py` and are
+re-exported here; read them there. The lesson's one idea: a word's new vector is a weighted mean of
+other words' vectors, and the weights are computed from the words. All the rest is shapes and masks,
+and there the mistakes are made.
 
 Points are the difficulty at the exercise (13 in all). Ask for the sentence behind a right answer,
 not for the code again: "why sqrt(d_k) and not d_k", "what does a row of the weights add up to",

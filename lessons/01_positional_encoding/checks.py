@@ -1,4 +1,4 @@
-"""Lesson 01: what tells a right answer from a wrong one. Oracles: loops over the formulas."""
+"""Lesson 01: what tells a right answer from a wrong one. The oracle is a loop over the formula."""
 
 import math
 
@@ -6,41 +6,9 @@ import torch
 from torch import Tensor
 
 from shared.exercises.checks import checks_for
-from shared.exercises.expecting import expect, expect_close, expect_equal, expect_raises
+from shared.exercises.expecting import expect, expect_close, expect_equal, expect_raises, recognise
 from shared.exercises.seeds import fresh_generator
-
-
-def angle(position: float, i: int, dim: int) -> float:
-    """The angle of pair i at a position, by the formula."""
-    return position / 10_000 ** (2 * i / dim)
-
-
-def code(position: float, dim: int) -> list[float]:
-    """PE(position), one number after the other."""
-    pairs = (angle(position, i, dim) for i in range(dim // 2))
-    return [value for a in pairs for value in (math.sin(a), math.cos(a))]
-
-
-def codes(positions: range, dim: int) -> Tensor:
-    """The codes of several positions, one a row, float32."""
-    return torch.tensor([code(p, dim) for p in positions], dtype=torch.float64).float()
-
-
-def from_angles(max_len: int, dim: int, rule) -> Tensor:
-    """A table like the encoding whose columns follow another rule(position, column)."""
-    rows = [[rule(p, column) for column in range(dim)] for p in range(max_len)]
-    return torch.tensor(rows, dtype=torch.float64).float()
-
-
-def sine_or_cosine(column: int):
-    return math.cos if column % 2 else math.sin
-
-
-def random_int(low: int, high: int, generator: torch.Generator) -> int:
-    return int(torch.randint(low, high + 1, (), generator=generator))
-
-
-# 01.1 ---------------------------------------------------------------------------------------
+from shared.laboratories.lesson01 import codes, pair_angles, turn, turned
 
 exercise_01_1 = checks_for(
     "01.1",
@@ -55,37 +23,34 @@ exercise_01_1 = checks_for(
 )
 
 
+def random_int(low: int, high: int) -> int:
+    """An integer from low to high, both included."""
+    return int(torch.randint(low, high + 1, (), generator=fresh_generator()))
+
+
 @exercise_01_1.check("the formula's values")
 def formula(sinusoidal_encoding) -> None:
-    length, dim = 7, 6
-    want = codes(range(length), dim)
-    halves = torch.cat([want[:, 0::2], want[:, 1::2]], dim=1)
-
-    def with_exponent(exponent) -> Tensor:
-        return from_angles(
-            length, dim, lambda p, c: sine_or_cosine(c)(p / 10_000 ** (exponent(c) / dim))
-        )
-
+    want = codes(range(7), 6)
     expect_close(
-        sinusoidal_encoding(length, dim),
+        sinusoidal_encoding(7, 6),
         want,
         what="sinusoidal_encoding(7, 6)",
         looks_like={
             "sine and cosine are swapped: even columns hold the sine, odd columns the cosine": (
                 want.unflatten(1, (-1, 2)).flip(-1).flatten(1)
             ),
-            "the sines fill the first half and the cosines the second: they must alternate": halves,
-            "the exponent is i / d_model; pair i needs 2i / d_model": with_exponent(
-                lambda c: c // 2
+            "the sines fill the first half and the cosines the second: they must alternate": (
+                torch.cat([want[:, 0::2], want[:, 1::2]], dim=1)
+            ),
+            "the exponent is i / d_model; pair i needs 2i / d_model": codes(
+                range(7), 6, rule=lambda p, column, dim: p / 10_000 ** (column // 2 / dim)
             ),
             "each column has its own exponent: a sine and the cosine beside it share one, 2i": (
-                with_exponent(lambda c: c)
+                codes(range(7), 6, rule=lambda p, column, dim: p / 10_000 ** (column / dim))
             ),
-            "the first row is position 1: positions start at 0": codes(range(1, length + 1), dim),
-            "the position is multiplied by 10000^(2i / d_model) where it is divided": from_angles(
-                length,
-                dim,
-                lambda p, c: sine_or_cosine(c)(p * 10_000 ** ((c - c % 2) / dim)),
+            "the first row is position 1: positions start at 0": codes(range(1, 8), 6),
+            "the position is multiplied by 10000^(2i / d_model) where it is divided": codes(
+                range(7), 6, rule=lambda p, column, dim: p * 10_000 ** ((column - column % 2) / dim)
             ),
         },
     )
@@ -93,24 +58,20 @@ def formula(sinusoidal_encoding) -> None:
 
 @exercise_01_1.check("other sizes")
 def other_sizes(sinusoidal_encoding) -> None:
-    generator = fresh_generator()
     for _ in range(3):
-        length, dim = random_int(1, 40, generator), 2 * random_int(1, 20, generator)
-        expect_close(
-            sinusoidal_encoding(length, dim),
-            codes(range(length), dim),
-            what=f"sinusoidal_encoding({length}, {dim})",
-        )
+        length, dim = random_int(1, 40), 2 * random_int(1, 20)
+        want, what = codes(range(length), dim), f"sinusoidal_encoding({length}, {dim})"
+        expect_close(sinusoidal_encoding(length, dim), want, what=what)
 
 
 @exercise_01_1.check("precision at far positions")
 def far_positions(sinusoidal_encoding) -> None:
-    want = codes(range(4999, 5000), 64)
-    error = float((sinusoidal_encoding(5000, 64)[-1:] - want).abs().max())
-    expect(
-        error < 1e-5,
-        mistake="the angles were computed in float32, which has only seven digits for a number "
-        "near 5000",
+    error = float((sinusoidal_encoding(5000, 64)[-1] - codes([4999], 64)[0]).abs().max())
+    recognise(
+        {
+            "the angles were computed in float32, which has only seven digits for a number near "
+            "5000": not error < 1e-5
+        },
         expected="position 4999 within 1e-5 of the formula",
         seen=f"an error of {error:.0e}",
         hint="compute positions, frequencies and angles in float64, convert the result at the end",
@@ -119,18 +80,10 @@ def far_positions(sinusoidal_encoding) -> None:
 
 @exercise_01_1.check("odd d_model")
 def odd_width(sinusoidal_encoding) -> None:
-    expect_raises(
-        ValueError,
-        sinusoidal_encoding,
-        8,
-        7,
-        what="an odd d_model (7)",
-        mentions=[7],
-        hint="a sine without its cosine: refuse it before anything is computed",
-    )
+    hint = "a sine without its cosine: refuse it before anything is computed"
+    what = "an odd d_model (7)"
+    expect_raises(ValueError, sinusoidal_encoding, 8, 7, what=what, mentions=[7], hint=hint)
 
-
-# 01.2 ---------------------------------------------------------------------------------------
 
 exercise_01_2 = checks_for(
     "01.2",
@@ -145,22 +98,16 @@ exercise_01_2 = checks_for(
 )
 
 
+def embeddings(*shape: int) -> Tensor:
+    """Random vectors, as an embedding gives them."""
+    return torch.randn(*shape, generator=fresh_generator())
+
+
 @exercise_01_2.check("the sum")
 def adds_codes(module_class) -> None:
-    generator = fresh_generator()
-    x = torch.randn(3, 5, 6, generator=generator)
-    before = x.clone()
-    got = module_class(6, max_len=9).eval()(x)
-    expect(
-        torch.equal(x, before),
-        mistake="x was changed in place: the caller's embeddings are overwritten",
-        expected="x as it was",
-        seen="other values in x after the call",
-        hint="x + rows makes a new tensor, x += rows does not",
-    )
-    want = codes(range(5), 6)
+    x, want = embeddings(3, 5, 6), codes(range(5), 6)
     expect_close(
-        got,
+        module_class(6, max_len=9).eval()(x),
         x + want,
         what="the output",
         looks_like={
@@ -176,7 +123,7 @@ def adds_codes(module_class) -> None:
 
 @exercise_01_2.check("start")
 def continues(module_class) -> None:
-    x = torch.randn(2, 4, 6, generator=fresh_generator())
+    x = embeddings(2, 4, 6)
     expect_close(
         module_class(6, max_len=9).eval()(x, start=5),
         x + codes(range(5, 9), 6),
@@ -190,61 +137,50 @@ def continues(module_class) -> None:
 @exercise_01_2.check("a constant that belongs to the module")
 def is_a_buffer(module_class) -> None:
     module = module_class(6, max_len=9)
-    parameters = sum(each.numel() for each in module.parameters())
-    expect(
-        parameters == 0,
-        mistake="the encoding is a Parameter: the optimizer is handed a constant",
-        expected="no parameters",
-        seen=f"{parameters} numbers in parameters()",
-        hint="register_buffer",
-    )
+    num_parameters = sum(each.numel() for each in module.parameters())
     buffers = {name: tuple(each.shape) for name, each in module.named_buffers()}
-    expect(
-        bool(buffers),
-        mistake="the encoding is a plain attribute: .to(device) leaves it behind and state_dict() "
-        "does not know it",
-        expected="a buffer",
-        seen="no buffers",
-        hint="register_buffer",
+    saved = list(module.state_dict())
+    recognise(
+        {
+            "the encoding is a Parameter: the optimizer is handed a constant": num_parameters > 0,
+            "the encoding is a plain attribute: .to(device) leaves it behind and state_dict() "
+            "does not know it": not buffers,
+            "the buffer is not persistent: a checkpoint would not hold it": (
+                "encoding" in buffers and "encoding" not in saved
+            ),
+        },
+        expected="one buffer, in state_dict(), and no parameters",
+        seen=f"buffers {list(buffers)}, state_dict() with {saved}, {num_parameters} numbers in "
+        "parameters()",
+        hint="register_buffer, without persistent=False",
     )
     expect_equal(buffers, {"encoding": (9, 6)}, what="the names and shapes of the buffers")
-    expect(
-        "encoding" in module.state_dict(),
-        mistake="the buffer is not persistent: a checkpoint would not hold it",
-        expected="'encoding' in state_dict()",
-        seen=f"{list(module.state_dict())}",
-        hint="leave out persistent=False",
-    )
 
 
 @exercise_01_2.check("dropout")
 def drops(module_class) -> None:
-    x = torch.randn(4, 50, 6, generator=fresh_generator())
+    x = embeddings(4, 50, 6)
     module = module_class(6, max_len=60, dropout=0.5)
     total = x + codes(range(50), 6)
-    expect_close(
-        module.eval()(x),
-        total,
-        what="the output in eval mode",
-        hint="dropout acts in training only: nn.Dropout knows, F.dropout must be told",
-    )
+    hint = "dropout acts in training only: nn.Dropout knows, F.dropout must be told"
+    expect_close(module.eval()(x), total, what="the output in eval mode", hint=hint)
     got = module.train()(x)
     share = float((got == 0).float().mean())
-    expect(
-        0.4 < share < 0.6,
-        mistake="" if share else "dropout does not reach the output: no value of the sum is zero",
-        expected="about half of the sum zero in training mode with dropout=0.5",
-        seen=f"{100 * share:.0f} % zero",
+    about_half, seen = "about half of the sum zero in training mode", f"{100 * share:.0f} % zero"
+    recognise(
+        {"dropout does not reach the output: no value of the sum is zero": share == 0},
+        expected=f"{about_half} with dropout=0.5",
+        seen=seen,
         hint="apply it to the sum of x and encoding",
     )
+    expect(0.4 < share < 0.6, expected=f"{about_half} with dropout=0.5", seen=seen)
     expect_close(got, torch.where(got == 0, got, 2 * total), what="what dropout left of the sum")
 
 
 @exercise_01_2.check("x's dtype")
 def keeps_dtype(module_class) -> None:
-    x = torch.randn(2, 3, 6, generator=fresh_generator()).bfloat16()
     expect_equal(
-        module_class(6, max_len=9)(x).dtype,
+        module_class(6, max_len=9)(embeddings(2, 3, 6).bfloat16()).dtype,
         torch.bfloat16,
         what="the dtype of the output for x in bfloat16",
         mistake="bfloat16 plus float32 is float32: every layer after this one would run in float32",
@@ -263,20 +199,6 @@ def too_long(module_class) -> None:
         expect_raises(ValueError, module, x, start=start, what=what, mentions=mentions, hint=hint)
 
 
-# 01.3 ---------------------------------------------------------------------------------------
-
-
-def turn(angles: list[float], *, halves: bool = False) -> Tensor:
-    """A matrix that turns each pair (sin, cos) by its angle; pairs side by side or in halves."""
-    n = len(angles)
-    matrix = torch.zeros(2 * n, 2 * n, dtype=torch.float64)
-    for i, a in enumerate(angles):
-        s, c = (i, n + i) if halves else (2 * i, 2 * i + 1)
-        matrix[s, s] = matrix[c, c] = math.cos(a)
-        matrix[s, c], matrix[c, s] = math.sin(a), -math.sin(a)
-    return matrix.float()
-
-
 exercise_01_3 = checks_for(
     "01.3",
     name="shift_matrix",
@@ -292,49 +214,39 @@ exercise_01_3 = checks_for(
 
 @exercise_01_3.check("a shift by 3")
 def shift_by_three(shift_matrix) -> None:
-    offset, dim, position = 3, 6, 4
-    angles = [angle(offset, i, dim) for i in range(dim // 2)]
-    here = codes(range(position, position + 1), dim)[0]
-    matrix = shift_matrix(offset, dim)
-    expect_equal(tuple(matrix.shape), (dim, dim), what="the shape of shift_matrix(3, 6)")
-    wrong_turns = {
-        "the blocks are built for sines in the first half and cosines in the second; in 01.1 "
-        "they alternate": turn(angles, halves=True),
-        "both sines of a block have a plus: a turn has one minus": torch.block_diag(
-            *[
-                torch.tensor([[math.cos(a), math.sin(a)], [math.sin(a), math.cos(a)]])
-                for a in angles
-            ]
-        ),
-        "every pair turns by the same angle: pair i turns by offset / 10000^(2i / d_model)": turn(
-            [float(offset)] * (dim // 2)
-        ),
-        "the angle is 1 / 10000^(2i / d_model) for every offset: multiply it by the offset": turn(
-            [a / offset for a in angles]
-        ),
-    }
+    angles, here = pair_angles(3, 6), codes([4], 6)[0]
+    matrix, right = shift_matrix(3, 6), turn(angles).float()
+    expect_equal(tuple(matrix.shape), (6, 6), what="the shape of shift_matrix(3, 6)")
+    expect_equal(matrix.dtype, torch.float32, what="the dtype of shift_matrix(3, 6)")
     expect_close(
-        matrix.to(here.dtype) @ here,
-        codes(range(position + offset, position + offset + 1), dim)[0],
+        matrix @ here,
+        codes([7], 6)[0],
         what="shift_matrix(3, 6) @ PE(4), which is PE(7)",
         looks_like={
-            "the matrix moves backwards, from PE(4) to PE(1): it is the transpose": codes(
-                range(1, 2), dim
-            )[0],
-            **{words: matrix @ here for words, matrix in wrong_turns.items()},
+            "the matrix moves backwards, from PE(4) to PE(1): it is the transpose": (
+                codes([1], 6)[0]
+            ),
+            "the blocks are built for sines in the first half and cosines in the second; in 01.1 "
+            "they alternate": turn(angles, halves=True).float() @ here,
+            "both sines of a block have a plus: a turn has one minus": (
+                (right.triu() + right.triu(1).T) @ here
+            ),
+            "every pair turns by the same angle: pair i turns by offset / 10000^(2i / d_model)": (
+                turn([3.0] * 3).float() @ here
+            ),
+            "the angle is 1 / 10000^(2i / d_model) for every offset: multiply it by the offset": (
+                turn(pair_angles(1, 6)).float() @ here
+            ),
         },
     )
 
 
 @exercise_01_3.check("any position, any offset, forwards and back")
 def any_shift(shift_matrix) -> None:
-    generator = fresh_generator()
     for sign in (1, -1, 1):
-        dim, offset = 2 * random_int(1, 20, generator), sign * random_int(1, 60, generator)
-        first = random_int(60, 200, generator)
-        matrix = shift_matrix(offset, dim)
+        dim, offset, first = 2 * random_int(1, 20), sign * random_int(1, 60), random_int(60, 200)
         expect_close(
-            codes(range(first, first + 5), dim) @ matrix.T,
+            codes(range(first, first + 5), dim) @ shift_matrix(offset, dim).T,
             codes(range(first + offset, first + offset + 5), dim),
             what=f"five codes shifted by {offset} at d_model {dim}",
             atol=1e-4,
@@ -346,9 +258,8 @@ def is_a_rotation(shift_matrix) -> None:
     expect_close(shift_matrix(0, 8), torch.eye(8), what="shift_matrix(0, 8)")
     product = shift_matrix(5, 8) @ shift_matrix(7, 8)
     expect_close(product, shift_matrix(12, 8), what="a shift by 7, then by 5", atol=1e-5)
-    matrix = shift_matrix(5, 8)
     expect_close(
-        matrix.T @ matrix,
+        shift_matrix(5, 8).T @ shift_matrix(5, 8),
         torch.eye(8),
         what="M^T M for a shift by 5",
         hint="a turn keeps lengths, so its inverse is its transpose",
@@ -358,19 +269,6 @@ def is_a_rotation(shift_matrix) -> None:
 @exercise_01_3.check("odd d_model")
 def odd_shift(shift_matrix) -> None:
     expect_raises(ValueError, shift_matrix, 2, 5, what="an odd d_model (5)", mentions=[5])
-
-
-# 01.4 ---------------------------------------------------------------------------------------
-
-
-def turned(x: Tensor, positions: list[float], *, halves: bool = False, sign: int = 1) -> Tensor:
-    """Rotary embedding of x (L, K) row by row, in float64, by the 2 x 2 matrices of `turn`."""
-    dim = x.shape[-1]
-    rows = []
-    for row, position in zip(x, positions, strict=True):
-        angles = [sign * angle(position, i, dim) for i in range(dim // 2)]
-        rows.append(row.double() @ turn(angles, halves=halves).double())
-    return torch.stack(rows).to(x.dtype)
 
 
 exercise_01_4 = checks_for(
@@ -388,44 +286,37 @@ exercise_01_4 = checks_for(
 
 @exercise_01_4.check("pairs turned by their position")
 def turns_pairs(rotary) -> None:
-    x = torch.randn(4, 6, generator=fresh_generator())
-    positions = [2, 5, 0, 9]
-    before = x.clone()
-    got = rotary(x, torch.tensor(positions))
-    expect(
-        torch.equal(x, before),
-        mistake="x was changed in place: the caller's queries are overwritten",
-        expected="x as it was",
-        seen="other values in x after the call",
-        hint="compute both new features of a pair from the old ones, then stack them",
-    )
+    x, positions = embeddings(4, 6), [2, 5, 0, 9]
     want = turned(x, positions)
     expect_close(
-        got,
+        rotary(x, torch.tensor(positions)),
         want,
         what="the turned rows",
         looks_like={
             "the pairs are (i, i + K / 2), as in Llama's code; here a pair is two neighbours": (
                 turned(x, positions, halves=True)
             ),
-            "the pairs turn the other way: check the two signs": turned(x, positions, sign=-1),
-            "the rows were turned by 0, 1, 2, 3: use the positions that are given": turned(
-                x, list(range(4))
+            "the pairs turn the other way: check the two signs": (
+                turned(x, positions, backwards=True)
+            ),
+            "the rows were turned by 0, 1, 2, 3: use the positions that are given": (
+                turned(x, range(4))
             ),
             "the turned pairs were put together half after half: neighbours must stay neighbours": (
                 torch.cat([want[:, 0::2], want[:, 1::2]], dim=1)
             ),
-            "the code of the position was added; rotary turns and adds nothing": x
-            + torch.tensor([code(p, 6) for p in positions]),
+            "the code of the position was added; rotary turns and adds nothing": (
+                x + codes(positions, 6)
+            ),
         },
     )
 
 
 @exercise_01_4.check("dot products that know the distance alone")
 def relative(rotary) -> None:
-    generator = fresh_generator()
-    word = 1 + torch.rand(1, 64, generator=generator, dtype=torch.float64)  # no pair is short
-    first, distance = random_int(0, 50, generator), random_int(1, 50, generator)
+    # No feature is near zero, so that a pair that turns wrongly is seen.
+    word = 1 + torch.rand(1, 64, generator=fresh_generator(), dtype=torch.float64)
+    first, distance = random_int(0, 50), random_int(1, 50)
 
     def score(shift: int) -> Tensor:
         at = torch.tensor([first + shift])
@@ -433,18 +324,20 @@ def relative(rotary) -> None:
 
     near = score(0)
     change = max(float((score(shift) - near).abs()) for shift in (1000, 2345, 4999))
-    far_off = change > 0.1
-    expect(
-        change < 1e-8,
-        mistake="the score depends on where the two words stand, not on their distance alone"
-        if far_off
-        else "the angles were computed in float32, whose seven digits go into the position",
+    rounded = float((rotary(word, torch.tensor([0])) - word).abs().max())
+    recognise(
+        {
+            "the score depends on where the two words stand, not on their distance alone: each "
+            "pair turns at one rate, by an angle proportional to its position": change > 0.1,
+            "x was turned in float32: a float64 x keeps all its digits": (
+                change > 1e-8 and rounded > 1e-8
+            ),
+            "the angles were computed in float32, whose seven digits go into the position: "
+            "positions and frequencies in float64, whatever x is": not change < 1e-8,
+        },
         expected="the same score, to 1e-8, when both words move by thousands of positions "
         "(x is float64)",
         seen=f"a change of {change:.1g}",
-        hint="each pair turns at one rate, by an angle proportional to its position"
-        if far_off
-        else "positions and frequencies in float64, whatever x is",
     )
     want = (word * turned(word, [distance])).sum()
     expect_close(near, want, what="the score of two words at that distance", atol=1e-4)
@@ -452,18 +345,13 @@ def relative(rotary) -> None:
 
 @exercise_01_4.check("heads and batches")
 def broadcasts(rotary) -> None:
-    generator = fresh_generator()
-    x = torch.randn(2, 3, 5, 4, generator=generator)
-    positions = [3, 1, 4, 1, 5]
-    want = torch.stack([torch.stack([turned(head, positions) for head in b]) for b in x])
-    got = rotary(x, torch.tensor(positions))
-    expect_close(got, want, what="(B, H, L, K) with one position a row, (L,)")
-    each = [positions, [0, 1, 2, 3, 4]]
-    want = torch.stack(
-        [torch.stack([turned(head, p) for head in b]) for b, p in zip(x, each, strict=True)]
-    )
-    got = rotary(x, torch.tensor(each)[:, None])
-    expect_close(got, want, what="(B, H, L, K) with positions of each sentence, (B, 1, L)")
+    x = embeddings(2, 3, 5, 4)
+    one, each = [3, 1, 4, 1, 5], [[3, 1, 4, 1, 5], [0, 1, 2, 3, 4]]
+    what = "(B, H, L, K) with one position a row, (L,)"
+    expect_close(rotary(x, torch.tensor(one)), turned(x, one), what=what)
+    want = torch.stack([turned(heads, own) for heads, own in zip(x, each, strict=True)])
+    what = "(B, H, L, K) with positions of each sentence, (B, 1, L)"
+    expect_close(rotary(x, torch.tensor(each)[:, None]), want, what=what)
 
 
 @exercise_01_4.check("x's dtype, and angles that stay exact")
@@ -479,9 +367,12 @@ def rotary_dtype(rotary) -> None:
         hint="end with .to(x.dtype)",
     )
     error = float((got.float() - turned(x.float(), positions)).abs().max())
-    expect(
-        error < 0.05,
-        mistake="the angles were computed in x's dtype: bfloat16 takes position 1001 for 1000",
+    recognise(
+        {
+            "the angles were computed in x's dtype: bfloat16 takes position 1001 for 1000": (
+                not error < 0.05
+            )
+        },
         expected="positions 1000 and 1001 in bfloat16 within 0.05 of the formula",
         seen=f"an error of {error:.2g}",
         hint="compute angles, cosine and sine in float64 whatever x is",
@@ -490,11 +381,5 @@ def rotary_dtype(rotary) -> None:
 
 @exercise_01_4.check("odd head_dim")
 def odd_head(rotary) -> None:
-    expect_raises(
-        ValueError,
-        rotary,
-        torch.zeros(2, 5),
-        torch.arange(2),
-        what="an odd head_dim (5)",
-        mentions=[5],
-    )
+    x, positions = torch.zeros(2, 5), torch.arange(2)
+    expect_raises(ValueError, rotary, x, positions, what="an odd head_dim (5)", mentions=[5])

@@ -48,10 +48,19 @@ def difference(got: Tensor, want: Tensor, what: str) -> dict[str, str]:
         }
     error = (got.double() - want.double()).abs().nan_to_num(nan=math.inf)
     place = tuple(int(i) for i in torch.unravel_index(error.argmax(), error.shape))
+    wanted, found = _told_apart(want[place].item(), got[place].item())
     return {
-        "expected": f"{what}; at {list(place)} it is {want[place].item():.6g}",
-        "seen": f"{got[place].item():.6g} there; {_share(got, want)} of the values differ",
+        "expected": f"{what}; at {list(place)} it is {wanted}",
+        "seen": f"{found} there; {_share(got, want)} of the values differ",
     }
+
+
+def _told_apart(want: float, got: float) -> tuple[str, str]:
+    """Both values with six digits, or with as many as it takes to see that they differ."""
+    if isinstance(want, bool):
+        return str(want), str(got)
+    texts = [(f"{want:.{digits}g}", f"{got:.{digits}g}") for digits in (6, 9, 17)]
+    return next((pair for pair in texts if pair[0] != pair[1]), texts[0])
 
 
 def _share(got: Tensor, want: Tensor) -> str:

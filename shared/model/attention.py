@@ -122,7 +122,7 @@ class MultiHeadAttention(nn.Module):
     ) -> tuple[
         Float[Tensor, "batch heads source head_dim"], Float[Tensor, "batch heads source head_dim"]
     ]:
-        """What a decoder may keep between steps: keys and values, projected and split."""
+        """Return keys and values, projected and split: what a decoder may keep between steps."""
         return (
             split_heads(self.w_k(key), self.num_heads),
             split_heads(self.w_v(value), self.num_heads),
@@ -136,7 +136,7 @@ class MultiHeadAttention(nn.Module):
         mask: Bool[Tensor, "#batch #heads #target #source"] | None = None,
         causal: bool = False,
     ) -> Float[Tensor, "batch target d_model"]:
-        """Attention of raw queries to keys and values that `project` has made."""
+        """Return the output for raw queries, with keys and values that `project` has made."""
         q = split_heads(self.w_q(query), self.num_heads)
         num_queries, num_keys = q.shape[-2], k.shape[-2]
         if self.rotate is not None:
@@ -179,7 +179,7 @@ def _open_weights(
 ) -> tuple[
     Float[Tensor, "batch heads target source"], Bool[Tensor, "#batch #heads #target 1"] | None
 ]:
-    """The weights with empty rows left open, and which rows are empty (None without a mask).
+    """Return the weights with empty rows left open, and which rows those are (None: no mask).
 
     Softmax over nothing but -inf is 0/0. A row without any key therefore looks at every key here,
     and the caller closes it after the product with the values: no NaN exists at any point,
@@ -195,7 +195,7 @@ def _open_weights(
 
 
 def _head_dim(d_model: int, num_heads: int) -> int:
-    """d_model / num_heads, or an error with both."""
+    """Return d_model / num_heads; raise InputError, naming both, unless it is whole."""
     if num_heads < 1 or d_model % num_heads != 0:
         fits = ", ".join(str(n) for n in range(1, min(d_model, 64) + 1) if d_model % n == 0)
         raise InputError(
@@ -206,7 +206,7 @@ def _head_dim(d_model: int, num_heads: int) -> int:
 
 
 def _with_causal(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
-    """The mask, closed for keys that come after the query (the last query sees every key)."""
+    """Return the mask, closed also for keys after the query (the last query sees every key)."""
     num_queries, num_keys = q.shape[-2], k.shape[-2]
     if num_queries == 1:
         return mask

@@ -73,7 +73,7 @@ class LearnedPositions(nn.Module):
     """Adds a trained vector for each position, then applies dropout (Gehring et al. 2017).
 
     The table starts out as large as the sinusoidal encoding (mean square 1/2): lesson 01's models
-    do not find their way from one that is far smaller than the embeddings it is added to.
+    hardly learn from one that is far smaller than the embeddings it is added to.
     A position that training never visited keeps the vector it was initialised with.
     """
 

@@ -85,7 +85,7 @@ def sinusoidal_encoding(max_len, d_model):
 
 
 class _Right(nn.Module):
-    """A right answer with places to go wrong in; not a reference."""
+    """A right answer, cut so that each mistake below changes one part."""
 
     encoding: Tensor
 
@@ -297,6 +297,12 @@ def rotary(x, positions):
     angles = positions[..., None].float() * _frequencies(x.shape[-1]).float()
     dtype = torch.promote_types(x.dtype, torch.float32)
     return _rotate(x, angles.cos().to(dtype), angles.sin().to(dtype)).to(x.dtype)
+
+
+@mistake("01.4", says="x was turned in float32")
+def rotary(x, positions):
+    cos, sin = _cos_sin(x, positions)
+    return _rotate(x.float(), cos.float(), sin.float()).to(x.dtype)
 
 
 @mistake("01.4", says="the score depends on where the two words stand")

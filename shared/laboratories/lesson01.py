@@ -1,0 +1,53 @@
+"""Oracles of lesson 01: the formulas, one number after the other, in float64."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+Angle = Callable[[float, int, int], float]
+
+
+def angle(position: float, column: int, dim: int) -> float:
+    """The angle of a column at a position; the two columns of a pair share it."""
+    pair = column // 2
+    return position / 10_000 ** (2 * pair / dim)
+
+
+def codes(positions: Sequence[int], dim: int, rule: Angle = angle) -> Tensor:
+    """PE of several positions, one a row, float32; `rule` gives the angles."""
+    rows = [
+        [(math.cos if column % 2 else math.sin)(rule(p, column, dim)) for column in range(dim)]
+        for p in positions
+    ]
+    return torch.tensor(rows, dtype=torch.float64).float()
+
+
+def pair_angles(position: float, dim: int) -> list[float]:
+    """The angles of all pairs at a position, first pair first."""
+    return [angle(position, column, dim) for column in range(0, dim, 2)]
+
+
+def turn(angles: Sequence[float], *, halves: bool = False) -> Tensor:
+    """The matrix, float64, that turns each pair (sin, cos) of a column vector by its angle.
+
+    Pairs stand side by side or, with `halves`, in the first and the second half of the vector.
+    """
+    n = len(angles)
+    matrix = torch.zeros(2 * n, 2 * n, dtype=torch.float64)
+    for i, a in enumerate(angles):
+        s, c = (i, n + i) if halves else (2 * i, 2 * i + 1)
+        matrix[s, s] = matrix[c, c] = math.cos(a)
+        matrix[s, c], matrix[c, s] = math.sin(a), -math.sin(a)
+    return matrix
+
+
+def turned(
+    x: Tensor, positions: Sequence[float], *, halves: bool = False, backwards: bool = False
+) -> Tensor:
+    """Rotary embedding of x (..., L, K) by the matrices of `turn`, in x's dtype."""
+    sign = -1 if backwards else 1
+    matrices = [turn(pair_angles(sign * p, x.shape[-1]), halves=halves) for p in positions]
+    rows = zip(x.double().unbind(dim=-2), matrices, strict=True)
+    return torch.stack([row @ matrix for row, matrix in rows], dim=-2).to(x.dtype)

@@ -1,0 +1,100 @@
+"""What the checks of lesson 02 compare attention with: random inputs, torch's twin, mistakes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shared.exercises.seeds import fresh_generator
+
+
+def vectors(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """A random tensor, float64 unless said otherwise."""
+    return torch.randn(*shape, generator=fresh_generator(), dtype=torch.float64).to(dtype)
+
+
+def query_key_value(
+    b: int, h: int, t: int, s: int, k: int, dtype: torch.dtype = torch.float64
+) -> list[Tensor]:
+    """Random query (B, H, T, K), key and value (B, H, S, K)."""
+    return [vectors(b, h, length, k, dtype=dtype) for length in (t, s, s)]
+
+
+def random_mask(b: int, t: int, s: int) -> Tensor:
+    """A random mask (B, 1, T, S) with at least one key in each row, and at least one hidden."""
+    mask = torch.rand(b, 1, t, s, generator=fresh_generator()) < 0.5
+    mask[..., 0], mask[..., -1] = True, False
+    return mask
+
+
+def padded_tokens(pad_id: int, other: int) -> Tensor:
+    """Tokens (3, 5), of which two rows end in padding; the first token is `other`."""
+    tokens = torch.randint(1, 9, (3, 5), generator=fresh_generator())
+    tokens[tokens == pad_id] = 8
+    tokens[0, 0], tokens[1, 3:], tokens[2, 1:] = other, pad_id, pad_id
+    return tokens
+
+
+def formula(query: Tensor, key: Tensor, value: Tensor, scale: float, dim: int = -1) -> Tensor:
+    """The formula with another scale, or a softmax over another dim."""
+    return (query @ key.mT * scale).softmax(dim) @ value
+
+
+def gradients_of(
+    output: Tensor, tensors: Sequence[Tensor], upstream: Tensor
+) -> Sequence[Tensor | None]:
+    """The gradients of sum(output * upstream); None for a tensor that none reaches."""
+    if not output.requires_grad:
+        return [None] * len(tensors)
+    return torch.autograd.grad(output, tensors, upstream, allow_unused=True)
+
+
+def twin_output(
+    module: Any,
+    heads: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """What nn.MultiheadAttention returns with an answer's weights; True in `mask` shows a key."""
+    d_model = query.shape[-1]
+    twin = nn.MultiheadAttention(d_model, heads, batch_first=True, dtype=torch.float64)
+    parts = [module.w_q, module.w_k, module.w_v]
+    with torch.no_grad():
+        twin.in_proj_weight.copy_(torch.cat([part.weight for part in parts]))
+        twin.in_proj_bias.copy_(torch.cat([part.bias for part in parts]))
+        twin.out_proj.load_state_dict(module.w_o.state_dict())
+        hidden = None
+        if mask is not None:  # torch's module marks with True what is hidden
+            shape = (len(query), heads, query.shape[1], key.shape[1])
+            hidden = ~mask.expand(shape).flatten(0, 1)
+        return twin(query, key, value, attn_mask=hidden)[0]
+
+
+def mistaken_output(
+    module: Any,
+    heads: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+    transposed: bool = True,
+    last: bool = True,
+) -> Tensor:
+    """An answer's projections, with another scale or mask, no transpose, or without w_o."""
+    head_dim = query.shape[-1] // heads
+
+    def split(x: Tensor) -> Tensor:
+        if not transposed:
+            return x.reshape(len(x), heads, -1, head_dim)
+        return x.unflatten(-1, (heads, head_dim)).transpose(1, 2)
+
+    q, k, v = split(module.w_q(query)), split(module.w_k(key)), split(module.w_v(value))
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    joined = out.transpose(1, 2).flatten(2) if transposed else out.reshape(query.shape)
+    return module.w_o(joined) if last else joined
