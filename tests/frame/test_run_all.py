@@ -1,4 +1,4 @@
-"""run_all.sh in a small tree of its own: stub lessons, a stub torchrun, a Python that plays pip."""
+"""run_all.sh in a small tree of its own: stub lessons, torchrun, pytest and pip."""
 
 import json
 import os
@@ -93,7 +93,8 @@ class Tree:
         for folder in ("shared", "lessons", "programs", "torch/distributed"):
             (root / folder).mkdir(parents=True)
         shutil.copy(ROOT / "run_all.sh", root)
-        shutil.copytree(ROOT / "shared" / "tools", root / "shared" / "tools")
+        for package in ("cli", "ranks"):
+            shutil.copytree(ROOT / "shared" / package, root / "shared" / package)
         shutil.copy(ROOT / "shared" / "__init__.py", root / "shared")
         listing = "[project]\ndependencies = []\n[project.optional-dependencies]\ndev = []\n"
         (root / "pyproject.toml").write_text(listing)
@@ -246,7 +247,8 @@ def test_ctrl_c_with_the_real_torchrun(tree):
 
 def test_wrong_words_get_a_usage_line(tree):
     course = tree("01_good")
-    for words in (["frobnicate"], ["07"], ["--fast"], ["doctor", "01"], ["setup", "--no-setup"]):
+    wrong = (["frobnicate"], ["07"], ["--fast"], ["doctor", "01"], ["setup", "--no-setup"])
+    for words in (*wrong, ["todo", "--nproc", "2"], ["notebooks", "--watch"]):
         done = course.run(*words, PYTHON=sys.executable)
         assert done.returncode == 2, words
         assert "usage: ./run_all.sh" in done.stderr
@@ -263,6 +265,8 @@ def test_wrong_words_get_a_usage_line(tree):
         (["--time-limit", "-1"], "-1"),
         (["99"], "99"),
         (["notebooks", "x"], "'x'"),
+        (["todo", "x"], "'x'"),
+        (["todo", "--time-limit", "nan"], "nan"),
     ],
 )
 def test_what_is_wrong_is_named(words, part):
@@ -270,10 +274,26 @@ def test_what_is_wrong_is_named(words, part):
         parse(words)
 
 
+@pytest.mark.parametrize("word", ["-h", "--help", "help"])
+def test_help_is_given_wherever_it_is_asked_for(tree, word):
+    course = tree()
+    for words in ([word], ["--no-setup", word]):
+        done = course.run(*words, PYTHON=sys.executable)
+        assert done.returncode == 0
+        assert "./run_all.sh todo" in done.stdout
+
+
+def test_arguments_of_the_to_do_list():
+    assert parse(["todo"]).arguments == ["--time-limit=60.0"]
+    command = parse(["todo", "2", "--watch", "-v", "--time-limit", "5"])
+    assert command.action == "todo"
+    assert command.arguments == ["02_attention", "--watch", "--details", "--time-limit=5.0"]
+
+
 def test_pytest_arguments_pass_through():
     command = parse(["test", "-k", "links", "--no-setup", "-x"])
     assert command.no_setup
-    assert command.pytest_arguments == ["-k", "links", "-x"]
+    assert command.arguments == ["-k", "links", "-x"]
 
 
 def test_no_python_and_old_pythons_are_said(tree):
@@ -389,6 +409,8 @@ def test_the_test_command_is_pytest_over_everything_in_solution_mode(tree):
     done = course.run("test", "--no-setup", PYTHON=sys.executable)
     assert done.stdout.strip() == "solution --nbval -n 2 --dist loadscope tests lessons"
     assert done.returncode == 5
+    done = course.run("test", "-x", "--slowest", "--no-setup", PYTHON=sys.executable)
+    assert done.stdout.strip().endswith("-p shared.cli.slowest tests lessons -x")
 
 
 def test_without_solutions_the_test_command_tests_the_learners_answers(tree):
