@@ -1,0 +1,168 @@
+"""Lesson 06: the models that engines are tried on, and the steps that they take."""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+Grads = dict[str, Tensor | None]
+
+
+class Mark(torch.autograd.Function):
+    """The identity; calls back when backward passes by."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, callback: Callable[[], None]) -> Tensor:
+        ctx.callback = callback
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        ctx.callback()
+        return grads[0], None
+
+
+class Net(nn.Module):
+    """Odd sizes, a tied weight, frozen parameters, buffers, a layer that a step can leave out."""
+
+    def __init__(self, tied: bool = False, frozen: bool = False) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 7)
+        self.fixed = nn.Linear(7, 7, bias=False)
+        self.middle = nn.Linear(7, 7)
+        self.again = nn.Linear(7, 7, bias=False)
+        self.spare = nn.Linear(7, 7)
+        self.last = nn.Linear(7, 3)
+        self.register_buffer("shift", torch.randn(3))
+        self.register_buffer("count", torch.randint(0, 1000, (2,)))
+        if tied:
+            self.again.weight = self.middle.weight
+        if frozen:
+            self.fixed.requires_grad_(False)
+            self.spare.bias.requires_grad_(False)
+        self.on_mark: Callable[[], None] = lambda: None
+
+    def forward(self, x: Tensor, skip: bool = False) -> Tensor:
+        h = Mark.apply(self.first(x), lambda: self.on_mark()).tanh()
+        h = self.again(self.middle(self.fixed(h)).tanh()).tanh()
+        if not skip:
+            h = h + self.spare(h)
+        return self.last(h) + self.shift
+
+
+BUFFERS = ("shift", "count")
+FROZEN = ("fixed.weight", "spare.bias")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Some training steps of the net on some ranks.
+
+    `skipped` holds the (rank, step) that leave the layer `spare` out, `keep` leaves gradients where
+    they are (zero_grad(set_to_none=False)), and so many micro-batches as `quiet` says come under
+    no_sync before the one that is sent.
+    """
+
+    world_size: int = 2
+    tied: bool = False
+    frozen: bool = False
+    steps: int = 2
+    skipped: frozenset[tuple[int, int]] = frozenset()
+    keep: bool = False
+    quiet: int = 0
+
+    def net(self) -> Net:
+        """Return the model, from the random state as it is."""
+        return Net(self.tied, self.frozen).double()
+
+    def trainable_bytes(self) -> list[int]:
+        """Return the gradients' bytes, each trained parameter once, the last one first."""
+        return [p.nbytes for p in self.net().parameters() if p.requires_grad][::-1]
+
+    def loss(self, model: Any, seed: int, rank: int, step: int, part: int = 0) -> Tensor:
+        """Return the mean over this rank's rows of a step's (micro-)batch."""
+        generator = torch.Generator().manual_seed(seed + 1000 * rank + 10 * step + part)
+        rows = torch.randn(4, 5, generator=generator).double()
+        return model(rows, skip=(rank, step) in self.skipped).square().mean()
+
+
+class Mixed(nn.Module):
+    """Layers of two dtypes and more than 2 MiB, to fill buckets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = (230, 400, 330, 510, 390, 170, 250)
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
+        self.layers[2].double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x.to(next(layer.parameters()).dtype)).tanh()
+        return x
+
+
+def torch_buckets(cap_mb: float, first: int = 2**20) -> list[int]:
+    """What torch's own rule makes of `Mixed`, last parameters first: bytes of each bucket."""
+    order: list[Tensor] = list(Mixed().parameters())[::-1]
+    limits = [int(min(cap_mb * 2**20, first)), int(cap_mb * 2**20)]
+    buckets, _ = dist._compute_bucket_assignment_by_size(order, limits)
+    return [sum(order[index].nbytes for index in bucket) for bucket in buckets]
+
+
+def clone(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies of a state's tensors."""
+    return {name: each.detach().clone() for name, each in state.items()}
+
+
+def grads_of(net: nn.Module) -> Grads:
+    """Return copies of all gradients by name, each tied one once."""
+    return {n: None if p.grad is None else p.grad.clone() for n, p in net.named_parameters()}
+
+
+def flat(grad: Tensor | None) -> Tensor:
+    """Return a gradient as one row; none as nothing."""
+    return torch.zeros(0) if grad is None else grad.flatten()
+
+
+def flat_grads(grads: Grads) -> Tensor:
+    """Return all gradients as one row, nothing where there is none."""
+    return torch.cat([flat(each).double() for each in grads.values()])
+
+
+@torch.no_grad()
+def descend(net: nn.Module) -> None:
+    """Take a step of descent; torch.optim would import its compiler in every rank, for seconds."""
+    for parameter in net.parameters():
+        if parameter.grad is not None:
+            parameter -= 0.1 * parameter.grad
+
+
+def twin_steps(case: Case, seed: int, start: dict[str, Tensor]) -> Iterator[list[Grads]]:
+    """For each step every rank's own gradients, from weights that follow the whole batch."""
+    twin = case.net()
+    twin.load_state_dict(start)
+    for step in range(case.steps):
+        local = []
+        for rank in range(case.world_size):
+            twin.zero_grad()
+            for part in range(case.quiet + 1):
+                case.loss(twin, seed, rank, step, part).backward()
+            local.append(grads_of(twin))
+        yield local
+        mean = mean_of(local)
+        for name, parameter in twin.named_parameters():
+            parameter.grad = mean[name]
+        descend(twin)
+
+
+def mean_of(local: Sequence[Grads]) -> Grads:
+    """Return the mean over ranks; a rank without a gradient counts as zeros."""
+    result: Grads = {}
+    for name in local[0]:
+        there = [grad for each in local if (grad := each[name]) is not None]
+        result[name] = torch.stack(there).sum(0) / len(local) if there else None
+    return result
