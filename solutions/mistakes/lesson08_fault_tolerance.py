@@ -301,7 +301,7 @@ def save_checkpoint(folder, state, keep=2):
     return _save_untold(folder, state, keep, write=quietly)
 
 
-@mistake("08.1c", says="rank 1 goes on before the file is there")
+@mistake("08.1c", says="rank 1 continues before the file is there")
 def save_checkpoint(folder, state, keep=2):
     return _save_untold(folder, state, keep, then=lambda: None)
 

@@ -1,0 +1,108 @@
+"""Lesson 08: what two ranks do with an answer, and whether each of them comes back."""
+
+import io
+import os
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from shared.exercises.seeds import seed_all
+from shared.exercises.wrong import Wrong
+from shared.laboratories.lesson08_files import names_in
+from shared.laboratories.lesson08_states import WatchedRun, draw_numbers, states_now, toy, train
+from shared.ranks.watching import LOOK, IdleWatch
+
+QUIET, PATIENCE = 1.0, 10.0  # seconds for which a rank is waited for: idle ones, and all
+
+
+@dataclass(frozen=True)
+class Back:
+    """How a rank came back: with a result, or refused, with the words of a ValueError."""
+
+    result: Any = None
+    refused: str | None = None
+
+
+def together(rank: int, folder: Path, alone: Wrong, act: Callable[..., Any], *args: Any) -> Back:
+    """Return how `act(rank, *args)` ended, once all ranks are back; raise `alone` if they are not.
+
+    A rank that does nothing any more, while this one is back, waits in a collective for it.
+    """
+    (folder / f"pid_{rank}").write_text(str(os.getpid()))
+    try:
+        back = Back(act(rank, *args))
+    except ValueError as error:
+        back = Back(refused=str(error))
+    (folder / f"back_{rank}").touch()
+    watch, deadline = IdleWatch(), time.monotonic() + PATIENCE
+    while missing := _missing(folder):
+        if watch.idle_seconds(missing) > QUIET or time.monotonic() > deadline:
+            how = "without an error" if back.refused is None else "with an error"
+            alone.seen = f"rank {rank} was back {how}; rank {min(missing)} waits and never returns"
+            raise Wrong(alone.mistake, alone.expected, alone.seen, alone.hint)
+        time.sleep(LOOK / 10)
+    return back
+
+
+def _missing(folder: Path) -> dict[int, int | None]:
+    """Return the process ids of the ranks that are not back; None before it is known."""
+    ranks = range(dist.get_world_size())
+    late = [rank for rank in ranks if not (folder / f"back_{rank}").exists()]
+    files = {rank: folder / f"pid_{rank}" for rank in late}
+    texts = {rank: file.read_text() if file.exists() else "" for rank, file in files.items()}
+    return {rank: int(text) if text else None for rank, text in texts.items()}
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a rank saw right after a save: the file on rank 0, its own folder, its generators."""
+
+    there: bool
+    own: list[str]
+    states: dict[str, Any]
+
+
+def save_after_steps(rank: int, folder: Path, save: Callable[..., Any], seed: int) -> Saved:
+    """Take two steps, then save into a folder of this rank's own; rank 0 takes its time."""
+    seed_all(seed + 1000 * rank)
+    state = toy(1, rank, 2)
+    train(state, 2)
+    whole = torch.save
+
+    def slow(content: Any, file: Any, *args: Any, **options: Any) -> None:
+        time.sleep(0.0 if rank or isinstance(file, io.BytesIO) else 0.15)
+        whole(content, file, *args, **options)
+
+    with mock.patch.object(torch, "save", slow):
+        save(folder / f"rank_{rank}", state)
+    there = (folder / "rank_0" / "step_00000002.pt").is_file()
+    return Saved(there, names_in(folder / f"rank_{rank}"), states_now())
+
+
+def save_into_a_file(rank: int, folder: Path, save: Callable[..., Any]) -> Any:
+    """Save where the folder is a file on rank 0's machine."""
+    return save(folder / ("file" if rank == 0 else "fine"), toy(1, rank, 2))
+
+
+def load_on_rank(rank: int, folder: Path, load: Callable[..., Any]) -> tuple[int, dict[str, float]]:
+    """Return the step and the next numbers after a load, where only rank 0 has the folder."""
+    seed_all(5)
+    state = toy(1, rank, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        load(folder if rank == 0 else folder / "elsewhere", state)
+    return state.step, draw_numbers()
+
+
+def resume_on_rank(rank: int, resume: Callable[[WatchedRun], Any]) -> tuple[int, list[int]]:
+    """Return how often this rank loaded and at which steps it saved, in a run of 6 steps."""
+    run = WatchedRun(toy(1, rank, 2))
+    resume(run)
+    return run.loads, run.saves
