@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shared.exercises.guarding import guarding_arguments, kept_switches
+from shared.exercises.remembered import forget_answers
 from shared.exercises.seeds import first_seed, forget_seeds, kept_random_states
 from shared.exercises.wrong import Fault, Wrong
 from shared.ranks.failures import is_own_file
@@ -39,7 +40,7 @@ class ExerciseChecks:
 
     def faults(self, candidate: Any) -> list[Fault | None]:
         """Run every check; None where it passed. Global state is left as it was."""
-        results: list[Fault | None] = []
+        candidate, results = self._begin(candidate), list[Fault | None]()
         for title, function in self.checks:
             passed = sum(result is None for result in results)
             results.append(self._fault(title, function, candidate, passed))
@@ -47,15 +48,19 @@ class ExerciseChecks:
 
     def first_fault(self, candidate: Any) -> Fault | None:
         """Run the checks until one fails; None when all pass."""
+        candidate = self._begin(candidate)
         for passed, (title, function) in enumerate(self.checks):
             fault = self._fault(title, function, candidate, passed)
             if fault is not None:
                 return fault
         return None
 
+    def _begin(self, candidate: Any) -> Any:
+        """Return what the checks are given: one object for all, which laboratories know it by."""
+        forget_answers()
+        return candidate if self.in_place else guarding_arguments(candidate)
+
     def _fault(self, title: str, function: Check, candidate: Any, passed: int) -> Fault | None:
-        if not self.in_place:
-            candidate = guarding_arguments(candidate)
         wrong = run_check(function, candidate)
         if wrong is None:
             return None

@@ -32,13 +32,25 @@ def on_ranks(
     try:
         return run_ranks(fn, world_size, *args, timeout=timeout, quiet=quiet)
     except RankFailed as failed:
-        known = known or {}
-        if failed.kind in known:
-            mistake, advice = known[failed.kind]
-            raise Wrong(mistake, expected, f"rank {failed.rank} {failed.kind}", advice) from None
-        if failed.kind in (Failure.LATE, Failure.PEER_LOST) or failed.signal == "SIGABRT":
-            raise Wrong(apart, expected, failed.headline, hint) from None
-        raise_as_finding(failed, known, hint)
+        raise_failure(failed, apart=apart, expected=expected, hint=hint, known=known)
+
+
+def raise_failure(
+    failed: RankFailed,
+    *,
+    apart: str,
+    expected: str = "every rank comes back",
+    hint: str = "",
+    known: Known | None = None,
+) -> NoReturn:
+    """Raise what a failure of ranks says about the answer, in the words of `on_ranks`."""
+    known = known or {}
+    if failed.kind in known:
+        mistake, advice = known[failed.kind]
+        raise Wrong(mistake, expected, f"rank {failed.rank} {failed.kind}", advice) from None
+    if failed.kind in (Failure.LATE, Failure.PEER_LOST) or failed.signal == "SIGABRT":
+        raise Wrong(apart, expected, failed.headline, hint) from None
+    raise_as_finding(failed, known, hint)
 
 
 def on_one_rank(fn: Callable[[], Any], timeout: float = PATIENCE) -> Any:

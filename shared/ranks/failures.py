@@ -34,6 +34,17 @@ class Late:
     rank: int
     stack: str
 
+    @property
+    def place(self) -> str:
+        """The innermost line of the learner's ("rank 0 in line 7 of f"); "" where there is none."""
+        frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', self.stack)
+        own = [(line, name) for file, line, name in frames if is_own_file(file)]
+        return f"rank {self.rank} in line {own[0][0]} of {own[0][1]}" if own else ""
+
+    def is_in(self, function: str) -> bool:
+        """Whether a function of that name is among those that the rank is in."""
+        return f" in {function}\n" in f"{self.stack}\n"
+
 
 class RankFailed(RuntimeError):
     """A rank raised, died or never came back; the message says which one, and where it was.

@@ -34,14 +34,25 @@ class IdleWatch:
         return self.idle
 
 
+def can_watch() -> bool:
+    """Whether idle ranks can be told from busy ones here: on Linux, if /proc shows our namespace.
+
+    In another namespace of processes its numbers mean other processes.
+    """
+    try:
+        return os.readlink("/proc/self") == str(os.getpid())
+    except OSError:
+        return False
+
+
 def _activity(pid: int | None) -> int | None:
     """Clock ticks of processor time so far; None while it waits for a disk or for its turn.
 
-    None also where /proc shows another namespace of processes: its numbers mean other processes.
+    None also where idle ranks cannot be told from busy ones.
     """
+    if not can_watch():
+        return None
     try:
-        if os.readlink("/proc/self") != str(os.getpid()):
-            return None
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
