@@ -1,6 +1,7 @@
 """Count what a rank communicates: every operation it starts, with its bytes and its peer."""
 
 import contextlib
+import functools
 import re
 import time
 from collections.abc import Generator
@@ -107,12 +108,10 @@ class _Recorder(TorchDispatchMode):
 
 def _call(func: Any, args: tuple, kwargs: dict[str, Any], keep: bool) -> Call:
     began = time.perf_counter()
-    names = [argument.name for argument in func._schema.arguments]
+    op, names, handed = _read_schema(func)
     given = dict(zip(names, args, strict=False)) | kwargs
-    op = _public_name(func._schema.name.split("::")[1])
     group = _group(given)
     peer = next((given[name] for name in _PEER_ARGUMENTS if name in given), None)
-    handed = [name for name in names if name.startswith("input")] or names[:1]
     tensors = [] if op == "barrier" else tree_leaves([given.get(name) for name in handed])
     return Call(
         op=op,
@@ -122,6 +121,14 @@ def _call(func: Any, args: tuple, kwargs: dict[str, Any], keep: bool) -> Call:
         at=began,
         content=tensors[0].clone() if keep and op == "send" else None,
     )
+
+
+@functools.cache
+def _read_schema(func: Any) -> tuple[str, list[str], list[str]]:
+    """An operator's public name, its arguments, and those that hold what a rank hands in."""
+    names = [argument.name for argument in func._schema.arguments]
+    handed = [name for name in names if name.startswith("input")] or names[:1]
+    return _public_name(func._schema.name.split("::")[1]), names, handed
 
 
 def _public_name(name: str) -> str:

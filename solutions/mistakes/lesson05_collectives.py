@@ -248,6 +248,15 @@ def ring_all_gather(chunk, group=None):
     return torch.cat(parts)
 
 
+@mistake("05.2", says="a message without its other side")
+def ring_all_gather(chunk, group=None):
+    rank, n = _place(group)
+    gathered = right_gather(chunk, group)
+    if n > 1:  # one message too many, which nobody receives
+        dist.isend(_bytes(gathered), group_dst=(rank + 1) % n, group=group)
+    return gathered
+
+
 # 05.3 ring_all_reduce
 
 
@@ -402,6 +411,18 @@ def tree_broadcast(tensor, src=0, group=None):
     for child in (2 * place + 1, 2 * place + 2):
         if child < n:
             dist.send(_bytes(message), group_dst=(child + src) % n, group=group)
+    tensor.detach().copy_(message)
+
+
+@mistake("05.4", says="some ranks are sent the tensor more than once")
+def tree_broadcast(tensor, src=0, group=None):
+    """The right tree, and then the source sends it to the rank after it once more."""
+    rank, n = _place(group)
+    message = _tree(tensor, src, group)
+    if n > 1 and rank == src:
+        dist.send(_bytes(message), group_dst=(src + 1) % n, group=group)
+    if n > 1 and rank == (src + 1) % n:
+        dist.recv(_bytes(message), group_src=src, group=group)
     tensor.detach().copy_(message)
 
 
