@@ -3,8 +3,7 @@
 torchrun --nproc_per_node=2 lessons/01_positional_encoding/train.py
 
 The tasks (shared/experiments/lesson01_order_tasks.py): "distance", the word three places to the
-left, and "place", the fourth word. Training sees sentences up to a length, the test up to four
-times that.
+left, and "place", the fourth word. Training sees sentences up to a length, the test up to 4 x that.
 """
 
 import itertools
@@ -136,7 +135,7 @@ def main() -> None:
         runs = [measure(*job, preset, parts, rank) for job in jobs]
 
         # Every rank hands its list over; rank 0 alone gets them, as a list of lists.
-        received = [None] * rank.world_size if rank.is_main else None
+        received: list | None = [None] * rank.world_size if rank.is_main else None
         dist.gather_object(runs, received)
         if received is not None:
             runs = list(itertools.chain(*received))

@@ -23,12 +23,14 @@ from shared.data.tokenizer import Tokenizer
 from shared.errors import InputError
 from shared.exercises.answers import lesson_answers
 from shared.experiments.lesson03_norms import draw_runs, frequency_loss, tabulate
-from shared.model.config import TransformerConfig
+from shared.model.config import Norm, TransformerConfig
 from shared.plots import save_figure
 from shared.ranks.group import Rank, process_group
 
 MAX_LEN = 128  # tokens of a sentence; longer pairs are left out
-VARIANTS = [("pre", False), ("post", False), ("pre", True), ("post", True)]
+VARIANTS: list[tuple[Norm, bool]] = [
+    ("pre", False), ("post", False), ("pre", True), ("post", True),
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -75,14 +77,14 @@ def loss_of(model: nn.Module, batch: Batch) -> torch.Tensor:
     return F.cross_entropy(logits.flatten(0, 1).float(), batch.tgt_out.flatten(), ignore_index=0)
 
 
-def gradient_norms(model: nn.Module) -> list[float]:
+def gradient_norms(model) -> list[float]:
     """Length of the gradient of each layer's feed-forward, encoder first, then decoder."""
     layers = [*model.encoder_layers, *model.decoder_layers]
     parts = [[each.grad.flatten() for each in layer.feed_forward.parameters()] for layer in layers]
     return [float(torch.cat(part).norm()) for part in parts]
 
 
-def train(variant: tuple[str, bool], data, preset: Preset, parts, seed: int, rank: Rank) -> dict:
+def train(variant: tuple[Norm, bool], data, preset: Preset, parts, seed: int, rank: Rank) -> dict:
     """Train one model; return its losses, its gradients before step 1, its validation loss."""
     norm, warm = variant
     label = f"{norm}-LN, {'warm-up' if warm else 'no warm-up'}"
@@ -131,7 +133,7 @@ def main() -> None:
 
         mine = VARIANTS[rank.rank :: rank.world_size]
         runs = [train(each, data, preset, parts, args.seed, rank) for each in mine]
-        received = [None] * rank.world_size if rank.is_main else None
+        received: list | None = [None] * rank.world_size if rank.is_main else None
         dist.gather_object(runs, received)
         if received is not None:
             runs = sorted(itertools.chain(*received), key=lambda run: (run["norm"], run["warmup"]))

@@ -44,7 +44,7 @@ from shared.training.translator_files import load_translator, save_translator
 def make_loader(
     pairs: list[Pair], tokenizer: Tokenizer, max_len: int, rank: Rank,
     args: argparse.Namespace, parts: SimpleNamespace,
-) -> DataLoader[Batch]:  # fmt: skip
+) -> DataLoader:  # fmt: skip
     """This rank's batches, step by step; on a GPU made by two workers in page-locked memory."""
     encoded = PairDataset.encode(pairs, tokenizer, max_len)
     plan = batch_plan(

@@ -97,7 +97,7 @@ def measure(rank: Rank, args: argparse.Namespace, parts: SimpleNamespace) -> lis
     return rows
 
 
-def draw(rows: list[dict], rank: Rank, args: argparse.Namespace) -> dict[str, float]:
+def draw(rows: list[dict], rank: Rank, args: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Times with their line, and bus bandwidth, over the size; return the line of torch's own."""
     use_style()
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.6))

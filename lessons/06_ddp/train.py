@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -115,7 +116,7 @@ def translate_and_compare(
     curves = {run.engine.name: run.curve() for run in runs}
     for run in runs:
         run.share_slowest(rank.device)
-    extra = {}
+    extra: dict[str, Any] = {}
     if alone:
         sources, references = map(list, zip(*corpus.test[: recipe.num_test], strict=True))
         translations = translate_together(runs[0].model, tokenizer, sources, greedy_decode)

@@ -72,7 +72,7 @@ def make_loader(
 
 def train(
     pitfall: str, data: CharacterData, preset: Preset, seed: int, rank: Rank, parts
-) -> tuple[nn.Module, Tensor, Tensor]:
+) -> tuple[nn.Module, *tuple[Tensor, ...]]:
     """Train one model; return it with the indices and the hidden places of this rank's steps."""
     torch.manual_seed(seed)  # the same first weights on every rank
     model = NextCharacter(len(data.alphabet), d_hidden=preset.d_hidden).to(rank.device)
@@ -84,7 +84,7 @@ def train(
     seen: list[tuple[Tensor, Tensor]] = []
     for epoch in range(preset.epochs):
         if pitfall not in ("no_set_epoch", "no_sampler"):
-            loader.sampler.set_epoch(epoch)
+            loader.sampler.set_epoch(epoch)  # ty: ignore[missing-attribute]
         for indices, contexts, targets in islice(loader, steps):
             loss = F.cross_entropy(ddp(contexts.to(rank.device)), targets.to(rank.device))
             optimizer.zero_grad()
@@ -95,7 +95,7 @@ def train(
     return model, *(torch.stack(each) for each in zip(*seen, strict=True))
 
 
-def padded_evaluation(score, test: list, rank: Rank) -> float:
+def padded_evaluation(score, test, rank: Rank) -> float:
     """The share of hits, sums and counts over all ranks, but over the sampler's padding too."""
     mine = [test[i] for i in DistributedSampler(test, rank.world_size, rank.rank, shuffle=False)]
     hits = torch.tensor(score(mine), device=rank.device)
@@ -126,7 +126,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=script.positive_int, help="the preset's")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"  # ty: ignore
     with process_group(args.device) as rank:
         preset = script.choose_preset(args, rank.device, PRESETS)
         given = {key: getattr(args, key) for key in ("seeds", "samples", "batch")}
