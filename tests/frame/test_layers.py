@@ -1,7 +1,11 @@
-"""The house's rules, read from the imports and the folders."""
+"""The house's rules, read from the imports and the folders. A failure lists all offenders."""
 
 import ast
 import re
+import tomllib
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,65 +19,119 @@ MODULES = sorted(
 )
 
 
+@cache
 def imported(path: Path) -> set[str]:
-    """The modules that a file imports anywhere in it, submodules of `from` imports included."""
+    """The modules and names that a file imports anywhere in it, dotted in full."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
+            assert node.level == 0, f"{path.relative_to(ROOT)}: a relative import"
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
     return names
 
 
-@pytest.mark.parametrize("path", MODULES, ids=[str(p.relative_to(ROOT)) for p in MODULES])
-def test_imports_point_left_only(path):
-    own = LAYERS[path.relative_to(ROOT).parts[0]]
-    for name in imported(path):
-        other = LAYERS.get(name.split(".")[0])
-        assert other is None or other <= own, f"{path} imports {name}"
-        assert other != LAYERS["lessons"], "lesson folders are leaves"
+def dotted(path: Path) -> str:
+    """The name by which a file or folder of the course is imported."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def test_imports_point_left_only():
+    offenders = []
+    for path in MODULES:
+        own = LAYERS[path.relative_to(ROOT).parts[0]]
+        for name in sorted(imported(path)):
+            other = LAYERS.get(name.split(".")[0], 0)
+            if other > own or other == LAYERS["lessons"]:  # lesson folders are leaves
+                offenders.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert not offenders, "\n".join(offenders)
+
+
+def rooms_graph(folder: str) -> dict[str, dict[str, str]]:
+    """For each package and module of a folder, those beside it that it imports, and one place."""
+    rooms = [p for p in (ROOT / folder).iterdir() if p.is_dir() or p.suffix == ".py"]
+    graph: dict[str, dict[str, str]] = {}
+    for room in rooms:
+        files = sorted(room.rglob("*.py")) if room.is_dir() else [room]
+        if not files or room.stem == "__init__":
+            continue
+        needs = graph.setdefault(room.stem, {})
+        for path in files:
+            for other in rooms:
+                name = dotted(other)
+                found = any(f"{each}.".startswith(f"{name}.") for each in imported(path))
+                if found and other != room:
+                    needs[other.stem] = f"{path.relative_to(ROOT)} imports {name}"
+    return graph
+
+
+@pytest.mark.parametrize("folder", ["shared", "solutions", "solutions/grading"])
+def test_packages_import_each_other_in_no_circle(folder):
+    graph = rooms_graph(folder)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        circle = error.args[1][::-1]
+        places = [graph[a][b] for a, b in pairwise(circle)]
+        raise AssertionError("\n".join(places)) from None
+
+
+def test_a_package_of_shared_imports_only_what_contributing_lists_below_it():
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `(\w+)(?:/|\.py)` \|", page, re.MULTILINE)
+    graph = rooms_graph("shared")
+    assert sorted(listed) == sorted(graph), "CONTRIBUTING lists what is there, each once"
+    upward = [
+        place
+        for room, needs in graph.items()
+        for other, place in needs.items()
+        if listed.index(other) < listed.index(room)
+    ]
+    assert not upward, "\n".join(upward)
+
+
+# The lesson that introduces a part of shared/ or solutions/; what is not listed is the frame's.
+INTRODUCED = {
+    "shared.model.embeddings": 1,
+    "shared.model.attention": 2,
+    "shared.model": 3,
+    "shared.data.sampling": 7,
+    "shared.data": 4,
+    "shared.training": 4,
+    "shared.measuring.traffic": 5,
+    "shared.measuring.bandwidth": 5,
+    "shared.ranks.links": 5,
+    "shared.measuring.trace": 6,
+    "shared.ddp": 6,
+    "solutions.ddp_buckets": 6,
+    "shared.fault_tolerance": 8,
+}
 
 
 def home(name: str) -> int:
-    """The lesson that introduces an imported solution module or part of shared/; 0: the frame."""
-    solution = re.match(r"solutions\.(?:mistakes\.)?lesson(\d\d)", name)
-    if solution:
-        return int(solution.group(1))
-    introduced = {
-        "shared.model.embeddings": 1,
-        "shared.model.attention": 2,
-        "shared.model": 3,
-        "shared.data.sampling": 7,
-        "shared.data": 4,
-        "shared.training.loop": 4,
-        "shared.training.decoding": 4,
-        "shared.training.checkpoint_files": 4,
-        "shared.training.reference_run": 4,
-        "shared.measuring.traffic": 5,
-        "shared.measuring.bandwidth": 5,
-        "shared.ranks.links": 5,
-        "shared.measuring.trace": 6,
-        "shared.engines": 6,
-        "solutions.ddp_buckets": 6,
-        "shared.experiments.lesson07_next_character": 7,
-        "shared.experiments.lesson07_pitfalls": 7,
-        "shared.restarting": 8,
-    }
-    for prefix, lesson in introduced.items():
-        if name == prefix or name.startswith(f"{prefix}."):
-            return lesson
-    return 0
+    """The lesson that introduces an imported module, which its name may say; 0: the frame."""
+    named = re.match(r"(?:solutions|shared)\.(?:\w+\.)?lesson(\d\d)", name)
+    if named:
+        return int(named.group(1))
+    return next((n for part, n in INTRODUCED.items() if f"{name}.".startswith(f"{part}.")), 0)
 
 
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / "solutions").rglob("lesson[0-9]*.py")), ids=lambda p: p.stem
-)
-def test_a_solution_imports_nothing_of_a_later_lesson(path):
-    own = int(path.stem[len("lesson") :][:2])
-    later = {name for name in imported(path) if home(name) > own}
-    assert not later
+def test_a_solution_imports_nothing_of_a_later_lesson():
+    offenders = [
+        f"{path.relative_to(ROOT)} imports {name}, of lesson {home(name):02}"
+        for path in sorted((ROOT / "solutions").rglob("lesson[0-9]*.py"))
+        for name in sorted(imported(path))
+        if home(name) > int(path.stem[len("lesson") :][:2])
+    ]
+    assert not offenders, "\n".join(offenders)
+
+
+def test_what_lessons_introduce_is_there():
+    """A module that was renamed or removed must not leave its line behind."""
+    parts = [ROOT / name.replace(".", "/") for name in INTRODUCED]
+    gone = [p for p in parts if not p.is_dir() and not p.with_suffix(".py").exists()]
+    assert not gone
 
 
 def test_lessons_solutions_mistakes_and_readme_rows_match():
@@ -89,44 +147,22 @@ def test_lessons_solutions_mistakes_and_readme_rows_match():
     assert len(rows) == len(LESSONS), "one README row a lesson"
 
 
-@pytest.mark.parametrize("name", LESSONS)
-def test_a_lesson_folder_is_a_leaf_with_its_three_files(name):
-    folder = ROOT / "lessons" / name
-    assert {"lesson.ipynb", "checks.py", "train.py"} <= {p.name for p in folder.iterdir()}
-    assert not (folder / "__init__.py").exists()
+def test_a_lesson_folder_is_a_leaf_with_its_three_files():
+    needed = {"lesson.ipynb", "checks.py", "train.py"}
+    found = {name: {p.name for p in (ROOT / "lessons" / name).iterdir()} for name in LESSONS}
+    assert {name: needed - files for name, files in found.items() if not needed <= files} == {}
+    assert [name for name, files in found.items() if "__init__.py" in files] == []
 
 
-SMALL = {"shared": 300, "solutions": 300, "lessons": 300}
-
-
-@pytest.mark.parametrize("path", MODULES, ids=[str(p.relative_to(ROOT)) for p in MODULES])
-def test_modules_and_functions_stay_small(path):
-    text = path.read_text()
-    count = len(text.splitlines())
-    if path.name == "train.py":
-        assert count <= 150, f"a script has at most 150 lines, this one {count}"
-    if path.name not in ("checks.py",) and "mistakes" not in path.parts:
-        assert count <= SMALL[path.relative_to(ROOT).parts[0]], f"{count} lines"
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef):
-            length = (node.end_lineno or 0) - node.lineno + 1
-            docstring = ast.get_docstring(node, clean=False) or ""
-            length -= docstring.count("\n")
-            assert length <= 60, f"{node.name} in {path.name} has {length} lines"
-
-
-PACKAGES = {
-    str(p.parent.relative_to(ROOT)).replace("/", ".")
-    for layer in ("shared", "solutions")
-    for p in (ROOT / layer).rglob("*.py")
-}
-
-
-def test_pyproject_names_every_package():
-    import tomllib
-
-    named = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    assert set(named) == PACKAGES
+def test_exactly_the_packages_of_shared_and_solutions_are_installed():
+    setuptools = pytest.importorskip("setuptools")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    asked = project["tool"]["setuptools"]["packages"]["find"]
+    found = set(setuptools.find_namespace_packages(str(ROOT), **asked))
+    assert {name.split(".")[0] for name in found} == {"shared", "solutions"}, "datasets never"
+    layers = [ROOT / layer for layer in ("shared", "solutions")]
+    packages = {dotted(path.parent) for layer in layers for path in layer.rglob("*.py")}
+    assert packages <= found
 
 
 def test_the_top_level_is_what_was_agreed():

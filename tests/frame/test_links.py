@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import nbformat
-import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
@@ -62,9 +61,9 @@ def broken(page: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
-def test_every_link_and_path_exists(page):
-    assert broken(page) == []
+def test_every_link_and_path_exists():
+    found = [f"{page.relative_to(ROOT)}: {name}" for page in PAGES for name in broken(page)]
+    assert not found, "\n".join(found)
 
 
 def test_the_pages_that_must_be_there_are_looked_at():
