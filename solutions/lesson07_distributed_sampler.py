@@ -1,4 +1,4 @@
-"""Lesson 07, the instructor's side: sharing a dataset out, adding a metric up, going on.
+"""Lesson 07, the instructor's side: sharing out a dataset, adding up a metric, resuming an epoch.
 
 Both samplers live in `shared/data/sampling.py`, where lesson 08 takes the resumable one from, and
 are re-exported here; exact_evaluation is this lesson's own. The lesson's one idea: the ranks agree

@@ -1,13 +1,14 @@
 """Lesson 08, the instructor's side: a run that may be killed at any moment.
 
-Every later script can be stopped and gone on with, so all answers live in `shared/` and are
-re-exported here under their exercise names: `write_atomically` in checkpoint.py, `random_states` in
-random_states.py, the rest in resuming.py, which is the module to read. Beside them: background.py
-(the writing left to a thread), elastic.py (torch.distributed.checkpoint, for another number of
-ranks), faults.py (a death at a chosen moment).
+Every later script can be stopped and resumed, so all answers live in `shared/` and are re-exported
+here under their exercise names: `write_atomically` in shared/training/checkpoint_files.py,
+`random_states` in shared/fault_tolerance/random_states.py, the rest in checkpoints.py beside it,
+which is the module to read. In the same folder: background.py (the writing left to a thread),
+elastic.py (torch.distributed.checkpoint, for another number of ranks), kills.py (a death at a
+chosen moment).
 
-The lesson's one idea: a run is its next step. Who can list what the next step depends on has the
-contents of a checkpoint; who asks at every line "and if it dies here?" has the way of writing it.
+The lesson's one idea: a run is its next step. What the next step depends on is what a checkpoint
+has to hold; how to write it follows from asking at every line "and if it dies here?"
 
 Points are the difficulty at the exercise (13 in all). The sentence to ask for afterwards: "between
 which two lines may the process die, and what is then on the disk?"
@@ -58,7 +59,7 @@ the failure that reaches everybody the third.
 Common mistakes: the barrier inside `if rank == 0`; the gather inside it, which hangs as well;
 random states taken on rank 0 alone, so that after a restart all ranks draw the same dropout: the
 run is then reproducible, and another one. Deleting before writing. A try around everything that
-prints and goes on: a run without checkpoints for a week, which somebody notices in the second.
+prints and continues: the run has no checkpoints for a week, and somebody notices in the second.
 Accept: any way to name the file aside; keeping more than asked is not accepted, because disks fill.
 """,
     "08.2": """

@@ -53,19 +53,19 @@ class DistributedSampler(Sampler[int]):
         self.epoch = epoch
 
     def _rounded(self, count: int) -> int:
-        """The nearest multiple of the ranks: below with drop_last, else above."""
+        """Return the nearest multiple of the ranks: below with drop_last, else above."""
         whole = count // self.num_replicas * self.num_replicas
         return whole if self.drop_last or whole == count else whole + self.num_replicas
 
     def _order(self) -> list[int]:
-        """The order of this epoch, the same on every rank."""
+        """Return the order of this epoch, the same on every rank."""
         if not self.shuffle:
             return list(range(self.length))
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
         return torch.randperm(self.length, generator=generator).tolist()
 
     def _part(self, start: int) -> list[int]:
-        """This rank's indices from entry `start` of the common order on."""
+        """Return this rank's indices from entry `start` of the common order on."""
         order = self._order()
         rest = order[start:]
         rounded = self._rounded(len(rest))
@@ -75,7 +75,7 @@ class DistributedSampler(Sampler[int]):
 
 
 def _place(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
-    """The world size and rank, asked of the process group where they are not given."""
+    """Return world size and rank, asked of the process group where they are not given."""
     if num_replicas is None or rank is None:
         if not dist.is_initialized():
             raise InputError(
@@ -92,7 +92,7 @@ def _place(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
 
 
 class ResumableSampler(DistributedSampler):
-    """A DistributedSampler that goes on in the middle of an epoch, also on other ranks.
+    """A DistributedSampler that resumes in the middle of an epoch, on any number of ranks.
 
     Its position is one number, the samples of this epoch that all ranks together have had. The
     common order does not depend on the world size, so what is left after `consumed` samples can
@@ -128,7 +128,7 @@ class ResumableSampler(DistributedSampler):
         self._consumed = 0  # what iterations have handed out, all ranks together
 
     def __len__(self) -> int:
-        """The number of samples that this rank still gets: fewer in an epoch that goes on."""
+        """The number of samples that this rank still gets: fewer in a resumed epoch."""
         return self._rounded(self.length - self._start) // self.num_replicas
 
     def __iter__(self) -> Iterator[int]:
@@ -168,7 +168,7 @@ class ResumableSampler(DistributedSampler):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken; the world size need not be the same.
+        """Resume where `state` was taken; the world size need not be the same.
 
         Raises InputError when the state is of another dataset length, seed or shuffle: the order
         would be another one, and samples would come twice and not at all.
@@ -191,9 +191,9 @@ class WatchedSampler:
     """Any sampler, with a warning when an epoch begins in the very order of the one before.
 
     That is what a forgotten `set_epoch` looks like, whoever forgot it. The first 64 entries are
-    compared (all of a shorter epoch), so it speaks early in the second epoch. It keeps still
-    where an order only rises, which is no shuffle and meant to come again, and where an epoch has
-    fewer than 8 entries, whose order may come again by chance.
+    compared (all of a shorter epoch), so the warning comes early in the second epoch. There is none
+    for an order that only rises, which is no shuffle and meant to repeat, and none for an epoch of
+    fewer than 8 entries, whose order may repeat by chance.
 
     Wrap the sampler that goes into the DataLoader, on one rank; all else (`set_epoch`,
     `state_dict`, ...) is passed through.

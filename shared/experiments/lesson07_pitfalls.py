@@ -53,7 +53,7 @@ def check_sizes(samples: int, batch: int, world_size: int) -> None:
 
 
 def spread(values: Sequence[float]) -> float | str:
-    """Standard deviation between seeds; a single one says nothing about it."""
+    """Return the standard deviation between seeds; "unknown" for a single one."""
     return round(statistics.stdev(values), 3) if len(values) > 1 else "unknown"
 
 
@@ -86,13 +86,13 @@ def tabulate(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def headline(table: Sequence[Mapping[str, Any]]) -> str:
-    """The costs in one line, with the ruler to hold them against."""
+    """Return the costs in one line, with the spread between seeds to compare them with."""
     loss, spread = f"validation loss {table[0]['validation loss']:.3f}", table[0]["spread"]
     if table[0]["cost"] == "":
         return f"{loss}, {table[0]['pitfall']}"
     costs = ", ".join(f"{row['pitfall']} {row['cost']:+.3f}" for row in table[1:])
-    ruler = f"± {spread} between seeds" if spread != "unknown" else "of one seed, no ruler"
-    return f"{loss} {ruler}; {costs}"
+    seeds = "of one seed, spread unknown" if spread == "unknown" else f"± {spread} between seeds"
+    return f"{loss} {seeds}; {costs}"
 
 
 def draw_runs(runs: Sequence[Run]) -> Figure:

@@ -1,4 +1,4 @@
-"""Two runs that can be interrupted: the reference model, and a translator full of chance."""
+"""Two runs that can be interrupted: the reference model, and a translator with random noise."""
 
 import random
 import shutil
@@ -32,7 +32,7 @@ Build = Callable[[], tuple[TrainingState, TakeStep]]
 
 
 def reference_training() -> tuple[TrainingState, TakeStep]:
-    """The reference run on this rank: its state, and its step on one of the 50 global batches.
+    """Return the reference run on this rank: its state, and its step on one of the 50 batches.
 
     The sampler's indices are the batches in their recorded order, the same on every rank, so
     `batch_size` is 1; each rank takes its rows. One rank computes what the record was made with.
@@ -74,7 +74,7 @@ class Size:
 def translator_training(
     pairs: Sequence[EncodedPair], vocab_size: int, size: Size, num_steps: int, seed: int, rank: Rank
 ) -> tuple[TrainingState, TakeStep]:
-    """A translator under DDP that draws from every generator a resumed run has to put back.
+    """Return a translator under DDP that draws from every generator a checkpoint has to hold.
 
     Dropout draws from torch's (on a GPU, CUDA's); the noise on the source side, as in denoising
     (words left out, two neighbours swapped), from python's and numpy's; the order is shuffled.
@@ -94,7 +94,7 @@ def translator_training(
     schedule = LambdaLR(optimizer, lambda n: cosine_schedule(n + 1, warmup, num_steps + 1, 2e-3))
     sampler = ResumableSampler(len(pairs), rank.world_size, rank.rank, seed=seed)
     for seed_one in (torch.manual_seed, random.seed, np.random.seed):
-        seed_one(seed + 1 + rank.rank)  # chance of its own on every rank
+        seed_one(seed + 1 + rank.rank)  # random numbers of its own on every rank
 
     def take_step(indices: list[int]) -> float:
         batch = collate([(noisy(pairs[i][0]), pairs[i][1]) for i in indices]).to(rank.device)
@@ -126,7 +126,7 @@ def settle_buckets(model: DistributedDataParallel, device: torch.device) -> None
 
 
 def noisy(words: list[int], dropped: float = 0.1) -> list[int]:
-    """The source with about a tenth of its words left out and two neighbours swapped."""
+    """Return the source with about a tenth of its words left out and two neighbours swapped."""
     kept = [word for word in words if random.random() >= dropped] or words[:1]
     at = int(np.random.randint(len(kept)))
     return [*kept[:at], *reversed(kept[at : at + 2]), *kept[at + 2 :]]
@@ -139,10 +139,11 @@ def rehearse(
     resume: Callable[..., object],
     load: Callable[[Path, TrainingState], object],
 ) -> str:
-    """Go on from the checkpoint before the last, and say whether the weights are `state`'s.
+    """Resume from the checkpoint before the last; return, in words, whether the weights agree.
 
-    A checkpoint that was never tried is only a hope. `build` begins the run anew, `resume` is
-    resume_training but for state, step, save and load; every rank calls it. Nothing is written.
+    They are compared with those of `state`. That a checkpoint can be used is known only once it has
+    been. `build` begins the run anew, `resume` is resume_training but for state, step, save and
+    load; every rank calls it. Nothing is written.
     """
     older = checkpoints_in(folder)[:-1]
     if not from_rank_0([bool(older)])[0]:
@@ -151,14 +152,14 @@ def rehearse(
     with tempfile.TemporaryDirectory() as scratch:
         if older:  # on rank 0, which reads for all
             shutil.copy(older[-1], scratch)
-        go_on = partial(load, Path(scratch))
+        load_older = partial(load, Path(scratch))
         began_at: list[int] = []
 
         def load_and_note(state: TrainingState) -> None:
-            go_on(state)
+            load_older(state)
             began_at.append(state.step)
 
         resume(again, take_step, save=lambda state: None, load=load_and_note)
     sums = [reference_run.checksum(unwrapped(each.model)) for each in (again, state)]
     verdict = "equal bit for bit" if sums[0] == sums[1] else "DIFFER"
-    return f"gone on from step {began_at[0]}: weights {verdict}"
+    return f"resumed from step {began_at[0]}: weights {verdict}"

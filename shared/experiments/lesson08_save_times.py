@@ -93,7 +93,7 @@ def draw_run(losses: Sequence[float], table: Sequence[Mapping[str, Any]], began_
     left = axes[0, 0]
     left.plot(range(1, len(losses) + 1), losses, color=MEANING["compute"])
     left.axvline(began_at, color=MEANING["theory"], linestyle="--", linewidth=1)
-    left.set(xlabel="step", ylabel="loss (nats per token)", title=f"Gone on from step {began_at}")
+    left.set(xlabel="step", ylabel="loss (nats per token)", title=f"Resumed from step {began_at}")
     if not table:
         return figure
     right = axes[0, 1]

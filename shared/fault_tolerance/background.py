@@ -1,4 +1,4 @@
-"""Checkpoints written while training goes on: it stands still for a copy, not for the disk."""
+"""Checkpoints written while training continues: it stops for a copy, not for the disk."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -64,5 +64,5 @@ class BackgroundSaver:
 
 
 def copied(content: Any) -> Any:
-    """The same containers with copies of all tensors, in the memory of the CPU."""
+    """Return the same containers with copies of all tensors, in the memory of the CPU."""
     return tree_map_only(Tensor, lambda each: each.detach().to("cpu", copy=True), content)

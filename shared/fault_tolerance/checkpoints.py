@@ -1,4 +1,4 @@
-"""Save a run so that it can end at any moment, and go on as if it had not.
+"""Save a run so that it can be killed at any moment, and resumed as if it had not been.
 
 A checkpoint holds what decides the next step: weights, optimizer, schedule, place in the data, and
 each rank's random generators. With all of it, a run that was killed ends with the weights of one
@@ -60,7 +60,7 @@ def save_checkpoint(folder: Path, state: TrainingState, keep: int = 2) -> Path:
 
 
 def checkpoint_content(state: TrainingState) -> dict[str, Any]:
-    """What a checkpoint holds. Every rank calls it, since each has random states of its own.
+    """Return what a checkpoint holds; every rank calls it: each has random states of its own.
 
     The tensors are the run's own, not copies: they change with the next step.
     """
@@ -77,25 +77,25 @@ def checkpoint_content(state: TrainingState) -> dict[str, Any]:
 
 
 def store(path: Path, content: Mapping[str, Any], keep: int) -> None:
-    """Write one checkpoint on this rank; then let those go that are no longer needed."""
+    """Write one checkpoint on this rank; then delete those that are no longer needed."""
     refuse_what_cannot_be_read(content)
     write_atomically(path, content)
-    # Only older ones. A file with a higher number is one that could not be read, which this run
-    # will come past again, and counting it would let the last sound one go.
+    # Only older ones. A file with a higher number could not be read, and this run will write that
+    # step again; counting it would delete the last sound one.
     older = [each for each in checkpoints_in(path.parent) if each.name < path.name]
-    # And what processes left that died while they wrote.
+    # And the partial files of processes that died while they wrote.
     torn = path.parent.glob(f".step_*{PART}")
     for each in [*older[: len(older) - (keep - 1)], *torn]:
         each.unlink()
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
-    """The name of a step's file; the zeros let names sort like numbers."""
+    """Return the path of a step's file; the zeros let names sort like numbers."""
     return folder / f"step_{step:08d}.pt"
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """The files that bear a checkpoint's name, oldest first."""
+    """Return the files with a checkpoint's name, oldest first."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; give a folder for checkpoints")
     return sorted(path for path in folder.glob("step_*.pt") if NAME.fullmatch(path.name))
@@ -130,13 +130,13 @@ def load_checkpoint(folder: Path, state: TrainingState) -> Path | None:
 
 
 def newest_sound(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """The newest checkpoint that can be read, and its content; None where there is no file."""
+    """Return the newest checkpoint that can be read, and its content; None where there is none."""
     paths = checkpoints_in(folder)
     for path in reversed(paths):
         try:
             content = read_checkpoint(path)
             if "origin" not in content:
-                raise InputError(f"{path} holds no run to go on with, only {sorted(content)[:4]}")
+                raise InputError(f"{path} holds no run to resume, only {sorted(content)[:4]}")
             return path, content
         except InputError as error:
             warnings.warn(f"{error}; the checkpoint before it is tried", stacklevel=3)
@@ -191,14 +191,14 @@ def resume_training(
 
 
 def from_rank_0(objects: list[Any]) -> list[Any]:
-    """Rank 0's list on every rank. Whoever comes first waits."""
+    """Return rank 0's list on every rank; a rank that calls it early waits for the others."""
     if dist.is_initialized():
         dist.broadcast_object_list(objects, src=0)
     return objects
 
 
 def restart_count() -> int:
-    """How many times torchrun has started these ranks again; 0 the first time and without it."""
+    """Return how often torchrun has restarted these ranks; 0 the first time and without it."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 

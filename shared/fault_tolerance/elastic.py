@@ -1,8 +1,8 @@
-"""Checkpoints that another number of ranks can go on from, by torch.distributed.checkpoint.
+"""Checkpoints that another number of ranks can resume, by torch.distributed.checkpoint.
 
 Each rank writes its part, in a folder per checkpoint, and reading is by name and place in the
-tensor: who wrote it does not matter. What does not carry over is chance. The random states of four
-ranks are not those of two, so after loading the generators are seeded anew.
+tensor: who wrote it does not matter. Random states do not carry over: those of four ranks cannot be
+shared out among two, so the generators are seeded anew after loading.
 Source: docs.pytorch.org/docs/stable/distributed.checkpoint.html.
 """
 
@@ -85,7 +85,7 @@ def load_elastic(folder: Path, state: TrainingState, seed: int = 0) -> Path | No
 
 
 def elastic_content(state: TrainingState) -> dict[str, Any]:
-    """What a checkpoint holds; the optimizer's tensors by the names of their parameters.
+    """Return what a checkpoint holds, the optimizer's tensors by the names of their parameters.
 
     By number, as `optimizer.state_dict()` has them, they would mean something else under another
     sharding. DDP's prefix is gone as well.
@@ -101,13 +101,13 @@ def elastic_content(state: TrainingState) -> dict[str, Any]:
 
 
 def elastic_checkpoints_in(folder: Path) -> list[Path]:
-    """The finished ones, oldest first."""
+    """Return the finished checkpoints, oldest first."""
     paths = [path for path in folder.glob("step_*") if NAME.fullmatch(path.name)]
     return sorted(path for path in paths if (path / ".metadata").is_file())
 
 
 def _reason(error: BaseException) -> str:
-    """The first thing that any rank said; the rest is tracebacks."""
+    """Return the first rank's error in one line; the rest are tracebacks."""
     if isinstance(error, CheckpointException) and error.failures:
         cause, _ = next(iter(error.failures.values()))
         return f"{type(cause).__name__}: {cause}".splitlines()[0]

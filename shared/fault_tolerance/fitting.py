@@ -1,4 +1,4 @@
-"""Whether a checkpoint belongs to the run that wants to go on from it."""
+"""Whether a checkpoint belongs to the run that would resume from it."""
 
 import warnings
 from collections.abc import Mapping
@@ -12,11 +12,11 @@ from shared.errors import InputError
 from shared.fault_tolerance.state import TrainingState
 from shared.ranks.group import current_world_size
 
-FORMAT = 1  # changes when older files can no longer be gone on from
+FORMAT = 1  # changes when older files can no longer be resumed
 
 
 def origin(state: TrainingState) -> dict[str, Any]:
-    """What a checkpoint's reader asks first: format, number of ranks, classes, version of torch."""
+    """Return what a reader compares first: format, number of ranks, classes, version of torch."""
     return {
         "format": FORMAT,
         "world_size": current_world_size(),
@@ -36,8 +36,8 @@ def refuse_unless_it_fits(path: Path, content: Mapping[str, Any], state: Trainin
     theirs, ours = content["origin"], origin(state)
     if theirs["format"] != FORMAT:
         raise InputError(
-            f"{path} has format {theirs['format']}, this code reads format {FORMAT}: go on with "
-            "the version of the course that wrote it"
+            f"{path} has format {theirs['format']}, this code reads format {FORMAT}: resume "
+            "with the version of the course that wrote it"
         )
     if theirs["world_size"] != ours["world_size"]:
         raise InputError(
@@ -80,7 +80,7 @@ def _refuse_another_model(
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside DDP, torch.compile or both, whose weights have the names they began with."""
+    """Return the model inside DDP, torch.compile or both, whose weights have their own names."""
     for name in ("module", "_orig_mod"):
         inner = getattr(model, name, None)
         if isinstance(inner, nn.Module):

@@ -29,7 +29,7 @@ def random_states() -> dict[str, Any]:
 
 
 def set_random_states(states: Mapping[str, Any]) -> None:
-    """Take on what `random_states` returned, here or in another process."""
+    """Put the generators back to what `random_states` returned, here or in another process."""
     random.setstate(states["python"])
     name, keys, *rest = states["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))

@@ -12,11 +12,11 @@ class Stateful(Protocol):
     """Something that can write its state down in plain values and take it back."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The state, in tensors, numbers, strings and containers of these."""
+        """Return the state, in tensors, numbers, strings and containers of these."""
         ...
 
     def load_state_dict(self, state_dict: Any, /) -> Any:
-        """Take on a state of `state_dict`."""
+        """Restore a state that `state_dict` returned."""
         ...
 
 
@@ -24,7 +24,7 @@ class Schedule(Stateful, Protocol):
     """Sets the optimizer's learning rate, step by step: torch.optim.lr_scheduler's classes do."""
 
     def step(self) -> None:
-        """Go on to the next step's rate."""
+        """Set the next step's rate."""
         ...
 
 
@@ -34,7 +34,7 @@ class ResumableIndices(Stateful, Protocol):
     epoch: int
 
     def __iter__(self) -> Iterator[int]:
-        """This rank's indices from the place at hand to the end of the epoch."""
+        """Iterate over this rank's indices from the current place to the end of the epoch."""
         ...
 
     def set_epoch(self, epoch: int) -> None:
@@ -44,7 +44,7 @@ class ResumableIndices(Stateful, Protocol):
 
 @dataclass
 class TrainingState:
-    """Everything that a run needs to go on, but for the random generators, which are global.
+    """Everything that a run needs to resume, but for the random generators, which are global.
 
     `model` may be wrapped (DDP, or the wrappers of lesson 06). `step` counts the steps that are
     done; `losses` holds one number for each of them.

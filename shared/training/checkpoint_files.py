@@ -47,7 +47,7 @@ def write_atomically(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _cause(error: BaseException) -> str:
-    """What the operating system said, which torch.save's own error hides."""
+    """Return what the operating system said, which torch.save's own error hides."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:
@@ -57,7 +57,7 @@ def _cause(error: BaseException) -> str:
 
 
 def _flush_folder(folder: Path) -> None:
-    """The new name is an entry of the folder, which has to reach the disk as well."""
+    """Flush the folder: the new name is an entry of it, and has to reach the disk as well."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -116,7 +116,7 @@ def refuse_what_cannot_be_read(content: Any, where: str = "checkpoint") -> None:
 
 
 def _why_unreadable(path: Path, error: Exception) -> str:
-    """torch.save writes a zip archive, whose directory stands at its end: a cut file has none."""
+    """Return why, in one line; a zip archive's directory is at its end, so a cut file has none."""
     size = path.stat().st_size
     with path.open("rb") as file:
         is_archive = file.read(2) == b"PK"
@@ -132,5 +132,5 @@ def _why_unreadable(path: Path, error: Exception) -> str:
 
 
 def copy_weights(model: torch.nn.Module) -> dict[str, Tensor]:
-    """A copy of the weights on the CPU, which further training does not change."""
+    """Return a copy of the weights on the CPU, which further training does not change."""
     return {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}

@@ -1,4 +1,4 @@
-"""Another number of ranks goes on at the same curve, from what any number of ranks wrote."""
+"""Another number of ranks resumes on the same curve, from what any number of ranks wrote."""
 
 from functools import partial
 

@@ -70,7 +70,7 @@ def test_on_one_process_it_is_the_record_bit_for_bit(untouched):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_killed_before_random_steps(ranks, way, untouched, tmp_path):
     draw = random.Random()
-    for _ in range(2):  # twice the same run: it goes on, and is killed again
+    for _ in range(2):  # twice the same run: it resumes, and is killed again
         place = draw.randrange(50), draw.randrange(ranks)
         with contextlib.suppress(RankFailed):  # the second place may lie before the first
             run_ranks(on_rank, ranks, tmp_path, way, place)
@@ -117,7 +117,7 @@ def test_random_states_go_through_a_file(tmp_path):
 
 
 def test_a_background_save_is_of_one_moment(tmp_path):
-    """Training goes on while the thread writes; the file must not see it."""
+    """Training continues while the thread writes; the file must not change with it."""
 
     def check(rank):
         state, _ = reference_training()

@@ -1,4 +1,4 @@
-"""What cannot be gone on from, or written, is said in one line; nothing is lost, nobody hangs."""
+"""What cannot be resumed or written is said in one line; nothing is lost, and no rank hangs."""
 
 import contextlib
 import os

@@ -23,7 +23,7 @@ def test_killed_twice_under_torchrun_it_ends_as_if_it_had_not_been(tmp_path):
 
 def test_on_four_ranks_it_rehearses_and_times(tmp_path):
     metrics = launch(SCRIPT, 4, [*TINY, "--out", tmp_path])
-    assert metrics["headline"].startswith("gone on from step 8: weights equal bit for bit; a save")
+    assert metrics["headline"].startswith("resumed from step 8: weights equal bit for bit; a save")
     assert len(metrics["table"]) == 4
     assert len(metrics["losses"]) == 12
     assert {path.name for path in tmp_path.iterdir()} == {
