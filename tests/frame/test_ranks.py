@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shared.ranks.failures import RankFailed, own_line
+from shared.ranks.failures import Failure, RankFailed, is_own_file, own_line
 from shared.ranks.forked import run_ranks
 
 
@@ -79,6 +79,10 @@ def test_an_exception_surfaces_with_rank_and_line():
     ) as caught:
         run_ranks(fail, 3)
     assert 'raise ValueError("no such bucket")' in str(caught.value)
+    failed = caught.value
+    assert (failed.kind, failed.rank) == (Failure.RAISED, 1)
+    assert type(failed.error) is ValueError
+    assert (failed.error_name, failed.error_text) == ("ValueError", "no such bucket")
 
 
 def test_a_killed_rank_is_named():
@@ -87,8 +91,10 @@ def test_a_killed_rank_is_named():
             os.kill(os.getpid(), signal.SIGKILL)
         dist.barrier()
 
-    with pytest.raises(RankFailed, match="rank 2 of 3 was ended by SIGKILL"):
+    with pytest.raises(RankFailed, match="rank 2 of 3 was ended by SIGKILL") as caught:
         run_ranks(die, 3)
+    failed = caught.value
+    assert (failed.kind, failed.rank, failed.signal) == (Failure.DIED, 2, "SIGKILL")
 
 
 def test_a_rank_that_never_comes_back_ends_with_its_stack():
@@ -101,6 +107,20 @@ def test_a_rank_that_never_comes_back_ends_with_its_stack():
     ) as e:
         run_ranks(wait_for_nobody, 2, timeout=1)
     assert "in wait_for_nobody" in str(e.value)
+    assert (e.value.kind, e.value.rank) == (Failure.LATE, 0)
+    (late,) = e.value.late
+    assert late.is_in("wait_for_nobody")
+
+
+def test_a_lost_peer_and_a_message_to_oneself_are_told_apart():
+    def receive(rank, peer):
+        if rank == 0:
+            dist.recv(torch.ones(1), peer)
+
+    for peer, kind in ((1, Failure.PEER_LOST), (0, Failure.TO_ITSELF)):
+        with pytest.raises(RankFailed) as caught:
+            run_ranks(receive, 2, peer)
+        assert caught.value.kind is kind
 
 
 def test_a_result_that_cannot_travel_is_an_error_of_its_rank():
@@ -126,7 +146,7 @@ def test_the_learners_own_line_is_found_behind_the_libraries_frames():
     with pytest.raises(RankFailed) as caught:
         run_ranks(reshapes_wrongly, 1)
     line = ", in reshapes_wrongly at: return torch.zeros(3).view(rank + 2, 2)"
-    assert own_line(str(caught.value)) == line
+    assert own_line(str(caught.value)) == caught.value.at == line
     assert own_line("no traceback in it") == ""
-    assert not is_own(torch.nn.__file__)
-    assert not is_own(str(Path(__file__).with_name("checks.py")))
+    assert not is_own_file(torch.nn.__file__)
+    assert not is_own_file(str(Path(__file__).with_name("checks.py")))
