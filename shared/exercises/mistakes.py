@@ -67,12 +67,13 @@ class Heard:
         return any(words in text for text in texts)
 
 
-def hear_references(number: str) -> Iterator[Heard]:
-    """Put a lesson's references before its checks, exercise by exercise."""
+def hear_references(number: str, id: str | None = None) -> Iterator[Heard]:
+    """Put a lesson's references, or one exercise's, before its checks."""
     references = solution_module(number)
     assert references is not None, "trying the checks needs solutions/"
-    for id, checks in load_checks(number).items():
-        yield Heard(id, "", checks.first_fault(getattr(references, checks.name)))
+    for each, checks in load_checks(number).items():
+        if id in (None, each):
+            yield Heard(each, "", checks.first_fault(getattr(references, checks.name)))
 
 
 def hear_mistakes(number: str, id: str | None = None) -> Iterator[Heard]:
@@ -95,8 +96,7 @@ def main(arguments: list[str]) -> int:
     for argument in arguments:
         number, _, exercise = argument.partition(".")
         wanted = argument if exercise else None
-        references = (h for h in hear_references(number) if wanted in (None, h.exercise))
-        for heard in (*references, *hear_mistakes(number, wanted)):
+        for heard in (*hear_references(number, wanted), *hear_mistakes(number, wanted)):
             count += 1
             failed += not heard.as_expected
             who = f"mistake {heard.says!r}" if heard.says else "reference"
