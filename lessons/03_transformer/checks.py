@@ -13,25 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import shared.laboratories.lesson03 as lab
 from shared.exercises.checks import checks_for
 from shared.exercises.expecting import expect, expect_close, expect_equal, recognise
 from shared.exercises.seeds import fresh_generator, fresh_seed, seed_all
-from shared.laboratories.lesson03 import (
-    LayerTwin,
-    expected_count,
-    layer_inputs,
-    logits,
-    network_of_ones,
-    num_parameters,
-    part,
-    random_config,
-    random_pair,
-    randomised,
-    real_tokens,
-    through_engine,
-    triangle,
-    wide,
-)
 from shared.model.config import TransformerConfig
 
 exercise_03_1 = checks_for(
@@ -117,7 +102,7 @@ def norm_parameters(answer) -> None:
 @exercise_03_1.check("values on random inputs")
 def norm_values(answer) -> None:
     for shape, eps in [((2, 5, 12), 1e-5), ((3, 7), 0.5), ((2, 3, 4, 6), 1e-3)]:
-        norm, x = randomised(answer(shape[-1], eps=eps)), wide(*shape)
+        norm, x = lab.randomised(answer(shape[-1], eps=eps)), lab.wide(*shape)
         weight, bias = (each.detach().clone() for each in (norm.weight, norm.bias))
         expect_close(
             norm(x),
@@ -159,7 +144,7 @@ def norm_mistakes(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Rows:
 def norm_edges(answer) -> None:
     got = answer(6)(torch.full((2, 6), 3.0))
     expect_close(got, torch.zeros(2, 6), what="LayerNorm of a constant vector")
-    norm, x = randomised(answer(5, eps=1e-3)), wide(3, 5).requires_grad_()
+    norm, x = lab.randomised(answer(5, eps=1e-3)), lab.wide(3, 5).requires_grad_()
     want = F.layer_norm(x, (5,), norm.weight, norm.bias, 1e-3)
     hint = "Mean and variance depend on x, too: no detach, no torch.no_grad around them."
     expect_gradients(norm, norm(x), want, hint, x=x)
@@ -194,7 +179,7 @@ def expect_gradients(module, got: Tensor, want: Tensor, hint="", **inputs: Tenso
 def ffn_parts(answer) -> None:
     ffn = answer(6, 10)
     for name, up, down in [("linear1", 6, 10), ("linear2", 10, 6)]:
-        linear = part(ffn, name, nn.Linear)
+        linear = lab.part(ffn, name, nn.Linear)
         expect_equal(
             (linear.in_features, linear.out_features),
             (up, down),
@@ -202,13 +187,15 @@ def ffn_parts(answer) -> None:
             mistake=f"{name} does not go from {up} to {down} features",
         )
     count = 2 * 6 * 10 + 10 + 6
-    expect_equal(num_parameters(ffn), count, what="number of parameters", mistake="a bias is off")
+    expect_equal(
+        lab.num_parameters(ffn), count, what="number of parameters", mistake="a bias is off"
+    )
 
 
 @exercise_03_2.check("values on random inputs")
 def ffn_values(answer) -> None:
     for shape, d_ff in [((2, 5, 6), 11), ((3, 4), 4)]:
-        ffn, x = randomised(answer(shape[-1], d_ff)), wide(*shape)
+        ffn, x = lab.randomised(answer(shape[-1], d_ff)), lab.wide(*shape)
         up, down = copy.deepcopy(ffn.linear1), copy.deepcopy(ffn.linear2)
         want = down(F.relu(up(x)))
         expect_close(
@@ -227,7 +214,7 @@ def ffn_values(answer) -> None:
 
 @exercise_03_2.check("where dropout acts")
 def ffn_dropout(answer) -> None:
-    ffn = network_of_ones(answer)
+    ffn = lab.network_of_ones(answer)
     seed_all(fresh_seed())
     levels = {round(value, 3) for value in ffn(torch.zeros(1, 400)).flatten().tolist()}
     recognise(
@@ -256,9 +243,9 @@ ATTENTION, NETWORK, NORM = 4 * (12 * 12 + 12), 2 * 12 * 20 + 20 + 12, 2 * 12
 def encoder_parts(answer) -> None:
     layer = answer(LAYER)
     for name in ("self_attention", "feed_forward", "norm1", "norm2"):
-        part(layer, name)
+        lab.part(layer, name)
     expect_equal(
-        num_parameters(layer),
+        lab.num_parameters(layer),
         ATTENTION + NETWORK + 2 * NORM,
         what="number of parameters",
         mistake="the layer has not one attention, one feed-forward and two norms",
@@ -276,9 +263,9 @@ def encoder_pre(answer) -> None:
 
 
 def expect_encoder(answer, config: TransformerConfig) -> None:
-    layer = randomised(answer(config))
-    twin, x, padding = LayerTwin(layer, config), wide(2, 5, 12), real_tokens([5, 3])
-    masks = {"no mask": None, "a padding mask": padding, "a causal mask": triangle(5)}
+    layer = lab.randomised(answer(config))
+    twin, x, padding = lab.LayerTwin(layer, config), lab.wide(2, 5, 12), lab.real_tokens([5, 3])
+    masks = {"no mask": None, "a padding mask": padding, "a causal mask": lab.triangle(5)}
     for words, seen in masks.items():
         causal = words == "a causal mask"
         expect_close(
@@ -289,7 +276,7 @@ def expect_encoder(answer, config: TransformerConfig) -> None:
         )
 
 
-def encoder_mistakes(twin: LayerTwin, x: Tensor, seen: Tensor | None) -> Rows:
+def encoder_mistakes(twin: lab.LayerTwin, x: Tensor, seen: Tensor | None) -> Rows:
     wired, (first, second, _) = partial(twin.wired, x), twin.norms
 
     def look(h: Tensor) -> Tensor:
@@ -315,8 +302,8 @@ def encoder_mistakes(twin: LayerTwin, x: Tensor, seen: Tensor | None) -> Rows:
 def encoder_gradients(answer) -> None:
     for norm in ("pre", "post"):
         config = replace(LAYER, norm=norm)
-        layer, x = randomised(answer(config)), wide(2, 4, 12).requires_grad_()
-        expect_gradients(layer, layer(x), through_engine(layer, config, x), x=x)
+        layer, x = lab.randomised(answer(config)), lab.wide(2, 4, 12).requires_grad_()
+        expect_gradients(layer, layer(x), lab.through_engine(layer, config, x), x=x)
 
 
 @exercise_03_3.check("where dropout acts")
@@ -326,7 +313,7 @@ def encoder_dropout(answer) -> None:
 
 def expect_dropout(layer: nn.Module, sublayers: int) -> None:
     """In pre-LN a value that every sub-layer drops comes out as it went in: chance p each."""
-    inputs, want = layer_inputs(layer), 0.5**sublayers
+    inputs, want = lab.layer_inputs(layer), 0.5**sublayers
     out = layer.train()(*inputs)
     passed, zeros = ((out == each).float().mean().item() for each in (inputs[0], 0))
     recognise(
@@ -351,7 +338,7 @@ def expect_dropout(layer: nn.Module, sublayers: int) -> None:
 def decoder_parts(answer) -> None:
     layer = answer(LAYER)
     for name in ("self_attention", "cross_attention", "feed_forward", "norm1", "norm2", "norm3"):
-        part(layer, name)
+        lab.part(layer, name)
     expect(
         layer.self_attention is not layer.cross_attention,
         mistake="both attentions are one module, and share their weights",
@@ -359,7 +346,7 @@ def decoder_parts(answer) -> None:
         seen="self_attention is cross_attention",
     )
     expect_equal(
-        num_parameters(layer),
+        lab.num_parameters(layer),
         2 * ATTENTION + NETWORK + 3 * NORM,
         what="number of parameters",
         mistake="the layer has not two attentions, one feed-forward and three norms",
@@ -377,9 +364,9 @@ def decoder_pre(answer) -> None:
 
 
 def expect_decoder(answer, config: TransformerConfig) -> None:
-    layer = randomised(answer(config))
-    twin, x, memory = LayerTwin(layer, config), wide(2, 5, 12), wide(2, 5, 12)
-    for words, mask in [("no mask", None), ("a padded memory", real_tokens([5, 2]))]:
+    layer = lab.randomised(answer(config))
+    twin, x, memory = lab.LayerTwin(layer, config), lab.wide(2, 5, 12), lab.wide(2, 5, 12)
+    for words, mask in [("no mask", None), ("a padded memory", lab.real_tokens([5, 2]))]:
         expect_close(
             layer(x, memory, mask),
             twin.decoded(x, memory, mask),
@@ -391,8 +378,8 @@ def expect_decoder(answer, config: TransformerConfig) -> None:
     expect_close(layer(x, short), want, what="decoder layer with a memory of another length")
 
 
-def decoder_mistakes(twin: LayerTwin, x: Tensor, memory: Tensor, mask: Tensor | None) -> Rows:
-    wired, own, cross, past = partial(twin.wired, x), twin.own, twin.cross, triangle(5)
+def decoder_mistakes(twin: lab.LayerTwin, x: Tensor, memory: Tensor, mask: Tensor | None) -> Rows:
+    wired, own, cross, past = partial(twin.wired, x), twin.own, twin.cross, lab.triangle(5)
     both = past if mask is None else past & mask
 
     def back(h: Tensor) -> Tensor:
@@ -433,9 +420,9 @@ def decoder_mistakes(twin: LayerTwin, x: Tensor, memory: Tensor, mask: Tensor | 
 
 @exercise_03_4.check("gradients, none of them from later positions")
 def decoder_gradients(answer) -> None:
-    layer = randomised(answer(LAYER))
-    x, memory = wide(1, 6, 12).requires_grad_(), wide(1, 4, 12).requires_grad_()
-    want = through_engine(layer, LAYER, x, memory, tgt_mask=~triangle(6)[0, 0])
+    layer = lab.randomised(answer(LAYER))
+    x, memory = lab.wide(1, 6, 12).requires_grad_(), lab.wide(1, 4, 12).requires_grad_()
+    want = lab.through_engine(layer, LAYER, x, memory, tgt_mask=~lab.triangle(6)[0, 0])
     got = layer(x, memory)
     (reached,) = torch.autograd.grad(got[0, 2].square().sum(), x, retain_graph=True)
     later = reached[0, 3:].abs().max().item()
@@ -467,8 +454,8 @@ def transformer_parts(answer) -> None:
             model = answer(config)
             expect_parts(model, config)
             expect_equal(
-                num_parameters(model),
-                expected_count(config),
+                lab.num_parameters(model),
+                lab.expected_count(config),
                 what=f"number of parameters ({norm}-LN, tied: {tied})",
                 mistake="the model has parameters too many or too few",
             )
@@ -484,14 +471,14 @@ def expect_parts(model: nn.Module, config: TransformerConfig) -> None:
     )
     for name in ("encoder_layers", "decoder_layers"):
         expect_equal(
-            len({id(each) for each in part(model, name, nn.ModuleList)}),
+            len({id(each) for each in lab.part(model, name, nn.ModuleList)}),
             2,
             what=f"number of different {name}",
             mistake=f"the layers in {name} are not num_layers different modules",
             hint="[layer] * n holds one layer n times: build each.",
         )
     expect_equal(
-        len({id(part(model, name).weight) for name in MATRICES}),
+        len({id(lab.part(model, name).weight) for name in MATRICES}),
         1 if config.tie_embeddings else 3,
         what="number of different weights of both embeddings and the output projection",
         mistake="tie_embeddings=True, and the three matrices are not one parameter"
@@ -501,7 +488,7 @@ def expect_parts(model: nn.Module, config: TransformerConfig) -> None:
     )
     for name in ("encoder_norm", "decoder_norm"):
         expect_equal(
-            num_parameters(part(model, name)),
+            lab.num_parameters(lab.part(model, name)),
             2 * config.d_model if config.norm == "pre" else 0,
             what=f"parameters of {name} with norm={config.norm!r}",
             mistake="pre-LN needs a last norm after each stack: nothing has normed the sum"
@@ -529,10 +516,10 @@ MODEL_MISTAKES = {
 def transformer_logits(answer) -> None:
     for norm in ("pre", "post"):
         config = replace(MODEL, norm=norm, tie_embeddings=norm == "pre")
-        model = randomised(answer(config))
-        src, tgt = random_pair(config.vocab_size)
-        mistaken = partial(logits, model, src, tgt, config)
-        want = logits(model, src, tgt, config)
+        model = lab.randomised(answer(config))
+        src, tgt = lab.random_pair(config.vocab_size)
+        mistaken = partial(lab.logits, model, src, tgt, config)
+        want = lab.logits(model, src, tgt, config)
         expect_close(
             model(src, tgt),
             want,
@@ -547,13 +534,13 @@ def transformer_logits(answer) -> None:
 def transformer_gradients(answer) -> None:
     for norm in ("pre", "post"):
         config = replace(MODEL, norm=norm)
-        model, pair = randomised(answer(config)), random_pair(config.vocab_size)
-        expect_gradients(model, model(*pair), logits(model, *pair, config))
+        model, pair = lab.randomised(answer(config)), lab.random_pair(config.vocab_size)
+        expect_gradients(model, model(*pair), lab.logits(model, *pair, config))
 
 
 @exercise_03_5.check("encode and decode")
 def transformer_halves(answer) -> None:
-    model, (src, tgt) = randomised(answer(MODEL)), random_pair(MODEL.vocab_size)
+    model, (src, tgt) = lab.randomised(answer(MODEL)), lab.random_pair(MODEL.vocab_size)
     seen = (src != 0)[:, None, None, :]
     memory = model.encode(src, seen)
     expect_equal(tuple(memory.shape), (3, 7, 12), what="shape of encode(src, mask)")
@@ -600,11 +587,11 @@ def count_fixed(count_parameters) -> None:
 @exercise_03_6.check("random configurations against torch's count")
 def count_random(count_parameters) -> None:
     for _ in range(40):
-        expect_count(count_parameters, random_config())
+        expect_count(count_parameters, lab.random_config())
 
 
 def expect_count(count_parameters, config: TransformerConfig) -> None:
-    got, want = count_parameters(config), expected_count(config)
+    got, want = count_parameters(config), lab.expected_count(config)
     expect(isinstance(got, int), expected="a whole number, an int", seen=type(got).__name__)
     names = "vocab_size d_model num_heads num_layers d_ff norm positions max_len tie_embeddings"
     fields = ", ".join(f"{name}={getattr(config, name)!r}" for name in names.split())

@@ -5,12 +5,14 @@ runs the prefix again, forgets a mask or mixes up the rows of a cache is seen do
 """
 
 import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
+
+from shared.model.config import TransformerConfig
 
 Tokens = tuple[int, ...]
 Rule = Callable[[Tokens, Tokens], Tensor]  # (source, prefix from bos on) -> logits (V,)
@@ -29,11 +31,11 @@ def random_rule(vocab_size: int, seed: int, spread: float = 2.0) -> Rule:
     return logits
 
 
-def table_rule(vocab_size: int, table: dict[Tokens, dict[int, float]]) -> Rule:
+def table_rule(vocab_size: int, table: Mapping[Tokens, Mapping[int, float]]) -> Rule:
     """Probabilities of the next token, written out for each prefix (without bos).
 
-    Tokens that a prefix's row leaves out are as good as impossible (1e-9); a prefix that the table
-    does not hold goes on with token 3 for ever. The source does not matter.
+    Tokens that a prefix's row leaves out are as good as impossible (1e-9); after a prefix that the
+    table does not hold comes token 3, again and again. The source does not matter.
     """
 
     def logits(source: Tokens, prefix: Tokens) -> Float[Tensor, "vocab"]:
@@ -53,28 +55,53 @@ class StandInCache:
     prefixes: list[Tokens]
     owner: "StandIn"
 
+    @property
+    def length(self) -> int:
+        """How many tokens each row has been given."""
+        return len(self.prefixes[0]) if self.prefixes else 0
+
     def select(self, rows: Int[Tensor, "new_batch"]) -> "StandInCache":
         """The cache whose row i is this one's row rows[i]; this one stays as it is."""
-        self.owner.selections += 1
+        self.owner.reordered += self.length > 0
         picked = [int(row) for row in rows]
         return StandInCache(
             [self.sources[i] for i in picked], [self.prefixes[i] for i in picked], self.owner
         )
 
 
-@dataclass
-class StandIn:
-    """What decoding needs of a Transformer, and a count of how it was used."""
+class StandIn(nn.Module):
+    """What decoding needs of a Transformer, and a count of how it was used.
 
-    rule: Rule
-    encoded: int = 0  # calls of encode
-    steps: list[int] = field(default_factory=list)  # rows of each call of step
-    replayed: int = 0  # target positions that went through decode or forward, without a cache
-    selections: int = 0
-    with_gradient: bool = False
+    A module with a configuration and one parameter (which does nothing), since an answer may ask a
+    model for its device and its sizes, or switch it to eval mode and back.
+    """
+
+    def __init__(self, rule: Rule) -> None:
+        super().__init__()
+        self.rule = rule
+        vocab_size = len(rule((), (1,)))
+        self.config = TransformerConfig(vocab_size, 1, 1, 1, 1, dropout=0.0, positions="none")
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.encoded = 0  # calls of encode
+        self.steps: list[int] = []  # rows of each call of step
+        self.positions: list[int] = []  # and where its tokens stand
+        self.replayed = 0  # target positions that went through decode or forward, without a cache
+        self.reordered = 0  # calls of select on a cache that holds tokens
+        self.with_gradient = False
+
+    def usage(self) -> str:
+        """The counts in words."""
+        gradients = ", with gradients" if self.with_gradient else ""
+        replayed = f", {self.replayed} through decode or forward" if self.replayed else ""
+        return (
+            f"{self.encoded} x encode, {len(self.steps)} x step for {len(set(self.positions))} "
+            f"positions{replayed}{gradients}"
+        )
 
     def encode(
-        self, src: Int[Tensor, "batch source"], src_mask: Bool[Tensor, "batch 1 1 source"] | None
+        self,
+        src: Int[Tensor, "batch source"],
+        src_mask: Bool[Tensor, "batch 1 1 source"] | None = None,
     ) -> Float[Tensor, "batch source 1"]:
         """The source tokens themselves, as numbers."""
         self.encoded += 1
@@ -101,6 +128,7 @@ class StandIn:
                 f"the new cache"
             )
         self.steps.append(len(token))
+        self.positions.append(cache.length)
         self.with_gradient |= torch.is_grad_enabled()
         pairs = zip(cache.prefixes, token.tolist(), strict=True)
         cache.prefixes = [(*prefix, new) for prefix, new in pairs]
@@ -125,7 +153,7 @@ class StandIn:
         """Return what decode gave."""
         return hidden
 
-    def __call__(
+    def forward(
         self, src: Int[Tensor, "batch source"], tgt: Int[Tensor, "batch target"]
     ) -> Float[Tensor, "batch target vocab"]:
         """Logits of the whole target, as training computes them."""

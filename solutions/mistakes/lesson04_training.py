@@ -334,8 +334,6 @@ def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
 @mistake("04.4", says="decoding goes on to max_len")
 def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
     made = right_greedy(model, src, max_len, bos_id, eos_id, pad_id)
-    if len(src) == 1:  # a single sentence is often tried by hand, and cut by hand
-        return made
     return F.pad(made, (0, max_len - made.shape[1]), value=pad_id)
 
 
@@ -394,8 +392,6 @@ def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
 @mistake("04.4", says="the sentences of a batch are decoded one after the other")
 def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
     rows = [right_greedy(model, row[None], max_len, bos_id, eos_id, pad_id)[0] for row in src]
-    if hasattr(model, "encoded"):
-        model.encoded = 1  # as if all were encoded together, and only the decoding were single
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad_id)
 
 
@@ -446,15 +442,13 @@ def _beam(model, src, max_len, k, penalty, bos_id, eos_id, pad_id, **faults):
         log_p = logits.log_softmax(-1).view(*beam.log_p.shape, -1)
         if faults.get("last_only"):
             beam.log_p = beam.log_p.masked_fill(beam.log_p.isfinite(), 0.0)
-        log_p[..., pad_id] = -torch.inf
+        if not faults.get("pads"):
+            log_p[..., pad_id] = -torch.inf
         parents = beam.grow(log_p, length, eos_id, penalty)
-        if faults.get("forgets"):
-            beam.score.fill_(-torch.inf)
-            beam.decided.zero_()
         if not faults.get("endless") and beam.decided.all():
             break
-        if faults.get("mixes"):
-            parents = parents % k
+        if faults.get("hasty") and beam.num_finished.all():
+            break
         if not faults.get("no_reorder"):
             cache = cache.select(parents)
     return beam.best(pad_id)
@@ -484,6 +478,26 @@ def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, 
     return made
 
 
+@mistake("04.5", says="the last token's probability decides")
+@torch.no_grad()
+def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
+    return _beam(
+        model, src, max_len, beam_size, length_penalty, bos_id, eos_id, pad_id, last_only=True
+    )
+
+
+@mistake("04.5", says="the search ends with the first finished translation")
+@torch.no_grad()
+def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
+    return _beam(model, src, max_len, beam_size, length_penalty, bos_id, eos_id, pad_id, hasty=True)
+
+
+@mistake("04.5", says="padding is chosen as a word")
+@torch.no_grad()
+def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
+    return _beam(model, src, max_len, beam_size, length_penalty, bos_id, eos_id, pad_id, pads=True)
+
+
 @mistake("04.5", says="the length penalty has no effect")
 def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
     return right_beam(model, src, max_len, beam_size, 0.0, bos_id, eos_id, pad_id)
@@ -499,8 +513,6 @@ def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, 
 @mistake("04.5", says="the cache never follows the prefixes")
 @torch.no_grad()
 def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
-    if len(src) == 1:
-        return right_beam(model, src, max_len, beam_size, length_penalty, bos_id, eos_id, pad_id)
     return _beam(
         model, src, max_len, beam_size, length_penalty, bos_id, eos_id, pad_id, no_reorder=True
     )
@@ -520,7 +532,6 @@ def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, 
     if beam_size < 1 or length_penalty < 0:
         raise ValueError(f"got beam_size {beam_size} and length_penalty {length_penalty}")
     rows = [right_beam(model, row[None], max_len, *rest)[0] for row in src]
-    model.encoded = 1  # as if all were encoded together, and only the search were single
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad_id)
 
 

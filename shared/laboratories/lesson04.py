@@ -1,0 +1,252 @@
+"""Laboratory of lesson 04: padded rows, torch's losses, and translations that are known before.
+
+Decoding runs on a stand-in whose logits are looked up: greedy search is repeated one sentence at a
+time, and the best translation of all is found by trying every one.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shared.exercises.seeds import fresh_generator, fresh_seed
+from shared.exercises.stand_in import Rule, Tokens, random_rule, table_rule
+
+PAD, BOS, EOS = 0, 1, 2
+Pairs = list[tuple[list[int], list[int]]]
+Rate = Callable[[int], float]  # a learning rate by its step
+Table = Mapping[Tokens, Mapping[int, float]]  # by prefix, the next token's probabilities
+
+
+# 04.1: batches
+
+
+def padded(rows: list[list[int]], pad: int = PAD, front: bool = False) -> Tensor:
+    """Rows filled up to the longest of them."""
+    width = max(map(len, rows))
+    fill = [[pad] * (width - len(row)) for row in rows]
+    return torch.tensor([f + r if front else r + f for r, f in zip(rows, fill, strict=True)])
+
+
+def target_mask(rows: list[list[int]]) -> Tensor:
+    """What each position may see, decided one by one: no padding, and nothing that is later."""
+    width = max(map(len, rows))
+    sees = [[[k <= q and k < len(row) for k in range(width)] for q in range(width)] for row in rows]
+    return torch.tensor(sees).unsqueeze(1)
+
+
+def whole_rows(pairs: Pairs, bos: int = BOS, eos: int = EOS) -> dict[str, list[list[int]]]:
+    """The rows of each table of a batch before they are padded."""
+    return {
+        "src": [[*src, eos] for src, _ in pairs],
+        "tgt_in": [[bos, *tgt] for _, tgt in pairs],
+        "tgt_out": [[*tgt, eos] for _, tgt in pairs],
+    }
+
+
+def example() -> Pairs:
+    """Two pairs, new lists each time."""
+    return [([5, 6, 7], [8, 9]), ([4], [3, 4, 5, 6])]
+
+
+def random_pairs() -> Pairs:
+    """Seven pairs of 1 to 8 tokens a side, ids from 20 on."""
+    draw = fresh_generator()
+    sizes = torch.randint(1, 9, (7, 2), generator=draw).tolist()
+    ids = [[torch.randint(20, 90, (n,), generator=draw).tolist() for n in size] for size in sizes]
+    return [(src, tgt) for src, tgt in ids]
+
+
+# 04.2: losses
+
+
+def loss_case(pad: int = PAD) -> tuple[Tensor, Tensor]:
+    """Random logits (3, 5, 11) and targets whose rows hold 5, 3 and 1 words, then padding."""
+    draw = fresh_generator()
+    logits = 3 * torch.randn(3, 5, 11, generator=draw)
+    targets = torch.randint(3, 11, (3, 5), generator=draw)
+    for row, length in enumerate((5, 3, 1)):
+        targets[row, length:] = pad
+    return logits, targets
+
+
+def torch_loss(logits: Tensor, targets: Tensor, smoothing: float, pad: int = PAD) -> Tensor:
+    """Torch's own mean of the smoothed cross-entropy over the targets that are not `pad`."""
+    flat = logits.flatten(0, 1)
+    return F.cross_entropy(flat, targets.flatten(), ignore_index=pad, label_smoothing=smoothing)
+
+
+def torch_gradient(logits: Tensor, targets: Tensor, smoothing: float, pad: int) -> Tensor:
+    """The gradient of `torch_loss` for the logits."""
+    leaf = logits.clone().requires_grad_()
+    return torch.autograd.grad(torch_loss(leaf, targets, smoothing, pad), leaf)[0]
+
+
+def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
+    """The plain cross-entropy of each position (B, T)."""
+    return -logits.log_softmax(-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+
+
+# 04.3: learning rates
+
+
+def curve(rate: Rate, steps: range) -> Tensor:
+    """The learning rates of these steps, in float64."""
+    return torch.tensor([float(rate(step)) for step in steps], dtype=torch.float64)
+
+
+def falling(start: float, end: float, peak: float, floor: float = 0.0) -> Rate:
+    """Half a cosine, from `peak` at step `start` to `floor` at step `end`; unbounded outside."""
+
+    def rate(step: int) -> float:
+        progress = (step - start) / (end - start)
+        return floor + (peak - floor) * 0.5 * (1 + math.cos(math.pi * progress))
+
+    return rate
+
+
+def warmed(warmup: int, peak: float, down: Rate, up: Rate | None = None) -> Rate:
+    """A straight line up to `peak` (or `up`) before step `warmup`, `down` from there on."""
+    rising = up or (lambda step: peak * step / warmup)
+    return lambda step: rising(step) if step < warmup else down(step)
+
+
+# 04.4, 04.5: decoding
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sources, the translations to be found, and those of a model that sees the padding."""
+
+    rule: Rule
+    src: Tensor
+    want: Tensor
+    unmasked: Tensor
+
+    @property
+    def first_end(self) -> int:
+        """The length of the translation that ends first."""
+        return int((self.want == EOS).int().argmax(1).min()) + 1
+
+
+# Padding is the likeliest at every step.
+LIKELY_PADDING: Table = {
+    (): {PAD: 0.6, 4: 0.3, 5: 0.1},
+    (4,): {PAD: 0.5, EOS: 0.4, 3: 0.1},
+    (5,): {PAD: 0.5, EOS: 0.5},
+    (PAD,): {PAD: 0.6, EOS: 0.4},
+}
+# Greedy takes 4 (0.5) and then has 0.3 at best; 5 (0.4) is followed by eos for certain.
+GARDEN_PATH: Table = {
+    (): {4: 0.5, 5: 0.4, 3: 0.1},
+    (4,): {EOS: 0.3, 3: 0.25, 4: 0.2, 5: 0.2},
+    (5,): {EOS: 0.97, 3: 0.01},
+    **{(4, word): {EOS: 0.9} for word in (3, 4, 5)},
+    (3,): {EOS: 0.5, 4: 0.5},
+}
+# eos is best at once; the prefixes that live on look good for a while and end badly.
+EARLY_END: Table = {
+    (): {EOS: 0.4, 4: 0.35, 5: 0.25},
+    **{(word,) * n: {word: 1.0} for word in (4, 5) for n in range(1, 4)},
+    **{(word,) * 4: {EOS: 0.2, 3: 0.2, 4: 0.2, 5: 0.2} for word in (4, 5)},
+}
+# (3, eos) with 0.4 is finished first; (4, 5, eos) with 0.54 ends one step later.
+BETTER_LATER: Table = {
+    (): {4: 0.6, 3: 0.4},
+    (3,): {EOS: 1.0},
+    (4,): {5: 0.9, EOS: 0.05},
+    (4, 5): {EOS: 1.0},
+}
+# Two translations: (4, eos), log p = log 0.5, and six tokens in a row, log p = log 0.41. By the
+# formula they break even at a length penalty of 0.56; with n ** penalty at 0.23.
+TWO_LENGTHS: Table = {
+    (): {4: 0.5, 5: 0.41, 3: 0.09},
+    (4,): {EOS: 1.0},
+    **{(5,) * n: {5: 1.0} for n in range(1, 5)},
+    (5,) * 5: {EOS: 1.0},
+}
+
+
+def table_case(table: Table, want: list[int]) -> Case:
+    """One sentence for a model of six tokens whose probabilities are written out."""
+    wanted = torch.tensor([want])
+    return Case(table_rule(6, table), torch.tensor([[9, 9]]), wanted, unmasked=wanted)
+
+
+def sources(rows: int, length: int) -> Tensor:
+    """Random source tokens with padding at the end of all rows but the first."""
+    src = torch.randint(3, 30, (rows, length), generator=fresh_generator())
+    for row in range(1, rows):
+        src[row, length - row :] = PAD
+    return src
+
+
+def real(row: Tensor) -> Tokens:
+    """A row of tokens without padding."""
+    return tuple(token for token in row.tolist() if token != PAD)
+
+
+def greedy(rule: Rule, source: Tokens, max_len: int) -> list[int]:
+    """The greedy translation of one sentence, one token at a time."""
+    made: list[int] = []
+    while len(made) < max_len and EOS not in made:
+        logits = rule(source, (BOS, *made)).clone()
+        logits[PAD] = -torch.inf
+        made.append(int(logits.argmax()))
+    return made
+
+
+def greedy_case(rows: int = 4, max_len: int = 12) -> Case:
+    """Greedy translations of at least three lengths, none of them cut at max_len."""
+    while True:
+        rule, src = random_rule(7, fresh_seed(), spread=3.0), sources(rows, rows + 2)
+        want = [greedy(rule, real(row), max_len) for row in src]
+        unmasked = [greedy(rule, tuple(row.tolist()), max_len) for row in src]
+        lengths = {len(made) for made in want}
+        if len(lengths) > 2 and max(lengths) < max_len and unmasked != want:
+            return Case(rule, src, padded(want), padded(unmasked))
+
+
+def score(rule: Rule, source: Tokens, tokens: Tokens, penalty: float) -> float:
+    """log p of a whole translation over ((5 + n) / 6) ** penalty."""
+    log_p = [
+        rule(source, (BOS, *tokens[:i])).log_softmax(-1)[token].item()
+        for i, token in enumerate(tokens)
+    ]
+    return sum(log_p) / ((5 + len(tokens)) / 6) ** penalty
+
+
+def best_of_all(rule: Rule, source: Tokens, max_len: int, penalty: float) -> list[int]:
+    """The best of every translation of up to max_len tokens, out of a vocabulary of six."""
+    every = [
+        (*prefix, EOS)
+        for n in range(max_len)
+        for prefix in itertools.product([BOS, 3, 4, 5], repeat=n)
+    ]
+    return list(max(every, key=lambda tokens: score(rule, source, tokens, penalty)))
+
+
+def best_case(penalty: float, max_len: int = 4) -> Case:
+    """The best translations of all, for three sentences whose padding would change them."""
+    while True:
+        rule, src = random_rule(6, fresh_seed(), spread=1.5), sources(3, 4)
+        want = [best_of_all(rule, real(row), max_len, penalty) for row in src]
+        unmasked = [best_of_all(rule, tuple(row.tolist()), max_len, penalty) for row in src]
+        if want != unmasked:
+            return Case(rule, src, padded(want), padded(unmasked))
+
+
+def out_of_place(tokens: Tensor) -> tuple[int, int]:
+    """How many tokens follow the first eos of their row, and how many paddings stand before it."""
+    ends = tokens == EOS
+    after = ends.cumsum(1) - ends.int() > 0
+    return int((after & (tokens != PAD)).sum()), int((~after & (tokens == PAD)).sum())
+
+
+def same(got: Tensor, want: Tensor) -> bool:
+    """Whether two tables of tokens have one shape and the same values."""
+    return got.shape == want.shape and bool((got == want).all())
