@@ -1,7 +1,7 @@
 """A stand-in for a translator: no weights, logits looked up by what it sees, every call counted.
 
-Decoding can be checked on it exactly: the best translation is found by trying all, and whoever
-runs the prefix again, forgets a mask or mixes up the rows of a cache is seen doing so.
+Decoding can be checked on it exactly: the best translation is found by trying all, and an answer
+that runs the prefix again, forgets a mask or mixes up the rows of a cache is seen doing so.
 """
 
 import itertools

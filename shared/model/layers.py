@@ -34,10 +34,10 @@ class LayerNorm(nn.Module):
 
 
 class FusedLayerNorm(LayerNorm):
-    """The same function in one kernel, which saves its input and two numbers a token."""
+    """LayerNorm in one kernel, which keeps its input and two numbers a token for backward."""
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        """Return what LayerNorm returns."""
+        """Return (x - mean) / sqrt(variance + eps) * weight + bias, as LayerNorm does."""
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
 
@@ -148,7 +148,7 @@ class DecoderLayer(ResidualBlock):
         return self.residual(x, self.norm3, self.feed_forward)
 
     def start_cache(self, memory: Float[Tensor, "batch source d_model"]) -> LayerCache:
-        """Project the memory once for all steps; no target position is known yet."""
+        """Return a cache with the memory's keys and values, and no target position yet."""
         memory_key, memory_value = self.cross_attention.project(memory, memory)
         none = memory_key[:, :, :0]  # (B, H, 0, K)
         return LayerCache(memory_key, memory_value, none, none)
@@ -159,7 +159,7 @@ class DecoderLayer(ResidualBlock):
         cache: LayerCache,
         memory_mask: Bool[Tensor, "#batch 1 1 source"] | None,
     ) -> Float[Tensor, "batch 1 d_model"]:
-        """What forward gives for the newest position, whose key and value join the cache."""
+        """Return forward's output for the newest position; its key and value join the cache."""
 
         def attend_past(h: Tensor) -> Tensor:
             key, value = self.self_attention.project(h, h)
@@ -189,5 +189,5 @@ def make_attention(config: TransformerConfig, rotate: bool = False) -> MultiHead
 
 
 def make_feed_forward(config: TransformerConfig) -> PositionwiseFeedForward:
-    """The position-wise network of the model's width."""
+    """The feed-forward network of the model's widths, with `inner_dropout` after the ReLU."""
     return PositionwiseFeedForward(config.d_model, config.d_ff, config.inner_dropout)

@@ -1,4 +1,4 @@
-"""How many parameters a configuration means, by formula: no model has to be built to know it."""
+"""The number of parameters of a configuration, by formula: no model has to be built."""
 
 from shared.model.config import TransformerConfig
 
@@ -23,20 +23,20 @@ def count_parameters(config: TransformerConfig) -> int:
 
 
 def attention_parameters(config: TransformerConfig) -> int:
-    """Four square projections with bias; the number of heads does not matter."""
+    """Parameters of an attention: four square projections with bias, for any number of heads."""
     return 4 * (config.d_model**2 + config.d_model)
 
 
 def feed_forward_parameters(config: TransformerConfig) -> int:
-    """One projection up to d_ff, one back, both with bias."""
+    """Parameters of a feed-forward network: a projection up to d_ff and one back, with bias."""
     return 2 * config.d_model * config.d_ff + config.d_ff + config.d_model
 
 
 def norm_parameters(config: TransformerConfig) -> int:
-    """A gain and a shift for each feature."""
+    """Parameters of a layer norm: a gain and a shift for each feature."""
     return 2 * config.d_model
 
 
 def position_parameters(config: TransformerConfig) -> int:
-    """A learned table has max_len rows; every other kind of position is free."""
+    """Parameters of one side's positions: max_len rows where they are learned, else none."""
     return config.max_len * config.d_model if config.positions == "learned" else 0

@@ -17,6 +17,10 @@ from shared.model.attention import MultiHeadAttention
 from shared.model.layers import DecoderLayer, EncoderLayer
 from shared.model.transformer import Transformer, embed, make_positions
 
+# By these names parameters are copied; a model may hold them under other names as well.
+OUTSIDE = ("src_embedding.", "tgt_embedding.", "src_positions.", "tgt_positions.", "output.")
+INSIDE = ("norm1.", "norm2.", "norm3.", "feed_forward.linear1.", "feed_forward.linear2.")
+
 
 class TorchTwin(nn.Module):
     """Embeddings and output projection like ours, and `torch.nn.Transformer` between them."""
@@ -92,12 +96,11 @@ def twin_tensors(
     tensors = {
         name: _part_of(parameter, part)
         for name, parameter in model.named_parameters(remove_duplicate=False)
-        if not name.startswith(("encoder_layers", "decoder_layers"))
+        if name.startswith(OUTSIDE)
     }
     for stack in ("encoder", "decoder"):
-        for kind in ("weight", "bias"):
-            if f"{stack}_norm.{kind}" in tensors:
-                tensors[f"engine.{stack}.norm.{kind}"] = tensors.pop(f"{stack}_norm.{kind}")
+        for kind, parameter in getattr(model, f"{stack}_norm").named_parameters():
+            tensors[f"engine.{stack}.norm.{kind}"] = _part_of(parameter, part)
         for number, layer in enumerate(getattr(model, f"{stack}_layers")):
             for name, tensor in layer_tensors(layer, part).items():
                 tensors[f"engine.{stack}.layers.{number}.{name}"] = tensor
@@ -124,10 +127,8 @@ def layer_tensors(
             ]
             tensors[f"{theirs}.in_proj_{kind}"] = torch.cat(stacked)
             tensors[f"{theirs}.out_proj.{kind}"] = _part_of(getattr(attention.w_o, kind), part)
-    for name, parameter in layer.named_parameters():
-        if name.startswith("norm"):
-            tensors[name] = _part_of(parameter, part)
-        elif name.startswith("feed_forward."):
+    for name, parameter in layer.named_parameters(remove_duplicate=False):
+        if name.startswith(INSIDE):
             tensors[name.removeprefix("feed_forward.")] = _part_of(parameter, part)
     return tensors
 

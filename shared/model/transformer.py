@@ -17,7 +17,7 @@ from shared.model.layers import DecoderLayer, EncoderLayer, LayerCache, make_nor
 
 @dataclass
 class DecoderCache:
-    """What decoding remembers between steps: every layer's keys and values, and the source mask."""
+    """Every layer's keys and values, and the source mask: what decoding keeps between steps."""
 
     layers: list[LayerCache]
     src_mask: Bool[Tensor, "batch 1 1 source"] | None
@@ -76,7 +76,7 @@ class Transformer(nn.Module):
         src: Int[Tensor, "batch source"],
         src_mask: Bool[Tensor, "#batch 1 #source source"] | None = None,
     ) -> Float[Tensor, "batch source d_model"]:
-        """The source's vectors, each of which has seen the whole source."""
+        """Return the memory: the source's vectors, each of which has seen the whole source."""
         x = embed(src, self.src_embedding, self.src_positions, self.config)
         for layer in self.encoder_layers:
             x = layer(x, src_mask)
@@ -88,7 +88,7 @@ class Transformer(nn.Module):
         memory: Float[Tensor, "batch source d_model"],
         src_mask: Bool[Tensor, "#batch 1 #target source"] | None = None,
     ) -> Float[Tensor, "batch target d_model"]:
-        """The target's vectors; position t has seen targets 0 .. t and the memory."""
+        """Return the target's vectors; position t has seen targets 0 .. t and the memory."""
         x = embed(tgt, self.tgt_embedding, self.tgt_positions, self.config)
         for layer in self.decoder_layers:
             x = layer(x, memory, src_mask)
@@ -97,7 +97,7 @@ class Transformer(nn.Module):
     def project(
         self, hidden: Float[Tensor, "*batch d_model"]
     ) -> Float[Tensor, "*batch vocab_size"]:
-        """Logits over the vocabulary."""
+        """Return logits over the vocabulary."""
         return self.output(hidden)
 
     def start_cache(
@@ -128,7 +128,7 @@ class Transformer(nn.Module):
 
 
 def make_positions(config: TransformerConfig) -> nn.Module:
-    """What is done to embeddings so that their place is known, dropout included."""
+    """The module that adds positions to embeddings and then applies dropout."""
     if config.positions == "sinusoidal":
         return PositionalEncoding(config.d_model, config.max_len, config.dropout)
     if config.positions == "learned":
@@ -137,7 +137,7 @@ def make_positions(config: TransformerConfig) -> nn.Module:
 
 
 class Unplaced(nn.Module):
-    """Adds nothing: the position is told inside the attention layers (rotary), or not at all."""
+    """Adds no positions: attention layers know them (rotary), or nobody does; applies dropout."""
 
     def __init__(self, max_len: int, dropout: float) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ def embed(
     config: TransformerConfig,
     start: int = 0,
 ) -> Float[Tensor, "batch length d_model"]:
-    """Embeddings times sqrt(D), so that they are as large as the positions added to them."""
+    """Return embeddings times sqrt(D), which makes them as large as the positions, plus these."""
     check_tokens(tokens, config.vocab_size)
     return positions(embedding(tokens) * math.sqrt(config.d_model), start)
 

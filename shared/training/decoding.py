@@ -112,7 +112,7 @@ def beam_search(
 
 
 def length_divisor(length: int, length_penalty: float) -> float:
-    """What the log-probability of `length` tokens is divided by (Wu et al. 2016, section 7)."""
+    """The divisor of the log-probability of `length` tokens (Wu et al. 2016, section 7)."""
     return ((5 + length) / 6) ** length_penalty
 
 

@@ -42,7 +42,7 @@ Step = Callable[[Batch, float], float]
 
 
 def reference_model(dtype: torch.dtype = torch.float32) -> Transformer:
-    """The model with its first weights, the same in every process; random state left untouched."""
+    """The model at its start, the same in every process; the random state is left untouched."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         return Transformer(CONFIG).to(dtype)

@@ -27,7 +27,7 @@ def save_translator(path: Path, model: Transformer, tokenizer: Tokenizer, **note
 
 
 def load_translator(path: Path) -> tuple[Transformer, Tokenizer, dict[str, Any]]:
-    """Model (in eval mode, on the CPU), tokenizer and notes of a file of `save_translator`.
+    """Return model (in eval mode, on the CPU), tokenizer and notes of a `save_translator` file.
 
     Raises InputError as `read_checkpoint` does, and when parts are missing or do not fit.
     """
