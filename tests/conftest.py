@@ -1,11 +1,11 @@
-"""Lessons' scripts in tests: run in this process, or under torchrun on several numbers of ranks."""
+"""Lessons' scripts in tests, here or under torchrun; how tests are spread over processes."""
 
 import os
 import runpy
 import sys
 import warnings
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -59,3 +59,30 @@ def launch_on(tmp_path_factory):
         return runs
 
     return launched
+
+
+# Files whose tests are long, one for each exercise or lesson, and share nothing.
+SPREAD = ("tests/frame/test_checks.py", "tests/frame/test_notebooks.py")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each test of these files to whichever process is free; other files stay together."""
+    if config.getvalue("dist") != "loadscope":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Spreading(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return nodeid if nodeid.startswith(SPREAD) else super()._split_scope(nodeid)
+
+    return Spreading(config, log)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say how many known mistakes were put before the checks, and heard what they must hear."""
+    properties = [
+        p for report in terminalreporter.getreports("passed") for p in report.user_properties
+    ]
+    if heard := sum(count for name, count in properties if name == "mistakes heard"):
+        terminalreporter.write_line(f"{heard} known mistakes heard their own words")
