@@ -2,27 +2,27 @@
 
 import contextlib
 import functools
-import tempfile
+import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shared.exercises.on_ranks import PATIENCE, on_ranks
 from shared.exercises.rank_cases import RankCases
 from shared.exercises.remembered import once_an_answer
 from shared.exercises.seeds import fresh_seed
 from shared.laboratories.lesson06_nets import Case, Grads, Mixed, Net, clone, descend, grads_of
 from shared.measuring.traffic import count_traffic
+from shared.ranks.watching import IdleWatch
 
 SMALL = 0.0005  # a bucket_cap_mb of 524 bytes, so that small models have several buckets
-INTERRUPTED = "an exception inside no_sync()"
-CAPS_MB = (0.2, 25.0, 0.6, 0.42)
+CAPS_MB = (0.2, None, 0.6, 0.42)  # None: left alone, which is 25 and a first bucket of 1 MiB
+STILL = 0.6  # seconds without any work after which a rank counts as waiting
+MEETING, INTERRUPTED = "who ends backward first", "an exception inside no_sync()"
 Wrap = Callable[[nn.Module], Any]
 # What torch says, what it means here, and what to do.
 KNOWN_ERRORS = {
@@ -72,34 +72,36 @@ class Seen:
 
 
 class Engines:
-    """One engine on its cases: those on equally many ranks are tried by one group, in order."""
+    """One engine on its cases: those of one row are tried by one group of ranks, in order.
 
-    def __init__(self, wrap: Wrap, cases: Sequence[Case]) -> None:
-        self.wrap, self.seed = wrap, fresh_seed()
-        self.groups: dict[int, RankCases] = {}
-        for n in {case.world_size for case in cases}:
-            mine = [case for case in cases if case.world_size == n]
+    `one_each` says that each gradient is to travel as a message of its own.
+    """
+
+    def __init__(self, wrap: Wrap, *rows: Sequence[Case | str], one_each: bool) -> None:
+        self.wrap, self.one_each, self.seed = wrap, one_each, fresh_seed()
+        special = {MEETING: self._meet, INTERRUPTED: self._interrupted}
+        self.group_of: dict[Case | str, RankCases] = {}
+        for row in rows:
+            n = max(case.world_size for case in row if isinstance(case, Case))
             tries: dict[Any, Callable[[int], Any]] = {
-                c: functools.partial(self._train, c) for c in mine
+                case: special[case]
+                if isinstance(case, str)
+                else functools.partial(self._train, case)
+                for case in row
             }
-            if n == 2:
-                tries[INTERRUPTED] = self._interrupted
-            self.groups[n] = RankCases(n, tries)
+            self.group_of |= dict.fromkeys(row, RankCases(n, tries))
 
     def trained(self, case: Case, *, apart: str) -> list[Seen]:
         """Return what each rank saw of a case; `apart` names the mistake where they hang."""
-        return self.groups[case.world_size].seen(case, apart=apart, known=KNOWN_ERRORS)
+        return self.group_of[case].seen(case, apart=apart, known=KNOWN_ERRORS)
 
     def interrupted(self, *, apart: str) -> list[bool]:
         """Return by rank whether the step after an exception in no_sync() is sent in backward."""
-        return self.groups[2].seen(INTERRUPTED, apart=apart, known=KNOWN_ERRORS)
+        return self.group_of[INTERRUPTED].seen(INTERRUPTED, apart=apart, known=KNOWN_ERRORS)
 
     def rendezvous(self, *, apart: str) -> list[bool]:
         """Return by rank whether rank 0's backward ended before rank 1's had begun."""
-        with tempfile.TemporaryDirectory(prefix="rendezvous_") as folder:
-            return on_ranks(
-                self._meet, 2, Path(folder, "done"), apart=apart, known=KNOWN_ERRORS
-            )  # no `quiet`: rank 1 sleeps while it waits
+        return self.group_of[MEETING].seen(MEETING, apart=apart, known=KNOWN_ERRORS)
 
     def _wrapped(self, case: Case, rank: int) -> tuple[Net, dict[str, Tensor], Any]:
         """Return a net whose weights differ on every rank, its first state, and the engine."""
@@ -152,20 +154,28 @@ class Engines:
         ddp.finish_gradient_sync()
         return sent_in_backward
 
-    def _meet(self, rank: int, done: Path) -> bool:
-        """Rank 1 begins its backward when rank 0 has ended its own, or after some seconds."""
+    def _meet(self, rank: int) -> bool:
+        """Rank 1 begins its backward when rank 0 has ended its own, or waits in it.
+
+        A rank waits when it has not used the processor for a while although nothing kept it from
+        that; where this cannot be seen, after some seconds.
+        """
         _, _, ddp = self._wrapped(Case(), rank)
         loss = Case().loss(ddp, self.seed, rank, 0)
-        if rank == 1:
-            patience = time.monotonic() + PATIENCE / 2
-            while not done.exists() and time.monotonic() < patience:
-                time.sleep(0.005)
-        came = done.exists()
+        store, done = dist.distributed_c10d._get_default_store(), ["rank 0's backward has ended"]
+        first = torch.tensor(os.getpid())
+        dist.broadcast(first, 0)
+        watch, patience = IdleWatch(), time.monotonic() + 5
+        while rank == 1 and not store.check(done) and time.monotonic() < patience:
+            if watch.idle_seconds({0: int(first)}) > STILL:
+                break
+            time.sleep(0.02)
+        came = rank == 0 or store.check(done)
         loss.backward()
         if rank == 0:
-            done.touch()
+            store.set(done[0], "")
         ddp.finish_gradient_sync()
-        return came or rank == 0
+        return came
 
 
 class AfterBackward:
@@ -185,95 +195,64 @@ class AfterBackward:
         """Average."""
         self.answer(self.net)
 
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Do nothing: gradients are averaged when asked for."""
-        yield
-
     def state_dict(self) -> dict[str, Tensor]:
         """Return the net's."""
         return self.net.state_dict()
 
 
+AVERAGED = (Case(3, tied=True, frozen=True), Case(2, tied=True, frozen=True, keep=True))
+UNUSED = Case(3, skipped=frozenset({(1, 0), (0, 1), (2, 1)}))
+START = Case(2, tied=True, frozen=True, steps=0)
+PLAIN = Case(2, steps=1)
+VALUES = (
+    Case(2, tied=True, frozen=True),
+    Case(3, tied=True),
+    Case(2, frozen=True, keep=True, steps=3),
+)
+ALONE = Case(1, skipped=frozenset({(0, 2)}), steps=4)
+LEFT_OUT = Case(2, skipped=frozenset({(0, 0), (1, 1), (0, 2), (1, 2)}), steps=4)
+ACCUMULATING = Case(2, tied=True, quiet=2)
+# What can hang comes in rows of its own, after what finds the reason.
+ROWS = (
+    (START, MEETING, PLAIN, VALUES[0], VALUES[2]),
+    (VALUES[1],),
+    (ALONE,),
+    (LEFT_OUT, ACCUMULATING, INTERRUPTED),
+)
+
+
 @once_an_answer
-def averaging(answer: Any, cases: tuple[Case, ...]) -> Engines:
+def averaged(average_gradients: Any) -> Engines:
     """Return the laboratory of an answer to 06.2, one for all its checks."""
-    return Engines(lambda net: AfterBackward(net, answer), cases)
+    rows = [[case] for case in (*AVERAGED, ALONE, UNUSED)]
+    return Engines(lambda net: AfterBackward(net, average_gradients), *rows, one_each=True)
 
 
 @once_an_answer
-def engines(answer: Any, cases: tuple[Case, ...], cap_mb: float | None = None) -> Engines:
-    """Return the laboratory of an engine, one for all its checks."""
-    small = {} if cap_mb is None else {"bucket_cap_mb": cap_mb}
-    return Engines(lambda net: answer(net, **small), cases)
-
-
-class Broadcasts:
-    """An answer to 06.1: on models that agree, from rank src, and on models that do not."""
-
-    SOURCES = ((0, 2), (2, 3))  # src, number of ranks
-    DIFFERENCES = ("shape", "name", "requires_grad")
-
-    def __init__(self, answer: Any) -> None:
-        self.answer, self.seed = answer, fresh_seed()
-        tries: dict[int, dict[Any, Callable[[int], Any]]] = {2: {}, 3: {}}
-        for src, world_size in self.SOURCES:
-            tries[world_size][src] = functools.partial(self._broadcast, src)
-        for kind in self.DIFFERENCES:
-            tries[2][kind] = functools.partial(self._mismatch, kind)
-        self.groups = {n: RankCases(n, cases) for n, cases in tries.items()}
-
-    def outcome(self, world_size: int, case: int | str, *, apart: str) -> list[Any]:
-        """Return by rank what was seen of a source, or heard of a difference."""
-        return self.groups[world_size].seen(case, apart=apart, known=KNOWN_ERRORS)
-
-    def _broadcast(self, src: int, rank: int) -> tuple[dict, dict, bool]:
-        """State before and after on this rank, and whether the tensors are the same objects."""
-        torch.manual_seed(self.seed + rank)
-        net = Net(tied=True, frozen=True).double()
-        by_columns = net.last.weight.detach().T.contiguous().T
-        net.last.weight = nn.Parameter(by_columns)
-        before, objects = clone(net.state_dict()), [*net.parameters(), *net.buffers()]
-        self.answer(net, src=src)
-        after = [*net.parameters(), *net.buffers()]
-        same = all(a is b for a, b in zip(objects, after, strict=True))
-        return before, clone(net.state_dict()), same
-
-    def _mismatch(self, kind: str, rank: int) -> tuple[str, str]:
-        """What a rank hears when rank 1 has built another model: the error's name and words."""
-        torch.manual_seed(self.seed + rank)
-        net = Net().double()
-        if rank == 1 and kind == "shape":
-            net.middle.weight = nn.Parameter(torch.zeros(7, 8).double())
-        if rank == 1 and kind == "name":
-            net.extra = nn.Linear(2, 2).double()
-        if rank == 1 and kind == "requires_grad":
-            net.middle.weight.requires_grad_(False)
-        try:
-            self.answer(net)
-        except NotImplementedError:
-            raise
-        except Exception as error:  # whatever it is, the check judges it
-            name = "ValueError" if isinstance(error, ValueError) else type(error).__name__
-            return name, str(error)
-        return "", "no error"
+def overlapped(OverlappedDDP: Any) -> Engines:
+    """Return the laboratory of an answer to 06.3, one for all its checks."""
+    return Engines(OverlappedDDP, *ROWS, one_each=True)
 
 
 @once_an_answer
-def broadcasts(answer: Any) -> Broadcasts:
-    """Return the laboratory of an answer to 06.1, one for all its checks."""
-    return Broadcasts(answer)
+def bucketed(BucketedDDP: Any) -> Engines:
+    """Return the laboratory of an answer to 06.4, one for all its checks, with small buckets."""
+    return Engines(functools.partial(BucketedDDP, bucket_cap_mb=SMALL), *ROWS, one_each=False)
 
 
-@once_an_answer
-def bucket_messages(answer: Any) -> RankCases:
-    """Return the messages of one step of the mixed model, in bytes, by bucket_cap_mb."""
+def bucket_messages(BucketedDDP: Any) -> RankCases:
+    """Return the messages of one step of the mixed model, in bytes, smallest first, by cap."""
 
-    def sizes(cap_mb: float, rank: int) -> list[int]:
-        ddp = answer(Mixed()) if cap_mb == 25 else answer(Mixed(), cap_mb)
+    def sizes(cap_mb: float | None, rank: int) -> list[int]:
+        ddp = BucketedDDP(Mixed()) if cap_mb is None else BucketedDDP(Mixed(), cap_mb)
         with count_traffic() as traffic:
             ddp(torch.ones(2, 230)).square().mean().backward()
             ddp.finish_gradient_sync()
-        return [call.num_bytes for call in traffic.calls if call.op == "all_reduce"]
+        return sorted(call.num_bytes for call in traffic.calls if call.op == "all_reduce")
 
     return RankCases(2, {cap_mb: functools.partial(sizes, cap_mb) for cap_mb in CAPS_MB})
+
+
+def wrap_alone(BucketedDDP: Any, cap_mb: float) -> None:
+    """Wrap a layer on one rank."""
+    BucketedDDP(nn.Linear(2, 2), cap_mb)

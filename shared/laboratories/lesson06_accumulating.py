@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +44,7 @@ class PlainDDP(nn.Module):
             parameter.grad /= dist.get_world_size()
 
     @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
+    def no_sync(self) -> Generator[None]:
         """Send nothing for a forward that runs in here."""
         self.on = False
         try:
@@ -113,6 +113,11 @@ def accumulating(answer: Any) -> RankCases:
         )
 
     return RankCases(2, {parts: functools.partial(step, parts) for parts in NUM_PARTS})
+
+
+def accumulate_nothing(answer: Any) -> Any:
+    """Take a step without a micro-batch, on one rank."""
+    return answer(PlainDDP(nn.Linear(2, 2)), [], lambda model, part: model(torch.ones(1, 2)).sum())
 
 
 def twin_parts(seen: Accumulated, parts: int) -> tuple[list[Tensor], list[Tensor]]:

@@ -1,7 +1,7 @@
 """Lesson 06: the models that engines are tried on, and the steps that they take."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,12 +105,12 @@ class Mixed(nn.Module):
         return x
 
 
-def torch_buckets(cap_mb: float, first: int = 2**20) -> list[int]:
-    """What torch's own rule makes of `Mixed`, last parameters first: bytes of each bucket."""
-    order: list[Tensor] = list(Mixed().parameters())[::-1]
-    limits = [int(min(cap_mb * 2**20, first)), int(cap_mb * 2**20)]
+def torch_buckets(first_mb: float, cap_mb: float, mib: int = 2**20) -> list[int]:
+    """Return the bytes of the buckets that torch's own rule makes of `Mixed`, smallest first."""
+    order = [each.detach() for each in Mixed().parameters()][::-1]
+    limits = [int(first_mb * mib), int(cap_mb * mib)]
     buckets, _ = dist._compute_bucket_assignment_by_size(order, limits)
-    return [sum(order[index].nbytes for index in bucket) for bucket in buckets]
+    return sorted(sum(order[index].nbytes for index in bucket) for bucket in buckets)
 
 
 def clone(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -128,7 +128,7 @@ def flat(grad: Tensor | None) -> Tensor:
     return torch.zeros(0) if grad is None else grad.flatten()
 
 
-def flat_grads(grads: Grads) -> Tensor:
+def flat_grads(grads: Mapping[str, Tensor | None]) -> Tensor:
     """Return all gradients as one row, nothing where there is none."""
     return torch.cat([flat(each).double() for each in grads.values()])
 
@@ -157,6 +157,16 @@ def twin_steps(case: Case, seed: int, start: dict[str, Tensor]) -> Iterator[list
         for name, parameter in twin.named_parameters():
             parameter.grad = mean[name]
         descend(twin)
+
+
+def mean_of_parts(case: Case, seed: int, start: dict[str, Tensor], parts: Sequence[int]) -> Tensor:
+    """Return the mean over ranks of the first step's gradients, of some micro-batches alone."""
+    twin = case.net()
+    twin.load_state_dict(start)
+    for rank in range(case.world_size):
+        for part in parts:
+            (case.loss(twin, seed, rank, 0, part) / case.world_size).backward()
+    return flat_grads(grads_of(twin))
 
 
 def mean_of(local: Sequence[Grads]) -> Grads:

@@ -176,6 +176,14 @@ def average_gradients(module):
         parameter.grad = torch.stack(everyone).mean(0)
 
 
+@mistake("06.2", says="digits are lost: gradients are converted to a smaller dtype")
+def average_gradients(module):
+    for parameter in trained(module):
+        small = filled(parameter).float()
+        dist.all_reduce(small)
+        parameter.grad.copy_(small / dist.get_world_size())
+
+
 # 06.3 OverlappedDDP
 
 
@@ -452,6 +460,38 @@ class BucketedDDP(right.BucketedDDP):
         ddp_buckets.FIRST_BUCKET_MB, before = 1000.0, ddp_buckets.FIRST_BUCKET_MB
         super().__init__(module, bucket_cap_mb)
         ddp_buckets.FIRST_BUCKET_MB = before
+
+
+@mistake("06.4", says="the first bucket is closed at 1 MiB although bucket_cap_mb is less")
+class BucketedDDP(right.BucketedDDP):
+    """One bucket of 1 MiB in front of those that bucket_cap_mb asks for."""
+
+    def _fill(self):
+        first, *others = ddp_buckets.fill_buckets(self._order, 25)
+        if not others:
+            return super()._fill()
+        rest = [p for p in self._order if p not in first.views]
+        self.buckets = [first, *ddp_buckets.fill_buckets(rest, self._cap_mb)]
+        self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.views}
+
+
+@mistake("06.4", says="digits are lost: gradients are converted to a smaller dtype")
+class BucketedDDP(right.BucketedDDP):
+    def _fill(self):
+        super()._fill()
+        for bucket in self.buckets:
+            bucket.send = lambda bucket=bucket: self.send_small(bucket)
+
+    def send_small(self, bucket):
+        small = bucket.flat.float()
+        work = dist.all_reduce(small, async_op=True)
+
+        class Later:
+            def wait(self):
+                work.wait()
+                bucket.flat.copy_(small)
+
+        bucket.work = Later()
 
 
 @mistake("06.4", says="bytes of the buckets for bucket_cap_mb=0.2")
