@@ -1,4 +1,4 @@
-"""What the doctor says about torch, GPUs, the compiler and DeepSpeed."""
+"""The doctor's findings on torch, GPUs, the compiler and DeepSpeed."""
 
 import contextlib
 import datetime
@@ -19,7 +19,7 @@ from shared.cli.machine import GIB
 
 
 def look_at_torch() -> Iterator[Finding]:
-    """torch, its backends, and every GPU it sees."""
+    """Yield findings on torch, gloo, every GPU that torch sees, and NCCL."""
     try:
         torch = importlib.import_module("torch")
     except (ImportError, OSError) as error:
@@ -48,7 +48,7 @@ def look_at_torch() -> Iterator[Finding]:
 
 
 def look_at_gloo() -> Finding:
-    """Join a group of one and add: host names that do not resolve show here."""
+    """Return whether a group of one rank can add: host names that do not resolve show here."""
     import torch
     import torch.distributed as dist
 
@@ -68,7 +68,7 @@ def look_at_gloo() -> Finding:
 
 
 def look_at_nccl() -> Finding:
-    """NCCL's version, and how many ranks this machine's GPUs take."""
+    """Return NCCL's version, and how many ranks this machine's GPUs take."""
     import torch
     import torch.distributed as dist
     from torch.cuda import nccl
@@ -84,7 +84,7 @@ def look_at_nccl() -> Finding:
 
 
 def look_at_compiler() -> Iterator[Finding]:
-    """What DeepSpeed's ops and torch.compile are built with."""
+    """Yield findings on what DeepSpeed's ops and torch.compile are built with."""
     compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
     advice = "apt install g++ (or your system's): for torch.compile and DeepSpeed's ops, not before"
     yield Finding("C++", GOOD if compiler else NOTE, compiler or "none", "" if compiler else advice)
@@ -95,7 +95,7 @@ def look_at_compiler() -> Iterator[Finding]:
 
 
 def look_at_deepspeed() -> Finding:
-    """DeepSpeed's version and which of its ops this machine could build."""
+    """Return DeepSpeed's version and which of its ops this machine could build."""
     if importlib.util.find_spec("deepspeed") is None:
         return Finding("DeepSpeed", NOTE, "not installed", "needed from lesson 09 on")
     try:

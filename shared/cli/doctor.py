@@ -41,13 +41,13 @@ def examine(root: Path, *, no_setup: bool) -> Iterator[Finding]:
 
 
 def look_at_python() -> Finding:
-    """The interpreter that runs this."""
+    """Return which interpreter runs this."""
     found = f"{platform.python_version()}, {sys.executable}"
     return Finding("Python", GOOD, found)
 
 
 def look_at_set_up(root: Path) -> Finding:
-    """Whether .venv is ready."""
+    """Return whether .venv is ready."""
     try:
         need = find_need(root)
     except SetupFailed as error:
@@ -58,7 +58,7 @@ def look_at_set_up(root: Path) -> Finding:
 
 
 def look_at_machine(root: Path) -> Iterator[Finding]:
-    """Cores, memory, shared memory and disk."""
+    """Yield findings on cores, memory, shared memory and disk."""
     cores = num_cores()
     advice = "" if cores > 1 else "two ranks will share one core: right, but slow"
     yield Finding("cores", NOTE if advice else GOOD, f"{cores}, {processor_name()}", advice)
@@ -76,7 +76,7 @@ def look_at_machine(root: Path) -> Iterator[Finding]:
 
 
 def look_at_pins(root: Path) -> Iterator[Finding]:
-    """Whether what is installed is what pyproject.toml pins; DeepSpeed has a finding of its own."""
+    """Yield whether what is installed is what is pinned; DeepSpeed has a finding of its own."""
     with open(root / "pyproject.toml", "rb") as file:
         project = tomllib.load(file)["project"]
     needed = [each for each in project["dependencies"] if not each.startswith("deepspeed==")]
@@ -98,7 +98,7 @@ def look_at_pins(root: Path) -> Iterator[Finding]:
 
 
 def compare_pins(requirements: Iterable[str]) -> tuple[list[str], list[str]]:
-    """The requirements that are not installed, and those installed in another version, in words."""
+    """Return the requirements that are not installed, and texts on those in another version."""
     missing, other = [], []
     for requirement in requirements:
         name, _, version = requirement.partition("==")
@@ -113,7 +113,7 @@ def compare_pins(requirements: Iterable[str]) -> tuple[list[str], list[str]]:
 
 
 def look_at_course(root: Path) -> Finding:
-    """Whether scripts and notebooks, which start elsewhere, import shared/ from this folder."""
+    """Return whether scripts and notebooks, which start elsewhere, import shared/ from here."""
     found = installed_course(Path(sys.executable))
     advice = "python -m pip install --no-deps -e ."
     if found is None:
@@ -124,7 +124,7 @@ def look_at_course(root: Path) -> Finding:
 
 
 def look_at_datasets_name() -> Finding:
-    """Our folder datasets/ must not hide the Hugging Face package of the same name."""
+    """Return whether our folder datasets/ hides the Hugging Face package of the same name."""
     spec = importlib.util.find_spec("datasets")
     if spec is None or spec.origin is None:
         found = "the package datasets is not installed"
@@ -135,7 +135,7 @@ def look_at_datasets_name() -> Finding:
 
 
 def look_at_kernel() -> Finding:
-    """Whether `python3`, the notebooks' kernel, is this environment's Python."""
+    """Return whether `python3`, the notebooks' kernel, is this environment's Python."""
     try:
         kernels = importlib.import_module("jupyter_client.kernelspec")
         spec = kernels.KernelSpecManager().get_kernel_spec("python3")
@@ -151,7 +151,7 @@ def look_at_kernel() -> Finding:
 
 
 def look_at_variables(root: Path) -> Iterator[Finding]:
-    """Settings in the shell that would surprise."""
+    """Yield findings on variables of the shell that change what the course does."""
     if os.environ.get("TORCH_HANDLE_IMPLEMENTATION"):
         advice = "unset it: with it, notebooks run the solutions in place of your answers"
         yield Finding("environment", NOTE, "TORCH_HANDLE_IMPLEMENTATION is set", advice)
@@ -162,7 +162,7 @@ def look_at_variables(root: Path) -> Iterator[Finding]:
 
 
 def show(findings: Iterable[Finding]) -> int:
-    """Print one line a finding, as they come; return the exit status."""
+    """Print the findings as they come; return 1 if something needed is missing, else 0."""
     width = max(shutil.get_terminal_size().columns, 60)
     missing = []
     for finding in findings:

@@ -1,4 +1,4 @@
-"""This machine in numbers and words, as a container's limits leave it."""
+"""This machine's cores, memory and processor, within a container's limits."""
 
 import os
 import platform
@@ -9,7 +9,7 @@ CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 
 def num_cores() -> int:
-    """Cores that this process may use: affinity and a container's quota count."""
+    """Return how many cores this process may use; affinity and a container's quota count."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     quota, _, period = _limit("cpu.max").partition(" ")
     if quota.isdecimal() and period.isdecimal():
@@ -18,14 +18,14 @@ def num_cores() -> int:
 
 
 def memory_gib() -> float:
-    """Main memory in GiB, or the container's part of it."""
+    """Return the main memory in GiB, or the container's part of it."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = _limit("memory.max")
     return (min(memory, int(limit)) if limit.isdecimal() else memory) / GIB
 
 
 def processor_name() -> str:
-    """The processor's model where the system tells it, its architecture otherwise."""
+    """Return the processor's model where the system tells it, its architecture otherwise."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -35,7 +35,7 @@ def processor_name() -> str:
 
 
 def describe_machine() -> dict[str, str]:
-    """What a measured figure has to be read with."""
+    """Return what a measured figure depends on: processor, cores, memory, Python, system."""
     return {
         "processor": processor_name(),
         "cores": str(num_cores()),
@@ -46,7 +46,7 @@ def describe_machine() -> dict[str, str]:
 
 
 def _limit(name: str) -> str:
-    """A limit of the control group as text; empty where there is none."""
+    """Return a limit of the control group as text; "" where there is none."""
     try:
         return (CONTROL_GROUP / name).read_text(encoding="utf-8").strip()
     except OSError:

@@ -27,11 +27,11 @@ KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
 
 def execute(notebook: NotebookNode, folder: Path, mode: str, timeout: int = 300) -> NotebookNode:
-    """Run all cells in place in a fresh kernel whose working folder is the lesson's.
+    """Run all cells in a fresh kernel whose working folder is the lesson's; return the notebook.
 
-    `mode` is "solution", "reading" or "strict". Raises CellExecutionError at the first cell that
-    raises. The result must not depend on how this process itself was started, hence the exact
-    environment.
+    Outputs are stored in place. `mode` is "solution", "reading" or "strict". Raises
+    CellExecutionError at the first cell that raises. The course's variables in this process's
+    environment do not count.
     """
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TORCH_HANDLE_")}
     environment["TORCH_HANDLE_STRICT"] = "1" if mode == "strict" else "0"
@@ -50,7 +50,7 @@ def execute(notebook: NotebookNode, folder: Path, mode: str, timeout: int = 300)
 
 
 def normalise(notebook: NotebookNode) -> NotebookNode:
-    """Keep what a reader needs, drop what only differs from run to run; idempotent.
+    """Drop what differs from run to run, and return the notebook; idempotent.
 
     Cell ids come from the first text of the cell and stay, so that a diff shows what changed.
     """
@@ -97,7 +97,7 @@ def _cell_metadata(cell: NotebookNode) -> NotebookNode:
 
 
 def _nbgrader(source: str) -> dict[str, Any] | None:
-    """nbgrader's metadata (nbgrader.readthedocs.io, "Format changes": schema version 3)."""
+    """Return nbgrader's metadata (its documentation, "Format changes": schema version 3)."""
     exercise, check = EXERCISE.search(source), CHECK.search(source)
     found = exercise or check
     if found is None:
@@ -148,7 +148,7 @@ def rebuild(path: Path, mode: str, write: bool) -> float:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Rebuild the notebooks that are named; 1 when a cell failed, 2 for an unknown lesson."""
+    """Rebuild the notebooks that are named; return 1 when a cell failed, else 0."""
     parser = argparse.ArgumentParser(prog="run_all.sh notebooks", description=__doc__)
     parser.add_argument("lessons", nargs="*", metavar="NN", help="lesson numbers (all)")
     parser.add_argument("--mode", choices=("solution", "reading", "strict"), default="solution")

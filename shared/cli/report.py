@@ -23,7 +23,7 @@ MAX_ROWS = 60
 
 
 def write_report(runs: Path, results: Sequence[Mapping[str, Any]] = ()) -> Path:
-    """Write the page into `runs` from the results of this call and what earlier calls left."""
+    """Write the page from these results and what earlier calls left in `runs`; return its path."""
     summary = _merge(runs, results)
     lessons = {path.parent.name for path in runs.glob("[0-9][0-9]_*/metrics.json")} | set(summary)
     records = [(name, _read(runs / name / "metrics.json"), summary.get(name)) for name in lessons]
@@ -43,7 +43,7 @@ def write_report(runs: Path, results: Sequence[Mapping[str, Any]] = ()) -> Path:
 
 
 def describe_runs(records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The machine in words: devices and torch as the scripts saw them, then the rest."""
+    """Return devices and torch as the scripts saw them, then what describes the machine."""
     seen = {
         key: sorted({str(r[key]) for r in records if r.get(key)}) for key in ("device", "torch")
     }
@@ -54,7 +54,7 @@ def describe_runs(records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _merge(runs: Path, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Remember how each lesson's last run went, in runs/summary.json."""
+    """Add results to runs/summary.json; return how each lesson's last run went."""
     path = runs / SUMMARY
     summary = {**_read(path), **{result["lesson"]: dict(result) for result in results}}
     summary = {name: run for name, run in summary.items() if (runs / name).is_dir()}
@@ -125,7 +125,7 @@ def _is_table(value: Any) -> bool:
 
 
 def _table(rows: Any) -> str:
-    """A list of rows as a table; anything else as nothing."""
+    """Return a list of rows as a table, and "" for anything else."""
     if not _is_table(rows):
         return ""
     columns = list(dict.fromkeys(key for row in rows for key in row))
@@ -156,7 +156,7 @@ def _text(value: Any) -> str:
 
 
 def _pictures(folder: Path, metrics: Mapping[str, Any]) -> str:
-    """Embed the figures of the last run; one left by an earlier run would not fit the numbers."""
+    """Return the figures of the last run; one left by an earlier run would not fit the numbers."""
     path = folder / "metrics.json"
     began = path.stat().st_mtime - float(metrics.get("seconds", 0)) - 60 if path.exists() else 0
     figures = []
@@ -173,7 +173,7 @@ def _pictures(folder: Path, metrics: Mapping[str, Any]) -> str:
 
 
 def _more(metrics: Mapping[str, Any]) -> str:
-    """What else the script recorded: further tables, then single values, folded away."""
+    """Return what else the script recorded, folded away: further tables, then single values."""
     rest = {key: value for key, value in metrics.items() if key not in HEAD_KEYS}
     tables = {key: value for key, value in rest.items() if _is_table(value)}
     single = {k: _text(v) for k, v in rest.items() if isinstance(v, str | int | float)}

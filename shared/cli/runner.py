@@ -93,7 +93,7 @@ class Display:
 
 
 def run_lessons(lessons: list[str], settings: Settings) -> Iterator[Result]:
-    """Run each lesson's train.py under torchrun; a failure does not stop the ones after it."""
+    """Run each lesson's train.py under torchrun and yield how it went; a failure stops no other."""
     display = Display(lessons)
     try:
         for lesson in lessons:
@@ -105,7 +105,7 @@ def run_lessons(lessons: list[str], settings: Settings) -> Iterator[Result]:
 
 
 def run_lesson(lesson: str, settings: Settings, display: Display) -> Result:
-    """Run one script; its output goes to runs/NN_topic/run.log."""
+    """Run one script, its output in runs/NN_topic/run.log; return how it went."""
     out = ROOT / "runs" / lesson
     out.mkdir(parents=True, exist_ok=True)
     (out / "metrics.json").unlink(missing_ok=True)  # an old one would hide a silent failure
@@ -133,7 +133,7 @@ def run_lesson(lesson: str, settings: Settings, display: Display) -> Result:
 
 
 def say_problem(outcome: Outcome, log: str) -> str:
-    """What was wrong with how the script ended; empty if nothing was."""
+    """Return what was wrong with how the script ended; "" if nothing was."""
     if outcome.timed_out:
         return f"stopped after {outcome.seconds:.0f} s, the time limit"
     if outcome.status != 0:
@@ -145,7 +145,7 @@ def say_problem(outcome: Outcome, log: str) -> str:
 
 
 def read_metrics(path: Path, nproc: int) -> tuple[dict[str, Any], str]:
-    """Return the script's numbers and what is wrong with them; empty if nothing is.
+    """Return the script's numbers and what is wrong with them; "" if nothing is.
 
     A script that was to run with two ranks and ran with one has failed: its numbers look right.
     """
@@ -163,7 +163,7 @@ def read_metrics(path: Path, nproc: int) -> tuple[dict[str, Any], str]:
 
 
 def choose_arguments(args: argparse.Namespace) -> tuple[str, ...]:
-    """The flags for the scripts; with fewer GPUs than ranks, the CPU, said aloud."""
+    """Return the flags for the scripts; with fewer GPUs than ranks, choose the CPU and say so."""
     arguments = [f"--preset={args.preset}"] if args.preset else []
     device = args.device
     if device is None:

@@ -1,4 +1,4 @@
-"""Make .venv, or mend it: what ./run_all.sh does before anything else.
+"""Make .venv or mend it, before ./run_all.sh does anything else.
 
 A stamp inside .venv is written last, so an interrupted set-up is one without a stamp. It holds what
 the environment was made from; whatever differs is set up again. Only the standard library is used.
@@ -24,7 +24,7 @@ NUM_LOG_LINES = 15
 
 
 class SetupFailed(RuntimeError):
-    """Set-up cannot go on; the message says why and what to do."""
+    """Set-up cannot continue; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,14 @@ def ensure_environment(root: Path, *, python_named: bool = False) -> Path:
 
 
 def environment_python(root: Path) -> Path | None:
-    """The interpreter of .venv if it runs, set up or not."""
+    """Return the interpreter of .venv if it runs, set up or not."""
     return _interpreter(root) if _version_of(_interpreter(root)) else None
 
 
 def check_active(python: Path) -> None:
-    """Make sure that an environment of the user's own can run the lessons' scripts at all.
+    """Raise SetupFailed where an environment of the user's own cannot import torch or the course.
 
-    SetupFailed with the command that helps, where torch or the course itself cannot be imported.
+    The message names the command that helps.
     """
     if installed_course(python) is None:
         raise SetupFailed(
@@ -82,7 +82,7 @@ def check_active(python: Path) -> None:
 
 
 def installed_course(python: Path) -> Path | None:
-    """Where `python` imports shared/ from when it is not started in this folder; None: nowhere."""
+    """Return where `python` imports shared/ from when it is started elsewhere; None: nowhere."""
     spec = "importlib.util.find_spec('shared.cli.setup')"
     code = f"import importlib.util; print({spec}.origin)"
     done = subprocess.run(
@@ -92,7 +92,7 @@ def installed_course(python: Path) -> Path | None:
 
 
 def find_need(root: Path, *, python_named: bool = False) -> Need | None:
-    """Compare .venv with what it should be; None when it is ready."""
+    """Return what .venv lacks; None when it is ready."""
     folder = root / ".venv"
     ours = _version_text(sys.version_info[:2])
     if not folder.exists():
@@ -142,7 +142,7 @@ _VENV_ADVICE = (
 )
 _PIP_ADVICE = (
     "Usual causes: no network, a full disk, a Python without builds of the pinned torch."
-    " Nothing is lost: run it again and it goes on from here. In an environment of your own,"
+    " Nothing is lost: run it again and it continues from here. In an environment of your own,"
     " use ./run_all.sh --no-setup"
 )
 
@@ -167,7 +167,7 @@ def _step(root: Path, what: str, command: list[str], advice: str) -> None:
 
 @contextlib.contextmanager
 def _one_at_a_time(root: Path) -> Generator[None]:
-    """Two terminals, one set-up: the second waits and finds it done."""
+    """Hold a lock: of two set-ups in two terminals the second waits and finds it done."""
     (root / "runs").mkdir(exist_ok=True)
     with open(root / "runs" / "setup.lock", "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -196,7 +196,7 @@ def _stamp(root: Path) -> dict[str, str]:
 
 
 def _version_of(python: Path) -> tuple[int, int] | None:
-    """(3, 11), or None if it does not run."""
+    """Return the version as (3, 11); None if the interpreter does not run."""
     code = "import sys; print(*sys.version_info[:2])"
     try:
         done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
@@ -216,7 +216,7 @@ def _has_pip(root: Path) -> bool:
 
 
 def _imports_torch(root: Path) -> bool:
-    """A half unpacked torch passes pip's eyes and fails here."""
+    """Return whether torch can be imported: pip takes a half unpacked one for installed."""
     with open(_log(root), "a", encoding="utf-8") as log:
         command = [str(_interpreter(root)), "-c", "import torch"]
         return subprocess.run(command, stdout=log, stderr=log, check=False).returncode == 0

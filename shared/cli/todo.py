@@ -32,6 +32,7 @@ SHORT = 160  # characters of a line whose mistake was not recognised
 class ToDoList:
     """One lesson: its exercises by id and name, and how those stand that have been judged."""
 
+    lesson: str  # "lesson 02"
     exercises: list[str] = field(default_factory=list)
     standings: list[Standing] = field(default_factory=list)
     error: str = ""  # why nothing (more) can be judged
@@ -53,8 +54,8 @@ class Printer:
 
     def waiting(self, todo: ToDoList, seconds: float) -> None:
         """Show which exercise is being judged, and since when the lesson is."""
-        if self.moves and len(todo.standings) < len(todo.exercises):
-            name = todo.exercises[len(todo.standings)]
+        if self.moves:
+            name = next(iter(todo.exercises[len(todo.standings) :]), todo.lesson)
             print(f"\r\033[K{name} ... {seconds:.0f} s", end="", flush=True)
 
     def clear(self) -> None:
@@ -71,13 +72,13 @@ class Printer:
             passed = f"{fault.passed} of {fault.total} checks passed before it"
             print(f"  at the check of {fault.title} ({passed})", *fault.lines(), sep="\n")
 
-    def lesson(self, name: str, todo: ToDoList) -> None:
+    def lesson(self, todo: ToDoList) -> None:
         """Print a lesson's totals; what kept it from being judged goes to stderr."""
         self.clear()
         if todo.error:
             print(f"run_all.sh: {todo.error}", file=sys.stderr, flush=True)
         if todo.standings:
-            print(totals(f"lesson {name[:2]}", [todo]), flush=True)
+            print(totals(todo.lesson, [todo]), flush=True)
 
 
 def exercise_line(standing: Standing, width: int) -> str:
@@ -103,7 +104,7 @@ def totals(what: str, lessons: Sequence[ToDoList]) -> str:
 
 def judge(name: str, time_limit: float, printer: Printer) -> ToDoList:
     """Judge the exercises of a folder of lessons/, printing as they come; return how they stand."""
-    todo = ToDoList()
+    todo = ToDoList(f"lesson {name[:2]}")
     with tempfile.TemporaryDirectory(prefix="todo_") as folder:
         results, log = Path(folder) / "results", Path(folder) / "log"
         results.touch()
@@ -121,8 +122,8 @@ def judge(name: str, time_limit: float, printer: Printer) -> ToDoList:
             look(outcome.seconds)
         if outcome.status != 0 and not todo.error:
             said = last_words(log.read_text(encoding="utf-8", errors="replace"), NUM_LOG_LINES)
-            todo.error = "\n".join([f"lesson {name[:2]} could not be judged:", *said])
-    printer.lesson(name, todo)
+            todo.error = "\n".join([f"{todo.lesson} could not be judged:", *said])
+    printer.lesson(todo)
     return todo
 
 
@@ -192,7 +193,9 @@ def main(arguments: list[str] | None = None) -> int:
         print("run_all.sh: stopped; no process was left behind", file=sys.stderr)
         return INTERRUPTED
     if len(lists) > 1:
-        print(totals(f"all {len(lists)} lessons", lists))
+        judged = sum(not todo.error for todo in lists)
+        what = f"all {len(lists)}" if judged == len(lists) else f"{judged} of {len(lists)}"
+        print(totals(f"{what} lessons", lists))
     if any(todo.bad_input for todo in lists):
         return 2
     return 0 if all(todo.all_right for todo in lists) else 1

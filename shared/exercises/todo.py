@@ -105,17 +105,17 @@ class _Judge:
             # Its end alone does not close the pipe: ranks that it has left hold it open.
             while not receiver.poll(0.05) and process.is_alive() and time.monotonic() < deadline:
                 pass
-            with contextlib.suppress(EOFError):
-                if receiver.poll(0):
-                    return receiver.recv()
-            process.join(0)
-            ended = f"it ends Python, with status {process.exitcode}"
-            problem = self.too_late if process.is_alive() else ended
-            return _standing(checks, Outcome.STOPPED, problem=problem)
+            if receiver.poll(0):
+                return receiver.recv()
+        except EOFError:
+            process.join(GRACE)  # the pipe is closed a moment before the process has ended
         finally:
+            problem = self.too_late if process.is_alive() else _ending(process.exitcode or 0)
+            process.kill()
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid or 0, signal.SIGKILL)  # with the ranks that it started
+                os.killpg(process.pid or 0, signal.SIGKILL)  # the ranks that it started
             process.join()
+        return _standing(checks, Outcome.STOPPED, problem=problem)
 
     def _send(self, pipe: Connection, checks: ExerciseChecks, source: str) -> None:
         """Judge one exercise and send how it stands: all that the new process does."""
@@ -164,6 +164,13 @@ def _standing(
     checks: ExerciseChecks, outcome: Outcome, *, fault: Fault | None = None, problem: str = ""
 ) -> Standing:
     return Standing(checks.id, checks.name, checks.difficulty, outcome, fault, problem)
+
+
+def _ending(status: int) -> str:
+    """Return how an answer ended the process that judged it."""
+    if status < 0:
+        return f"it is ended by {signal.Signals(-status).name}"
+    return f"it ends Python, with status {status}"
 
 
 def _in_short(error: BaseException) -> str:
