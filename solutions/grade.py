@@ -19,44 +19,45 @@ from tqdm import tqdm
 
 from shared.errors import InputError
 from shared.ranks.processes import raise_on_stop_signals
-from solutions.grading import classroom, feedback, picture, selftest, summary
+from solutions.grading import classroom, selftest
 from solutions.grading.corrections import correct, read_corrections
+from solutions.grading.intake.submissions import find_submissions, left_out
+from solutions.grading.reports import feedback, picture, summary
+from solutions.grading.reports.table import in_order, write_csv, write_json, write_points
 from solutions.grading.results import Lesson, Limits, Verdict
-from solutions.grading.run import Workshop
+from solutions.grading.sandbox.run import Workspace
 from solutions.grading.store import opened
-from solutions.grading.submissions import find_submissions, left_out
-from solutions.grading.table import in_order, write_csv, write_json, write_points
 
 COURSE = Path(__file__).resolve().parents[1]
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 
-def parser() -> argparse.ArgumentParser:
-    """The words that the command understands."""
-    words = argparse.ArgumentParser(
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the command's arguments."""
+    parser = argparse.ArgumentParser(
         prog="python -m solutions.grade",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    words.add_argument("submissions", type=Path, nargs="?", help="folder of submissions")
-    words.add_argument("--out", type=Path, help="folder for the grades, new or of an earlier run")
-    words.add_argument("--lessons", type=_numbers, help="such as 02,06 (those handed in)")
-    words.add_argument("--jobs", type=_count, default=_num_cores(), help="notebooks at a time")
+    parser.add_argument("submissions", type=Path, nargs="?", help="folder of submissions")
+    parser.add_argument("--out", type=Path, help="folder for the grades, new or of an earlier run")
+    parser.add_argument("--lessons", type=_numbers, help="such as 02,06 (those handed in)")
+    parser.add_argument("--jobs", type=_count, default=_num_cores(), help="notebooks at a time")
     seconds = Limits().exercise_seconds
-    words.add_argument(
+    parser.add_argument(
         "--timeout", type=_seconds, default=seconds, help=f"seconds per exercise ({seconds:g})"
     )
-    words.add_argument("--again", action="store_true", help="grade also what is graded already")
-    words.add_argument(
+    parser.add_argument("--again", action="store_true", help="grade also what is graded already")
+    parser.add_argument(
         "--corrections",
         type=Path,
         metavar="CSV",
         help="points by hand: student,exercise,points,why",
     )
-    words.add_argument(
+    parser.add_argument(
         "--self-test", action="store_true", help="grade the references, stubs and known mistakes"
     )
-    return words
+    return parser
 
 
 def _numbers(text: str) -> list[str]:
@@ -85,13 +86,13 @@ def _num_cores() -> int:
 
 
 def main(
-    words: Sequence[str] | None = None,
+    arguments: Sequence[str] | None = None,
     *,
-    open_judge: classroom.OpenJudge = Workshop,
+    open_judge: classroom.OpenJudge = Workspace,
     course: Path = COURSE,
 ) -> int:
-    """Do what the words say; the exit status. A test passes a judge that runs nothing."""
-    args = parser().parse_args(words)
+    """Do what the arguments say; return the exit status. A test brings a judge of its own."""
+    args = make_parser().parse_args(arguments)
     limits = Limits(exercise_seconds=args.timeout)
     try:
         if args.self_test:
@@ -103,7 +104,7 @@ def main(
         print(f"grade: {error}", file=sys.stderr)
         return USAGE
     except KeyboardInterrupt:
-        kept = "" if args.self_test else "; what was graded is kept, the same command goes on"
+        kept = "" if args.self_test else "; what was graded is kept, the same command resumes"
         print(f"\ngrade: stopped{kept}", file=sys.stderr)
         return INTERRUPTED
 
@@ -111,7 +112,7 @@ def main(
 def grade(
     args: argparse.Namespace, limits: Limits, open_judge: classroom.OpenJudge, course: Path
 ) -> int:
-    """Grade the submissions and write what came out."""
+    """Grade the submissions, write what came out, and return the exit status."""
     submissions = find_submissions(args.submissions)
     lessons = classroom.choose_lessons(course, submissions, args.lessons)
     tasks = [
@@ -153,7 +154,7 @@ def grade(
 
 
 def about(lessons: Mapping[str, Lesson], limits: Limits) -> dict[str, Any]:
-    """What grades.json says before the verdicts: nothing that changes from run to run."""
+    """The head of grades.json, before the verdicts: nothing that changes from run to run."""
     points = {
         number: {exercise.id: exercise.points for exercise in lesson.exercises}
         for number, lesson in lessons.items()
@@ -164,7 +165,7 @@ def about(lessons: Mapping[str, Lesson], limits: Limits) -> dict[str, Any]:
 def write_results(
     out: Path, verdicts: Sequence[Verdict], lessons: Mapping[str, Lesson], limits: Limits
 ) -> None:
-    """Everything that is in the output folder, replaced as a whole."""
+    """Replace everything that is in the output folder."""
     write_csv(out / "grades.csv", verdicts)
     write_points(out / "points.csv", verdicts)
     write_json(out / "grades.json", verdicts, about(lessons, limits))

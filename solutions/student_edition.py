@@ -8,115 +8,14 @@ should be.
 """
 
 import argparse
-import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from fnmatch import fnmatch
 from pathlib import Path
 
-import nbformat
-
 from shared.errors import InputError
-from solutions.student_pages import CONTRIBUTING, change_page, change_prose, change_pyproject
-from solutions.student_proof import Finding, lesson_numbers, prove, read_over
-
-ROOT = Path(__file__).resolve().parents[1]
-TOP = ("lessons", "shared", "datasets", "tests", "run_all.sh", "environment.yml", "README.md")
-TOP += ("pyproject.toml", "LICENSE", "CONTRIBUTING.md", "AGENTS.md", ".gitignore")
-# Of the tests, those of what stays, and of the pages: the others need answers or are about them.
-KEPT_TESTS = ("tests/benchmarks/*", "tests/data/*", "tests/model/*", "tests/training/*")
-KEPT_TESTS += ("tests/frame/test_links.py", "tests/frame/test_datasets_name.py")
-# The first tries the checks on references and mistakes, the second runs lesson 04's script, the
-# third repeats tests that a class does not get.
-LEFT_OUT = ("shared/exercises/mistakes.py", "tests/data/test_bad_input_cli.py")
-LEFT_OUT += ("tests/benchmarks/repeat_tests.py",)
-NEEDS_ANSWERS = re.compile(r"^\s*(?:from|import) solutions\b", re.MULTILINE)
-LITTER = ("__pycache__", ".ipynb_checkpoints", "*.egg-info", ".DS_Store", "*.pyc")
-
-
-def course_files(course: Path) -> Iterator[str]:
-    """The files of the course, as paths below its root: what git tracks, so no notes of one's own.
-
-    Where the course is no git checkout, everything in its known folders.
-    """
-    listing = subprocess.run(
-        ["git", "-C", str(course), "ls-files", "-z", "--", *TOP],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    tracked = [name for name in listing.stdout.split("\0") if name]
-    if listing.returncode != 0 or not tracked:
-        roots = [course / name for name in TOP]
-        found = [path for root in roots for path in (root, *root.rglob("*")) if path.is_file()]
-        tracked = [path.relative_to(course).as_posix() for path in found]
-    for name in sorted(tracked):
-        litter = any(fnmatch(part, each) for part in Path(name).parts for each in LITTER)
-        if not litter and (course / name).is_file():
-            yield name
-
-
-def belongs(name: str, course: Path) -> bool:
-    """Whether a class gets this file."""
-    if name in LEFT_OUT:
-        return False
-    if not name.startswith("tests/"):
-        return True
-    text = (course / name).read_text(encoding="utf-8", errors="replace")
-    return any(fnmatch(name, each) for each in KEPT_TESTS) and not NEEDS_ANSWERS.search(text)
-
-
-def changed(name: str, course: Path, gone: Sequence[str]) -> str | None:
-    """The text that takes a file's place, without word of tests that are gone; None: as it is."""
-    path = course / name
-    if name == "CONTRIBUTING.md":
-        return CONTRIBUTING
-    if name == "pyproject.toml":
-        return change_pyproject(path.read_text(encoding="utf-8"))
-    if path.suffix == ".md":
-        return change_page(path.read_text(encoding="utf-8"), name, gone)
-    if path.name == "lesson.ipynb":
-        notebook = nbformat.read(path, as_version=4)
-        cells = [cell for cell in notebook.cells if cell.cell_type == "markdown"]
-        prose = change_prose([cell.source for cell in cells], name, gone)
-        for cell, source in zip(cells, prose, strict=True):
-            cell.source = source
-        return nbformat.writes(notebook, version=4).rstrip("\n") + "\n"
-    return None
-
-
-def write_edition(folder: Path, course: Path = ROOT) -> int:
-    """Write the edition into an empty or new folder; return the number of files.
-
-    Raises InputError when the folder cannot be used, or when a page changed so that a passage to
-    replace is not found; nothing is left in the folder then.
-    """
-    check_folder(folder, course)
-    names = list(course_files(course))
-    given = [name for name in names if belongs(name, course)]
-    gone = [name for name in names if name.startswith("tests/") and name not in given]
-    texts = {name: changed(name, course, gone) for name in given}
-    for name, text in texts.items():
-        target = folder / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if text is None:
-            shutil.copy(course / name, target)  # with its mode: run_all.sh stays executable
-        else:
-            target.write_text(text, encoding="utf-8")
-    return len(texts)
-
-
-def check_folder(folder: Path, course: Path) -> None:
-    """Raise InputError unless the edition can go there."""
-    place = folder.resolve()
-    if place == course or course in place.parents:
-        raise InputError(f"{folder} lies inside the course ({course}): name a folder outside it")
-    if place.exists() and not place.is_dir():
-        raise InputError(f"{folder} is a file: name a folder")
-    if place.is_dir() and any(place.iterdir()):
-        raise InputError(f"{folder} is not empty: name a new folder; nothing is overwritten")
+from solutions.edition.files import ROOT, write_edition
+from solutions.edition.proof import prove
+from solutions.edition.reading import Finding, lesson_numbers, read_over
 
 
 def lessons_to_try(text: str, course: Path = ROOT) -> list[str]:
@@ -130,7 +29,7 @@ def lessons_to_try(text: str, course: Path = ROOT) -> list[str]:
 
 
 def show(findings: Iterator[Finding]) -> bool:
-    """Print findings as they come; whether all was as it should be."""
+    """Print findings as they come; return whether all was as it should be."""
     good = True
     for each in findings:
         good &= not each.problem
@@ -139,22 +38,22 @@ def show(findings: Iterator[Finding]) -> bool:
     return good
 
 
-def parser() -> argparse.ArgumentParser:
-    """The words that the command understands."""
-    words = argparse.ArgumentParser(
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the command's arguments."""
+    parser = argparse.ArgumentParser(
         prog="python -m solutions.student_edition",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    words.add_argument("folder", type=Path, metavar="DIR", help="a new or empty folder")
-    words.add_argument("--no-check", action="store_true", help="write only, try nothing out")
-    words.add_argument("--try", dest="numbers", default="", help="such as 02,03 (all lessons)")
-    return words
+    parser.add_argument("folder", type=Path, metavar="DIR", help="a new or empty folder")
+    parser.add_argument("--no-check", action="store_true", help="write only, try nothing out")
+    parser.add_argument("--try", dest="numbers", default="", help="such as 02,03 (all lessons)")
+    return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 when the edition is written and holds, 1 when something in it is wrong, 2 for bad input."""
-    args = parser().parse_args(arguments)
+    """Return 0 when the edition is written and holds, 1 when not, 2 for bad input."""
+    args = make_parser().parse_args(arguments)
     try:
         numbers = lessons_to_try(args.numbers)
         count = write_edition(args.folder)

@@ -16,8 +16,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from solutions.grading.intake.sources import (
+    Definition,
+    Module,
+    Renamed,
+    WithoutAnnotations,
+    bound_by,
+)
 from solutions.grading.results import Lesson
-from solutions.grading.sources import Definition, Module, Renamed, WithoutAnnotations, bound_by
 
 OURS = ("shared", "solutions")
 

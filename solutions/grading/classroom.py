@@ -8,21 +8,21 @@ from pathlib import Path
 from typing import Protocol
 
 from shared.errors import InputError
-from solutions.grading.lesson import lesson_folders, no_answers, read_lessons, take_answers
-from solutions.grading.notebook import Unreadable
+from solutions.grading.intake.lesson import lesson_folders, no_answers, read_lessons, take_answers
+from solutions.grading.intake.notebook import Unreadable
+from solutions.grading.intake.submissions import Submission
 from solutions.grading.results import Answers, Lesson, Limits, Outcome, Verdict
 from solutions.grading.store import Store, key_of
-from solutions.grading.submissions import Submission
+from solutions.grading.texts import brief
 from solutions.grading.verdicts import make_verdict
-from solutions.grading.words import one_line
 
 
 class Judge(Protocol):
-    """Where answers are run: `solutions.grading.run.Workshop`, or a stand-in in a test."""
+    """Where answers are run: `solutions.grading.sandbox.run.Workspace`, or a stand-in in a test."""
 
     @property
     def layers(self) -> Sequence[str]:
-        """Lines for the terminal: which walls stand on this machine."""
+        """Lines for the terminal: which layers of isolation hold on this machine."""
         ...
 
     def grade(self, answers: Answers, lesson: Lesson, limits: Limits) -> list[Verdict]:
@@ -105,7 +105,7 @@ def equal_answers(tasks: Iterable[Task]) -> list[str]:
 def sort_out(
     tasks: Iterable[Task], store: Store, limits: Limits, *, again: bool
 ) -> tuple[Outcomes, dict[str, list[Task]]]:
-    """What needs no run, with its verdicts, and what does: tasks with equal answers together."""
+    """The verdicts that need no run, and the tasks that do, those with equal answers together."""
     result = Outcomes()
     waiting: dict[str, list[Task]] = {}
     for task in tasks:
@@ -162,7 +162,7 @@ def _given_up(found: Sequence[Verdict], answers: Answers) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """What a row says when the fault is the grader's, not the student's."""
+    """The reason of a row when the fault is the grader's, not the student's."""
     text = " ".join(str(error).split())[:200]
     return f"the grader failed ({type(error).__name__}: {text}): grade again with --again"
 
@@ -179,19 +179,17 @@ def complete(task: Task, found: list[Verdict] | str) -> list[Verdict]:
             verdict = replace(judged[exercise.id], student=task.answers.student)
         else:
             verdict = make_verdict(task.answers, exercise, Outcome.UNREADABLE, fallback)
-        verdicts.append(_with_notes(verdict, task.answers.notes))
+        verdicts.append(_with_notes(verdict, task.answers.notes.get(exercise.id, ())))
     return verdicts
 
 
 def _with_notes(verdict: Verdict, notes: Sequence[str]) -> Verdict:
-    """Add what was noted of this exercise ("02.1: ...") where points were lost.
+    """The verdict with what was noted of its exercise, where points were lost.
 
     It may be all there is to it, so it comes first: before the NameError that follows from it.
     """
-    head = f"{verdict.exercise}: "
-    mine = "; ".join(note.removeprefix(head) for note in notes if note.startswith(head))
-    if not mine or verdict.outcome in (Outcome.RIGHT, Outcome.UNSOLVED):
+    if not notes or verdict.outcome in (Outcome.RIGHT, Outcome.UNSOLVED):
         return verdict
-    both = [verdict.message, mine] if verdict.flags else [mine, verdict.message]
-    hint = verdict.hint or one_line(f"This answer {mine}.")
-    return replace(verdict, message=one_line("; ".join(both)), hint=hint)
+    mine = "; ".join(notes)
+    hint = verdict.hint or brief(f"This answer {mine}.")
+    return replace(verdict, message=brief(f"{mine}; {verdict.message}"), hint=hint)

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from shared.errors import InputError
 from solutions.grading.results import Lesson, Outcome, Verdict
-from solutions.grading.table import plain_number
-from solutions.grading.words import one_line
+from solutions.grading.texts import brief, show_points
 
 COLUMNS = ("student", "exercise", "points", "why")
 
@@ -73,13 +72,13 @@ def _read(
         value = -1.0
     if not 0 <= value <= most[exercise]:
         return f"points must be a number from 0 to {most[exercise]}, got {points!r}"
-    return Correction(value, one_line(why)) if why.strip() else "say why: students read it"
+    return Correction(value, brief(why)) if why.strip() else "say why: students read it"
 
 
 def correct(
     verdicts: Iterable[Verdict], corrections: Mapping[Key, Correction]
 ) -> Sequence[Verdict]:
-    """Put the points in; what was to be looked at has been looked at."""
+    """The verdicts with the points set by hand; their flags count as looked at."""
     return [
         _corrected(each, corrections[each.student, each.exercise])
         if (each.student, each.exercise) in corrections
@@ -92,14 +91,11 @@ def _corrected(verdict: Verdict, correction: Correction) -> Verdict:
     points = correction.points
     outcome = Outcome.PARTLY if points else Outcome.WRONG
     outcome = Outcome.RIGHT if points == verdict.max else outcome
-    by_hand = f"points set by hand (the checks gave {plain_number(verdict.points)})"
-    by_hand = f"{by_hand}: {correction.why}"
-    said = verdict.message.removeprefix(f"needs a look: {'; '.join(verdict.flags)}; ")
+    by_hand = f"points set by hand (the checks gave {show_points(verdict.points)})"
     return replace(
         verdict,
         points=round(points, 2),
         outcome=verdict.outcome if points == verdict.points else outcome,
-        message=one_line(f"{by_hand}; {said}"),
         flags=(),
-        by_hand=by_hand,
+        by_hand=f"{by_hand}: {correction.why}",
     )

@@ -1,7 +1,7 @@
-"""The words that the parts of the grader pass one another."""
+"""The data that the parts of the grader hand to one another."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -15,6 +15,21 @@ class Outcome(StrEnum):
     MISSING = "missing"  # no such cell, or no notebook
     UNREADABLE = "cannot be graded"  # not JSON, a cell that is there twice, a syntax error
     STOPPED = "stopped"  # a limit was reached, or the process died
+
+
+class Stop(StrEnum):
+    """Why the run of a notebook could not continue after an answer."""
+
+    EXERCISE_TIME = "exercise time"  # one cell took longer than an exercise may
+    TIME = "time"  # all cells together took longer than they may
+    MEMORY = "memory"
+    PROCESSES = "processes"
+    FOLDER = "folder"  # bytes or files in the run's folder
+    OUTPUT = "output"
+    DIED = "died"  # the kernel's process ended
+    NO_VERDICT = "no verdict"  # the check ended without exactly one signed verdict
+    CHANGED = "changed"  # what judges the answers was changed
+    CLOSING = "closing"  # the grader itself was stopped
 
 
 @dataclass(frozen=True)
@@ -46,25 +61,26 @@ class Lesson:
 class Answers:
     """What one student handed in for one lesson: exercise cells by id, and why others are not.
 
-    `problems` has a reason for every exercise of the lesson that is not in `cells`; `notes` are
-    things that an instructor may want to know and that cost nothing (an old format, say).
+    `problems` has a reason for every exercise of the lesson that is not in `cells`; `notes` has
+    what costs nothing and may explain something: by exercise, and under "" of the whole notebook.
     """
 
     student: str
     lesson: str
     cells: Mapping[str, str]
     problems: Mapping[str, tuple[Outcome, str]]
-    notes: tuple[str, ...] = ()
+    notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Verdict:
     """What came out for one exercise of one student.
 
-    `message` is the row's reason in one line; `words` are the check's own words, in lines;
-    `mistake` is the mistake that was recognised, "" if none; `flags` say what needs a look and
-    what was seen. `passed` of `total` checks passed (0 of 0 when none ran). `by_hand` says what an
-    instructor has set, "" if nothing.
+    `message` is the reason in one line. What the check said is there as it said it: `title` of the
+    first check that failed, `mistake` that it recognised, what it `expected`, what it has `seen`,
+    its `hint`; `also` has the titles of the other checks that failed. `passed` of `total` checks
+    passed (0 of 0 when none ran). `stop` says why the run ended here, None if it did not. `flags`
+    say what needs a look and what was seen; `by_hand` what an instructor has set, "" if nothing.
     """
 
     student: str
@@ -75,11 +91,15 @@ class Verdict:
     max: int
     outcome: Outcome
     message: str
-    words: str = ""
+    title: str = ""
     mistake: str = ""
+    expected: str = ""
+    seen: str = ""
     hint: str = ""
+    also: tuple[str, ...] = ()
     passed: int = 0
     total: int = 0
+    stop: Stop | None = None
     flags: tuple[str, ...] = ()
     by_hand: str = ""
 

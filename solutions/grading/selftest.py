@@ -1,4 +1,4 @@
-"""The grader's own examination: `python -m solutions.grade --self-test [--lessons 01,02]`.
+"""The grader tried on the known answers: `python -m solutions.grade --self-test [--lessons 01]`.
 
 References must get full marks and stubs none, and every wrong answer of solutions/mistakes must
 lose points at exactly its exercise, hear its own words there, and leave all others full. None may
@@ -17,18 +17,18 @@ from tqdm import tqdm
 
 from solutions.grading.answer_cells import AnswerCells, hand_in
 from solutions.grading.classroom import Judge, OpenJudge
-from solutions.grading.lesson import read_lessons, take_answers
+from solutions.grading.intake.lesson import read_lessons, take_answers
+from solutions.grading.reports.summary import aligned
 from solutions.grading.results import Lesson, Limits, Outcome, Verdict
-from solutions.grading.run import Workshop
-from solutions.grading.summary import aligned
+from solutions.grading.sandbox.run import Workspace
 
 
 @dataclass(frozen=True)
-class Trial:
+class HandIn:
     """One notebook handed in, and what must come of it.
 
-    `kind` is "reference", "stub" or "mistake"; a mistake is in `exercise`, and `says` are the words
-    that it must hear.
+    `kind` is "reference", "stub" or "mistake"; a mistake is in `exercise`, and the check must say
+    `says` to it.
     """
 
     lesson: Lesson
@@ -39,19 +39,20 @@ class Trial:
 
     @property
     def title(self) -> str:
-        """What it is, in a few words."""
+        """The kind, with the lesson or with the exercise and its mistake."""
         if self.kind == "mistake":
             return f"{self.exercise} mistake {self.says!r}"
         return f"{self.lesson.number} {self.kind}s"
 
     def complaints(self, verdicts: Sequence[Verdict]) -> list[str]:
-        """What is not as it must be, exercise by exercise."""
+        """One line for each verdict that is not as it must be."""
         if [each.exercise for each in verdicts] != [each.id for each in self.lesson.exercises]:
             return [f"{self.title}: there are verdicts for {[v.exercise for v in verdicts]}"]
         found = [(each, self._complaint(each)) for each in verdicts]
         return [f"{self.title}: {each.exercise} {why}" for each, why in found if why]
 
     def _complaint(self, verdict: Verdict) -> str:
+        """What is not as it must be in this verdict; "" when all is."""
         got = f"has {verdict.points} of {verdict.max} ({verdict.message})"
         if verdict.flags:
             return f"is flagged: {'; '.join(verdict.flags)}"
@@ -63,20 +64,20 @@ class Trial:
             return "" if right else got
         if not 0 <= verdict.points < verdict.max:
             return f"{got} in spite of the mistake"
-        heard = " ".join(f"{verdict.words} {verdict.message}".split())
-        return "" if " ".join(self.says.split()) in heard else f"heard other words: {heard}"
+        texts = verdict.mistake, verdict.expected, verdict.seen, verdict.hint
+        return "" if any(self.says in text for text in texts) else f"heard other words: {texts}"
 
 
-def trials(course: Path, lesson: Lesson, most: int | None = None) -> Iterator[Trial]:
+def hand_ins(course: Path, lesson: Lesson, most: int | None = None) -> Iterator[HandIn]:
     """A lesson's references, its stubs, and its mistakes (`most` of each exercise) one by one."""
     known = AnswerCells(course, lesson)
     right = known.references
-    yield Trial(lesson, "reference", right)
-    yield Trial(lesson, "stub", {})
+    yield HandIn(lesson, "reference", right)
+    yield HandIn(lesson, "stub", {})
     for exercise in lesson.exercises:
         mistakes = [each for each in known.mistakes if each.exercise == exercise.id]
         for each in mistakes[:most]:
-            yield Trial(
+            yield HandIn(
                 lesson, "mistake", {**right, exercise.id: each.cell}, exercise.id, each.says
             )
 
@@ -88,14 +89,14 @@ def self_test(
     lessons: Sequence[str] | None,
     *,
     most: int | None = None,
-    open_judge: OpenJudge = Workshop,
+    open_judge: OpenJudge = Workspace,
 ) -> bool:
     """Try the lessons (all by default); print a table and what is not as it must be.
 
     Returns whether everything was. Raises InputError for a lesson that the course does not have.
     """
     chosen = read_lessons(course, lessons)
-    due = [trial for lesson in chosen.values() for trial in trials(course, lesson, most)]
+    due = [each for lesson in chosen.values() for each in hand_ins(course, lesson, most)]
     began = time.monotonic()
     with open_judge(course, jobs) as judge:
         complaints = _run(due, judge, course, jobs, limits)
@@ -104,20 +105,20 @@ def self_test(
 
 
 def _run(
-    due: Sequence[Trial], judge: Judge, course: Path, jobs: int, limits: Limits
+    due: Sequence[HandIn], judge: Judge, course: Path, jobs: int, limits: Limits
 ) -> dict[int, list[str]]:
-    """The complaints of each trial, by its place."""
+    """The complaints about each notebook, by its place in `due`."""
 
-    def run(trial: Trial) -> list[str]:
-        pristine = course / "lessons" / trial.lesson.folder / "lesson.ipynb"
-        notebook = hand_in(pristine.read_bytes(), trial.cells)
-        answers = take_answers("self-test", trial.lesson, notebook)
-        return trial.complaints(judge.grade(answers, trial.lesson, limits))
+    def run(each: HandIn) -> list[str]:
+        pristine = course / "lessons" / each.lesson.folder / "lesson.ipynb"
+        notebook = hand_in(pristine.read_bytes(), each.cells)
+        answers = take_answers("self-test", each.lesson, notebook)
+        return each.complaints(judge.grade(answers, each.lesson, limits))
 
     complaints: dict[int, list[str]] = {}
     pool = ThreadPoolExecutor(jobs, thread_name_prefix="self_test")
     try:
-        futures = {pool.submit(run, trial): place for place, trial in enumerate(due)}
+        futures = {pool.submit(run, each): place for place, each in enumerate(due)}
         finished = tqdm(
             as_completed(futures), total=len(due), desc="self test", unit="notebook", disable=None
         )
@@ -131,9 +132,10 @@ def _run(
     return complaints
 
 
-def _report(due: Sequence[Trial], complaints: Mapping[int, list[str]], seconds: float) -> None:
+def _report(due: Sequence[HandIn], complaints: Mapping[int, list[str]], seconds: float) -> None:
+    """Print a row for each lesson and the rate."""
     rows = []
-    for lesson in dict.fromkeys(trial.lesson.number for trial in due):
+    for lesson in dict.fromkeys(each.lesson.number for each in due):
         row = {"lesson": lesson}
         for kind in ("reference", "stub", "mistake"):
             mine = [i for i, t in enumerate(due) if (t.lesson.number, t.kind) == (lesson, kind)]

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from shared.errors import InputError
-from solutions.grading.results import Answers, Lesson, Limits, Outcome, Verdict
-from solutions.grading.table import replace_file
+from solutions.grading.reports.table import replace_file
+from solutions.grading.results import Answers, Lesson, Limits, Outcome, Stop, Verdict
 
 FOLDER = ".graded"
 
 
 def key_of(answers: Answers, lesson: Lesson, limits: Limits) -> str:
-    """Equal for what must get equal grades: the same cells, judged the same way.
+    """A digest that is equal for what must get equal grades: the same cells, judged the same way.
 
     The student is not part of it. Two who handed in the same cells, untouched stubs above all,
     are graded once.
@@ -51,7 +51,9 @@ class Store:
 
 
 def _verdict(kept: dict[str, Any], student: str) -> Verdict:
-    kept |= {"student": student, "outcome": Outcome(kept["outcome"]), "flags": tuple(kept["flags"])}
+    kept |= {"student": student, "outcome": Outcome(kept["outcome"])}
+    kept |= {"stop": Stop(kept["stop"]) if kept["stop"] else None}
+    kept |= {"flags": tuple(kept["flags"]), "also": tuple(kept["also"])}
     return Verdict(**kept)
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from solutions.grading.answer_cells import AnswerCells
-from solutions.grading.audit import audit
-from solutions.grading.lesson import read_lessons
+from solutions.grading.intake import audit as auditing
+from solutions.grading.intake.lesson import read_lessons
 
 COURSE = Path(__file__).resolve().parents[2]
 SETUP = """import math
@@ -14,10 +14,16 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from shared.course import check, exercise
+from shared.exercises.notebook import check, exercise
 from shared.measuring.memory import saved_bytes
 
 limit = 3"""
+
+
+def audit(*given) -> tuple[str, ...]:
+    """The flags as an instructor reads them."""
+    return tuple(map(str, auditing.audit(*given)))
+
 
 ODD = [
     ("import os", "line 1 imports os"),
@@ -26,7 +32,7 @@ ODD = [
         "from shared.model.attention import split_heads",
         "imports shared.model.attention.split_heads, which can hold answers",
     ),
-    ("from shared import course", "imports shared.exercises.notebook"),
+    ("from shared.exercises import notebook", "imports shared.exercises.notebook"),
     ("import solutions.lesson02_attention", "imports solutions.lesson02_attention"),
     ("from torch import multiprocessing", "imports torch.multiprocessing"),
     ("from torch.overrides import TorchFunctionMode", "imports torch.overrides"),
@@ -106,6 +112,11 @@ def test_a_lesson_about_files_may_use_files():
     source = "import io, shutil, tempfile\ndef f(p):\n    os.fsync(3)\n    os.replace(p, p)\n"
     assert audit(source + "    open(p)", setup) == ()
     assert audit("def f():\n    os._exit(0)", setup) == ("line 2 uses os._exit",)
+
+
+def test_a_flag_names_what_is_imported():
+    flags = auditing.audit("import os\nfrom shared.model import attention\nlimit = 4", SETUP)
+    assert [each.imports for each in flags] == ["os", "shared.model.attention", ""]
 
 
 def test_broken_code_has_no_flags_and_long_lists_end():

@@ -11,16 +11,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from solutions.grading.confine import (
+from solutions.grading.results import Limits, Stop
+from solutions.grading.sandbox.confine import (
     INSIDE,
     Layers,
     find_layers,
     interpreter_folders,
     make_plan,
 )
-from solutions.grading.results import Limits
-from solutions.grading.room import remove
-from solutions.grading.watch import MAX_FILES, Watch, end_all, folder_use
+from solutions.grading.sandbox.folders import remove
+from solutions.grading.sandbox.watch import MAX_FILES, Watch, end_all, folder_use
 
 LAYERS = find_layers()
 LIMITS = Limits(memory=1 << 30, num_processes=8, file_size=1 << 20)
@@ -52,7 +52,7 @@ def confined(place):
         plan = make_plan(layers, home, place / "course", command, {"A": "1"}, LIMITS, slot=3)
         (place / "plan.json").write_text(json.dumps(plan))
         done = subprocess.run(
-            [sys.executable, "-I", "-S", str(INSIDE), str(place / "plan.json")],
+            [sys.executable, "-I", "-S", str(INSIDE / "enter.py"), str(place / "plan.json")],
             capture_output=True,
             text=True,
             timeout=60,
@@ -196,12 +196,12 @@ def test_the_watch_names_the_limit(tmp_path):
     child = subprocess.Popen([sys.executable, "-c", "import time; x = bytes(99); time.sleep(60)"])
     own = os.getpid()
     try:
-        assert Watch(tmp_path, Limits(), count=True)(own) == ""
-        assert Watch(tmp_path, Limits(num_processes=0), count=True)(own) == "processes"
-        assert Watch(tmp_path, Limits(num_processes=0), count=False)(own) == ""
-        assert Watch(tmp_path, Limits(memory=1), count=False)(own) == "memory"
+        assert Watch(tmp_path, Limits(), count=True)(own) is None
+        assert Watch(tmp_path, Limits(num_processes=0), count=True)(own) is Stop.PROCESSES
+        assert Watch(tmp_path, Limits(num_processes=0), count=False)(own) is None
+        assert Watch(tmp_path, Limits(memory=1), count=False)(own) is Stop.MEMORY
         (tmp_path / "f").write_bytes(bytes(1 << 20))
-        assert Watch(tmp_path, Limits(folder_size=1 << 19), count=False)(own) == "folder"
+        assert Watch(tmp_path, Limits(folder_size=1 << 19), count=False)(own) is Stop.FOLDER
         assert folder_use(tmp_path)[0] >= 1 << 20
         assert MAX_FILES > 1000
     finally:
@@ -227,15 +227,15 @@ def _home(process: psutil.Process) -> str:
         return ""
 
 
-def test_removing_a_room_follows_no_link(tmp_path):
+def test_removing_a_run_s_folder_follows_no_link(tmp_path):
     outside = tmp_path / "outside"
     outside.mkdir(mode=0o755)
     (outside / "kept").touch()
-    room = tmp_path / "room"
-    (room / "closed" / "inner").mkdir(parents=True)
-    (room / "link").symlink_to(outside)
-    (room / "closed").chmod(0)
-    remove(room)
-    assert not room.exists()
+    folder = tmp_path / "run"
+    (folder / "closed" / "inner").mkdir(parents=True)
+    (folder / "link").symlink_to(outside)
+    (folder / "closed").chmod(0)
+    remove(folder)
+    assert not folder.exists()
     assert (outside / "kept").exists()
     assert outside.stat().st_mode & 0o777 == 0o755

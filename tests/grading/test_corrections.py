@@ -6,7 +6,8 @@ import pytest
 
 from shared.errors import InputError
 from solutions.grading.corrections import Correction, correct, read_corrections
-from solutions.grading.pages import make_card
+from solutions.grading.reports.pages import make_card
+from solutions.grading.reports.table import reason
 from solutions.grading.results import Exercise, Lesson, Outcome, Verdict
 
 EXERCISES = (Exercise("02.1", "f", 3), Exercise("02.2", "g", 1))
@@ -75,15 +76,15 @@ def test_points_and_outcome_change_and_the_row_says_so(points, outcome):
     new, same = correct([HALF, other], {("Ada", "02.1"): Correction(points, "see mail")})
     assert same == other
     assert (new.points, new.outcome) == (points, outcome)
-    assert new.message == (
+    assert reason(new) == (
         "points set by hand (the checks gave 1.5): see mail; not right at the check of t"
     )
     assert make_card(new).text.startswith("Points set by hand (the checks gave 1.5): see mail.")
 
 
 def test_what_the_checks_said_is_told_as_theirs():
-    words = "02.1 f: not right yet, at the check of t (1 of 2 checks passed before it)\n  seen: 4"
-    (new,) = correct([replace(HALF, words=words)], {("Ada", "02.1"): Correction(3, "fine")})
+    said = replace(HALF, title="t", seen="4")
+    (new,) = correct([said], {("Ada", "02.1"): Correction(3, "fine")})
     assert make_card(new).text == (
         "Points set by hand (the checks gave 1.5): fine. The checks said: Not right yet, at the"
         " check of t. 1 of 2 checks passed."
@@ -93,10 +94,11 @@ def test_what_the_checks_said_is_told_as_theirs():
 def test_a_flag_is_settled_by_it():
     """With the points as they are: whoever wrote the row has looked."""
     flag = "line 1 imports os"
-    flagged = replace(HALF, flags=(flag,), message=f"needs a look: {flag}; {HALF.message}")
+    flagged = replace(HALF, flags=(flag,))
+    assert reason(flagged).startswith(f"needs a look: {flag}; not right")
     (new,) = correct([flagged], {("Ada", "02.1"): Correction(1.5, "left over from trying")})
     assert (new.flags, new.outcome, new.points) == ((), Outcome.PARTLY, 1.5)
-    assert "needs a look" not in new.message
+    assert "needs a look" not in reason(new)
     assert make_card(new).looks == ""
 
 

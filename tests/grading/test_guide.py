@@ -22,13 +22,13 @@ LESSONS = sorted(path.parent.name for path in ROOT.glob("lessons/*/checks.py"))
 def test_a_commands_words_are_understood(line):
     module, *words = shlex.split(line)[2:]
     parsers = {
-        "solutions.grade": grade.parser(),
-        "solutions.student_edition": student_edition.parser(),
+        "solutions.grade": grade.make_parser(),
+        "solutions.student_edition": student_edition.make_parser(),
     }
     if module in parsers:
         parsers[module].parse_args(words)
     elif module == "shared.exercises.mistakes":
-        assert (ROOT / "shared" / "tools" / "checks.py").exists()
+        assert (ROOT / "shared" / "exercises" / "mistakes.py").exists()
         assert all(any(name.startswith(word) for name in LESSONS) for word in words)
     else:
         assert module in ("pytest", "pip"), f"who holds the words of {module}?"
@@ -36,7 +36,7 @@ def test_a_commands_words_are_understood(line):
 
 def test_every_option_of_the_grader_is_explained_and_no_other():
     table = re.findall(r"^\| `(--[a-z-]+)", GUIDE, re.MULTILINE)
-    actions = grade.parser()._actions
+    actions = grade.make_parser()._actions
     known = {word for each in actions for word in each.option_strings} - {"-h", "--help", "--out"}
     assert set(table) == known
     assert "--out" in GUIDE

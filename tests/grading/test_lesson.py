@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from shared.errors import InputError
-from solutions.grading.lesson import read_lessons, take_answers
-from solutions.grading.notebook import MAX_BYTES, MAX_CELL_CHARACTERS
+from solutions.grading.intake import lesson as lesson_module
+from solutions.grading.intake.lesson import read_lessons, take_answers
+from solutions.grading.intake.notebook import MAX_BYTES, MAX_CELL_CHARACTERS
 from solutions.grading.results import Outcome
 
 COURSE = Path(__file__).resolve().parents[2]
@@ -54,7 +55,7 @@ def test_an_unknown_lesson_is_an_input_error_that_names_the_known_ones(given):
 
 def small_course(place: Path) -> Path:
     shutil.copytree(COURSE / "lessons/01_positional_encoding", place / "lessons/01_a")
-    (place / "shared").mkdir()
+    (place / "shared/exercises").mkdir(parents=True)
     (place / "shared/exercises/expecting.py").write_text("x = 1\n")
     (place / "datasets").mkdir()
     (place / "datasets/pairs.txt").write_text("a\n")
@@ -71,6 +72,20 @@ def test_the_digest_changes_with_what_can_change_a_grade(tmp_path, changed):
     with (course / changed).open("a") as file:
         file.write("\n")
     assert read_lessons(course)["01"].digest != before
+
+
+def test_the_digest_changes_with_any_file_of_the_grader(tmp_path, monkeypatch):
+    """Also with those in its folders: what runs in the kernel above all."""
+    grader = tmp_path / "grading"
+    shutil.copytree(COURSE / "solutions/grading", grader)
+    course = small_course(tmp_path / "course")
+    monkeypatch.setattr(lesson_module, "__file__", str(grader / "intake/lesson.py"))
+    digests = {read_lessons(course)["01"].digest}
+    for name in ("results.py", "sandbox/inside/guard.py", "intake/cells.py"):
+        with (grader / name).open("a") as file:
+            file.write("\n")
+        digests.add(read_lessons(course)["01"].digest)
+    assert len(digests) == 4
 
 
 @pytest.mark.parametrize(("old", "new", "same"), [("# ", "# ", True), ("float32.", "f32.", False)])
@@ -231,7 +246,7 @@ def test_what_does_no_harm_is_taken_as_it_is(case):
 def test_a_command_that_changes_nothing_is_left_out_and_noted(line):
     answers = take_answers("Ada", LESSON, notebook(f"{line}\n{PADDING}"))
     assert answers.cells == {"02.2": f"# {line}\n{PADDING}"}
-    assert answers.notes == (f"02.2: without {line}",)
+    assert answers.notes == {"02.2": (f"without {line}",)}
 
 
 def test_one_broken_cell_costs_the_others_nothing():
@@ -248,7 +263,7 @@ def test_the_old_format_is_read_and_noted():
     old = {"nbformat": 3, "worksheets": [{"cells": [{"cell_type": "code", "input": PADDING}]}, 3]}
     answers = take_answers("Ada", LESSON, json.dumps(old).encode())
     assert answers.cells == {"02.2": PADDING}
-    assert answers.notes == ("the notebook has the old format 3",)
+    assert answers.notes == {"": ("the notebook has the old format 3",)}
 
 
 def test_another_lessons_notebook_is_called_by_its_name():
@@ -269,8 +284,8 @@ def test_another_lessons_notebook_is_called_by_its_name():
 def test_what_an_answer_uses_from_a_cell_that_is_not_taken_is_noted(other, uses, named):
     cell = PADDING.replace("tokens != pad_id", uses)
     answers = take_answers("Ada", LESSON, notebook(other, cell))
-    note = f"02.2: uses {named}, but only exercise cells are graded: move it into this cell"
-    assert answers.notes == (note,)
+    note = f"uses {named}, but only exercise cells are graded: move it into this cell"
+    assert answers.notes == {"02.2": (note,)}
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import pytest
 from shared.exercises.lessons import ROOT
 from solutions import student_edition
 from solutions.grading.answer_cells import AnswerCells, hand_in
-from solutions.grading.lesson import read_lessons
+from solutions.grading.intake.lesson import read_lessons
 
 LESSON = "02_attention"
 NO_NETWORK = ("NewConnectionError", "name resolution", "Network is unreachable", "ConnectTimeout")

@@ -8,7 +8,7 @@ from pathlib import Path
 import matplotlib.image
 import pytest
 
-from solutions.grading.picture import draw_class, headline, most_frequent
+from solutions.grading.reports.picture import draw_class, headline, most_frequent
 from solutions.grading.results import Outcome, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,9 +53,11 @@ def test_the_reader_of_a_file_in_another_process_finds_the_same_bytes(tmp_path):
     """Whatever matplotlibrc says, and with other hashes."""
     (tmp_path / "matplotlibrc").write_text("figure.facecolor: red\nfont.size: 30\n")
     code = (
-        "import sys; from pathlib import Path; from solutions.grading.picture import draw_class; "
+        "import sys; from pathlib import Path; "
+        "from solutions.grading.reports.picture import draw_class; "
         "from solutions.grading.results import Outcome, Verdict; "
-        "draw_class(Path(sys.argv[1]), [Verdict('s', '01', f'01.{i}', 'f', i, 9, o, '', '', 'm') "
+        "draw_class(Path(sys.argv[1]), "
+        "[Verdict('s', '01', f'01.{i}', 'f', i, 9, o, '', mistake='m') "
         "for i, o in enumerate(Outcome)])"
     )
     for number, folder in enumerate((tmp_path, ROOT)):
@@ -105,7 +107,8 @@ def test_mistakes_are_counted_by_exercise_and_words():
 def test_nothing_of_it_loads_torch():
     """The grader has to stay small: everything but the kernel's guard does without torch."""
     code = (
-        "import sys, solutions.grading.picture, solutions.grading.feedback, "
-        "solutions.grading.summary, solutions.grading.selftest; sys.exit('torch' in sys.modules)"
+        "import sys, solutions.grading.reports.picture, solutions.grading.reports.feedback, "
+        "solutions.grading.reports.summary, solutions.grading.selftest; "
+        "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

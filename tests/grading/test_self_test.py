@@ -8,9 +8,9 @@ import pytest
 
 from shared.errors import InputError
 from solutions.grading.answer_cells import AnswerCells
-from solutions.grading.lesson import read_lessons
+from solutions.grading.intake.lesson import read_lessons
 from solutions.grading.results import Limits, Outcome, Verdict
-from solutions.grading.selftest import self_test, trials
+from solutions.grading.selftest import hand_ins, self_test
 
 ROOT = Path(__file__).resolve().parents[2]
 LESSON = read_lessons(ROOT, ["01"])["01"]
@@ -47,7 +47,7 @@ class Ideal:
             return replace(whole, points=0, outcome=Outcome.UNSOLVED)
         if cell == KNOWN.references[exercise.id]:
             return whole
-        return replace(whole, points=0.5, outcome=Outcome.PARTLY, words=f"a\n {SAYS[cell]}\n b")
+        return replace(whole, points=0.5, outcome=Outcome.PARTLY, mistake=f"a {SAYS[cell]} b")
 
 
 def examine(judge, most=None):
@@ -86,7 +86,7 @@ def drags(verdict):
 
 def deaf(verdict):
     """Other words than the mistake's."""
-    return replace(verdict, words="something else")
+    return replace(verdict, mistake="something else", message=verdict.mistake)
 
 
 def suspicious(verdict):
@@ -126,7 +126,7 @@ def test_an_unknown_lesson_is_an_input_error():
 
 
 def test_a_mistake_is_handed_in_alone():
-    first = next(trial for trial in trials(ROOT, LESSON) if trial.kind == "mistake")
+    first = next(each for each in hand_ins(ROOT, LESSON) if each.kind == "mistake")
     different = [id for id, cell in first.cells.items() if cell != KNOWN.references[id]]
     assert different == [first.exercise] == ["01.1"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from solutions.grading.sources import parsed
+from solutions.grading.intake.sources import parsed
 
 SOURCE = Path(ast.__file__).read_text(encoding="utf-8")[:30_000].rpartition("\n\n\n")[0]
 

@@ -14,7 +14,7 @@ from shared.errors import InputError
 from shared.exercises.lessons import ROOT
 from solutions import student_edition, student_pages, student_proof
 from solutions.grading.answer_cells import AnswerCells, hand_in
-from solutions.grading.lesson import read_lessons
+from solutions.grading.intake.lesson import read_lessons
 
 FILES = list(student_edition.course_files(ROOT))
 NUMBERS = [name.split("/")[1][:2] for name in FILES if name.endswith("/lesson.ipynb")]

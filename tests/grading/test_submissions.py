@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from shared.errors import InputError
-from solutions.grading import archives
-from solutions.grading.notebook import MAX_BYTES, Unreadable
-from solutions.grading.submissions import find_submissions, left_out
+from solutions.grading.intake import archives
+from solutions.grading.intake.notebook import MAX_BYTES, Unreadable
+from solutions.grading.intake.submissions import find_submissions, left_out
 
 
 def notebook(text: str = "", lesson: str = "02") -> bytes:

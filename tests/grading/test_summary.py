@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from solutions.grading.reports.summary import summary
 from solutions.grading.results import Outcome, Verdict
-from solutions.grading.summary import summary
 
 ADA = Verdict("Ada", "01", "01.1", "double", 2, 2, Outcome.RIGHT, "right")
 BEN = replace(ADA, student="Ben", points=0.5, outcome=Outcome.PARTLY)

@@ -1,8 +1,4 @@
-"""Grade one student's answers to one lesson: confined, watched, and never with an exception.
-
-`with Workshop(course) as shop: shop.grade(answers, lesson, limits)` grades many with one copy of
-the course; `grade_answers` does the same for a single one.
-"""
+"""Grade one student's answers to one lesson: confined, watched, and never with an exception."""
 
 import contextlib
 import hashlib
@@ -14,29 +10,24 @@ import threading
 from pathlib import Path
 from queue import Empty, Queue
 
-from solutions.grading.assemble import graded_notebook
-from solutions.grading.audit import audit
-from solutions.grading.confine import find_layers
+from solutions.grading.intake.audit import audit
 from solutions.grading.results import Answers, Lesson, Limits, Outcome, Verdict
-from solutions.grading.room import Room, furnish
-from solutions.grading.verdicts import SPOILT, Findings, Reader, make_verdict
-
-
-def grade_answers(answers: Answers, lesson: Lesson, limits: Limits, course: Path) -> list[Verdict]:
-    """Judge every exercise of the lesson; whatever the answers do, this returns verdicts."""
-    with Workshop(course) as shop:
-        return shop.grade(answers, lesson, limits)
+from solutions.grading.sandbox.assemble import graded_notebook
+from solutions.grading.sandbox.confine import find_layers
+from solutions.grading.sandbox.folders import RunFolder, copy_course
+from solutions.grading.sandbox.reader import Findings, Reader
+from solutions.grading.verdicts import make_verdict
 
 
 class Closed(Exception):
-    """The workshop was left while a notebook ran."""
+    """The workspace was closed while a notebook ran."""
 
 
-class Workshop:
-    """A temporary folder with a read-only copy of the course, and rooms to grade in.
+class Workspace:
+    """A temporary folder with a copy of the course, and in it a folder for each run.
 
-    Threads may grade at the same time, as many as there are `slots`. `layers` says, in lines, what
-    keeps a submission to itself on this machine.
+    Threads may grade at the same time, as many as there are `slots`. `layers` are lines that say
+    what isolates a submission on this machine.
     """
 
     def __init__(self, course: Path, slots: int = 1) -> None:
@@ -49,9 +40,9 @@ class Workshop:
         for slot in range(slots):
             self._slots.put(slot)
 
-    def __enter__(self) -> "Workshop":
+    def __enter__(self) -> "Workspace":
         self.folder = Path(tempfile.mkdtemp(prefix="grading_"))
-        furnish(self.folder, self._original)
+        copy_course(self.folder, self._original)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -75,7 +66,7 @@ class Workshop:
             self._slots.put(slot)
 
     def check_open(self) -> None:
-        """Raise Closed when the workshop is being left."""
+        """Raise Closed once the workspace is being closed."""
         if self.closing.is_set():
             raise Closed("the grader was stopped")
 
@@ -84,9 +75,9 @@ class Grading:
     """One student's answers to one lesson, run as often as it takes to settle every exercise."""
 
     def __init__(
-        self, shop: Workshop, slot: int, answers: Answers, lesson: Lesson, limits: Limits
+        self, workspace: Workspace, slot: int, answers: Answers, lesson: Lesson, limits: Limits
     ) -> None:
-        self.shop, self.slot, self.answers = shop, slot, answers
+        self.workspace, self.slot, self.answers = workspace, slot, answers
         self.lesson, self.limits = lesson, limits
         self.exercises = {each.id: each for each in lesson.exercises}
         names = {each.name for each in lesson.exercises}
@@ -95,18 +86,21 @@ class Grading:
         }
 
     def verdicts(self) -> list[Verdict]:
-        """Each run settles at least one exercise, or is tried a second time, or gives up."""
+        """The verdicts in the lesson's order, from as many runs as it takes.
+
+        Each run settles at least one exercise; after two that settle none, the rest is given up.
+        """
         done = {id: self._problem(id) for id in self.exercises if id not in self.answers.cells}
         stubbed: set[str] = set()
         failures = 0
         while len(done) < len(self.exercises):
             wanted = [id for id in self.exercises if id not in done]
             found = self._run(wanted, stubbed)
-            self.shop.check_open()  # a run that was ended says nothing about an answer
+            self.workspace.check_open()  # a run that was ended says nothing about an answer
             settled = len(done) + len(stubbed)
             done = found.verdicts | done  # an answer keeps its verdict, should it stop a later run
             # What stopped a run or spoilt it must not be there when the others are judged.
-            stubbed |= {id for id, each in found.verdicts.items() if spoils(each)}
+            stubbed |= {id for id, each in found.verdicts.items() if each.stop is not None}
             if len(done) + len(stubbed) == settled:
                 failures += 1
                 if failures > 1:
@@ -123,34 +117,29 @@ class Grading:
 
     def _run(self, wanted: list[str], stubbed: set[str]) -> Findings:
         key, name = secrets.token_bytes(32), f"g{secrets.token_hex(12)}"
-        with Room(self.shop.folder, self.slot, self.shop.isolation, self.limits) as room:
-            room.key_file.write_text(key.hex())
-            room.notebook.write_text(
+        place = self.workspace.folder, self.slot, self.workspace.isolation
+        with RunFolder(*place, self.limits) as folder:
+            folder.key_file.write_text(key.hex())
+            folder.notebook.write_text(
                 graded_notebook(
                     self.lesson,
                     self.answers,
                     wanted=wanted,
                     stubbed=stubbed,
                     name=name,
-                    guard=room.guard_options(self.lesson.number),
+                    guard=folder.guard_options(self.lesson.number),
                 )
             )
-            report = room.run(len(wanted), seed_of(self.answers), self.shop.closing)
-            reader = Reader(
-                self.answers, self.exercises, self.limits, key, room.names(), self.flags
-            )
+            report = folder.run(len(wanted), seed_of(self.answers), self.workspace.closing)
+            names = folder.names()
+        reader = Reader(self.answers, self.exercises, self.limits, key, names, self.flags)
         found = reader.read(report)
         if not found.verdicts and not found.broken:
             found.broken = report.log or "it said nothing"
         return found
 
 
-def spoils(verdict: Verdict) -> bool:
-    """Whether this answer must be out of the way when the others are judged."""
-    return verdict.outcome is Outcome.STOPPED or verdict.message.endswith(SPOILT)
-
-
 def seed_of(answers: Answers) -> int:
-    """The same submission meets the same random numbers, and nobody knows them beforehand."""
+    """The seed for these answers: equal for equal cells, and known to nobody beforehand."""
     text = json.dumps([answers.lesson, sorted(answers.cells.items())])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4]) >> 1

@@ -8,29 +8,30 @@ from pathlib import Path
 
 import psutil
 
-from solutions.grading.results import Limits
+from solutions.grading.results import Limits, Stop
 
 MAX_FILES = 4096
 
 
 @dataclass(frozen=True)
 class Watch:
-    """Asked with the number of the pytest process; names the limit that was passed, or ""."""
+    """Asked with the number of the pytest process: the limit that was passed, or None."""
 
     home: Path
     limits: Limits
     count: bool  # whether processes must be counted here, because the system does not
 
-    def __call__(self, pid: int) -> str:
+    def __call__(self, pid: int) -> Stop | None:
         processes = descendants(pid)
         if self.count and len(processes) > self.limits.num_processes:
-            return "processes"
+            return Stop.PROCESSES
         memory = self.limits.memory
         # The first figure counts pages shared since a fork in each process; the second takes long.
         if sum(map(own_bytes, processes)) > memory < sum(map(exact_bytes, processes)):
-            return "memory"
+            return Stop.MEMORY
         used, files = folder_use(self.home)
-        return "folder" if used > self.limits.folder_size or files > MAX_FILES else ""
+        over = used > self.limits.folder_size or files > MAX_FILES
+        return Stop.FOLDER if over else None
 
 
 def descendants(pid: int) -> list[psutil.Process]:

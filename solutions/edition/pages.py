@@ -45,13 +45,13 @@ class Passage:
         if count != 1:
             raise InputError(
                 f"{page} holds {self.old[:60]!r}... {count} times, not once: it was changed, and"
-                " solutions/student_pages.toml does not know what a class should read instead"
+                " solutions/edition/pages.toml does not know what a class should read instead"
             )
         return changed
 
 
 def read_passages() -> dict[str, list[Passage]]:
-    """The passages of student_pages.toml, by page."""
+    """The passages of pages.toml, by page."""
     text = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
     return {page: [Passage(**each) for each in rows] for page, rows in tomllib.loads(text).items()}
 
@@ -88,10 +88,10 @@ def _without_pointers(paragraph: str, points: re.Pattern[str]) -> str:
 
 
 def change_pyproject(text: str) -> str:
-    """The listing without the packages of solutions/ and the settings for them."""
+    """The text of pyproject.toml without the packages of solutions/ and the settings for them."""
     lines = [
         line
         for line in text.splitlines(keepends=True)
         if not re.match(r'\s*"solutions[^"]*"(?:\s*=.*)?,?\s*$', line)
     ]
-    return re.sub(r',\s*"solutions"', "", "".join(lines))
+    return re.sub(r',\s*"solutions\*?"', "", "".join(lines))

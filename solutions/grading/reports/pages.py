@@ -1,7 +1,6 @@
 """What stands on a student's feedback page, before it is HTML or Markdown.
 
-The check's words arrive as a notebook shows them, in labelled lines. Here they become a sentence
-and rows, the number of the exercise is not said twice, and what holds for a whole lesson (no
+What a check said becomes a sentence and labelled rows, and what holds for a whole lesson (no
 notebook, nothing solved) is said once and not at each exercise.
 """
 
@@ -11,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from solutions.grading.results import Outcome, Verdict
+from solutions.grading.texts import TURNING, show_points
 
-LOOK = "needs a look: "
-LABELLED = re.compile(r"^  (looks like|expected|seen|hint|also not right):\s*(.*)$")
 KINDS = {
     Outcome.RIGHT: "right",
     Outcome.PARTLY: "partly",
@@ -29,8 +27,8 @@ KINDS = {
 class Card:
     """One exercise on the page.
 
-    `kind` is the colour's name, `label` the outcome in words; `rows` are the check's labelled
-    words; `looks` is what an instructor has to look at, "" if nothing.
+    `kind` is the colour's name, `label` the outcome in words; `rows` are labels with what the check
+    said; `looks` is what an instructor has to look at, "" if nothing.
     """
 
     exercise: str
@@ -82,7 +80,7 @@ class LessonPart:
 
 @dataclass(frozen=True)
 class Page:
-    """All that one student reads."""
+    """The feedback for one student: their name and a part for each lesson."""
 
     student: str
     lessons: Sequence[LessonPart]
@@ -120,7 +118,7 @@ class Page:
 
 
 def make_page(student: str, verdicts: Sequence[Verdict], titles: Mapping[str, str]) -> Page:
-    """Arrange a student's verdicts; `titles` has the name of a lesson by its number."""
+    """The page with a student's verdicts; `titles` has the name of a lesson by its number."""
     by_lesson: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
         by_lesson.setdefault(verdict.lesson, []).append(verdict)
@@ -129,10 +127,10 @@ def make_page(student: str, verdicts: Sequence[Verdict], titles: Mapping[str, st
 
 
 def _part(number: str, verdicts: Sequence[Verdict], titles: Mapping[str, str]) -> LessonPart:
-    """One lesson; a reason that holds for all of its exercises is taken off the cards."""
+    """The part of one lesson; a reason that all its exercises share stands there once."""
     first = verdicts[0]
     shared = len(verdicts) > 1 and all(
-        (v.outcome, v.message, v.words, v.flags) == (first.outcome, first.message, "", ())
+        (v.outcome, v.message, v.flags) == (first.outcome, first.message, ())
         and v.outcome in (Outcome.MISSING, Outcome.UNREADABLE)
         for v in verdicts
     )
@@ -146,22 +144,18 @@ def _part(number: str, verdicts: Sequence[Verdict], titles: Mapping[str, str]) -
 
 
 def make_card(verdict: Verdict) -> Card:
-    """Turn a verdict into what the page shows of it."""
-    head, rows = split_words(plain(verdict.words))
-    hint = dict(rows).get("hint") or plain(verdict.hint)
-    looks = "; ".join(map(plain, verdict.flags))
-    message = plain(verdict.message)
-    if verdict.outcome is Outcome.UNSOLVED:
-        message = ""  # the label says it
-    elif looks and message.startswith(LOOK):
-        _, _, message = message.partition(f"{LOOK}{looks}; ")
+    """What the page shows of a verdict."""
+    text = _what_came_out(verdict)
+    if verdict.by_hand:
+        text = f"The checks said: {text}" if verdict.title else ""
+        text = f"{as_sentence(plain(verdict.by_hand))} {text}".strip()
+    rows = (
+        ("looks like", verdict.mistake),
+        ("expected", verdict.expected),
+        ("seen", verdict.seen),
+        ("also not right", "; ".join(verdict.also)),
+    )
     solved = verdict.outcome is Outcome.RIGHT
-    if verdict.by_hand:
-        message = ""  # it begins with that
-    text = _sum_up(verdict, head) if head or solved else as_sentence(message)
-    if verdict.by_hand:
-        checks = f"The checks said: {text}" if head else ""
-        text = f"{as_sentence(plain(verdict.by_hand))} {checks}".strip()
     return Card(
         exercise=plain(verdict.exercise),
         name=plain(verdict.name),
@@ -170,39 +164,24 @@ def make_card(verdict: Verdict) -> Card:
         kind=KINDS[verdict.outcome],
         label=str(verdict.outcome),
         text=text,
-        rows=[(label, text) for label, text in rows if label != "hint"],
-        hint="" if solved else as_sentence(hint),
-        looks=as_sentence(looks),
+        rows=[(label, plain(said)) for label, said in rows if said],
+        hint="" if solved else as_sentence(plain(verdict.hint)),
+        looks=as_sentence("; ".join(map(plain, verdict.flags))),
     )
 
 
-def _sum_up(verdict: Verdict, head: str) -> str:
-    """Where the check failed, and how many of all passed: a check's own words stop at the first."""
-    head = head.removeprefix(f"{verdict.exercise} {verdict.name}: ")
-    head = re.sub(r" \(\d+ of \d+ checks passed before it\)$", "", head)
+def _what_came_out(verdict: Verdict) -> str:
+    """The outcome in sentences: where the checks failed and how many passed, or the reason."""
     passed, total = verdict.passed, verdict.total
+    if verdict.outcome is Outcome.UNSOLVED:
+        return ""  # the label says it
     if total and passed == total:
         all_of_them = {1: "Its check", 2: "Both checks"}.get(total, f"All {total} checks")
-        share = f"{all_of_them} passed."
-    else:
-        share = f"{passed} of {total} checks passed." if total > 1 else ""
-    return f"{as_sentence(head)} {share}".strip()
-
-
-def split_words(words: str) -> tuple[str, list[tuple[str, str]]]:
-    """A check's words as (head, labelled rows): "  seen:       4, where 5 was due" and the like."""
-    head: list[str] = []
-    rows: list[tuple[str, str]] = []
-    for line in words.splitlines():
-        found = LABELLED.match(line)
-        if found:
-            rows.append((found[1], found[2]))
-        elif rows:
-            label, text = rows[-1]
-            rows[-1] = (label, f"{text} {line.strip()}")
-        else:
-            head.append(line.strip())
-    return " ".join(head), rows
+        return f"{all_of_them} passed."
+    if verdict.title:
+        share = f" {passed} of {total} checks passed." if total > 1 else ""
+        return f"Not right yet, at the check of {plain(verdict.title)}.{share}"
+    return as_sentence(plain(verdict.message))
 
 
 def plain(text: str) -> str:
@@ -211,10 +190,9 @@ def plain(text: str) -> str:
     Line breaks stay. Control characters, lone surrogates and marks that turn the direction of
     writing become a replacement character.
     """
-    turning = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
     text = text.replace("\r\n", "\n").replace("\t", " ")
     return "".join(
-        "\ufffd" if c in turning or (c != "\n" and unicodedata.category(c) in ("Cc", "Cs")) else c
+        "\ufffd" if c in TURNING or (c != "\n" and unicodedata.category(c) in ("Cc", "Cs")) else c
         for c in text
     )
 
@@ -225,8 +203,3 @@ def as_sentence(text: str) -> str:
     if re.match(r"[a-z]{2,}[,:]? [a-z0-9(]", text):
         text = text[0].upper() + text[1:]
     return f"{text}." if " " in text and text[-1].isalnum() else text
-
-
-def show_points(points: float) -> str:
-    """2 and not 2.0; 1.33 and not 1.3333."""
-    return f"{points:.2f}".rstrip("0").rstrip(".")

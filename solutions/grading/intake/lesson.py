@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from shared.errors import InputError
-from solutions.grading.cells import Found, borrowed, find_answer, look, names_bound
-from solutions.grading.notebook import Unreadable, read_code_cells
+from solutions.grading.intake.cells import Found, borrowed, find_answer, look, names_bound
+from solutions.grading.intake.notebook import Unreadable, read_code_cells
+from solutions.grading.intake.sources import parsed
 from solutions.grading.results import Answers, Exercise, Lesson, Outcome
-from solutions.grading.sources import parsed
 
 # What a grade can depend on besides the course: another torch may round another way.
 RELEVANT = ("torch", "numpy", "nbval", "pytest", "ipykernel", "deepspeed", "jaxtyping")
@@ -90,7 +90,8 @@ def _machinery(course: Path) -> str:
     files = [*(course / "shared").rglob("*.py"), *(course / "shared").rglob("*.json")]
     files += [path for path in (course / "datasets").rglob("*") if path.is_file()]
     parts = [f"{path.relative_to(course)} {_digest(path)}" for path in sorted(files)]
-    parts += [f"{path.name} {_digest(path)}" for path in sorted(Path(__file__).parent.glob("*.py"))]
+    own = Path(__file__).resolve().parents[1]
+    parts += [f"{path.relative_to(own)} {_digest(path)}" for path in sorted(own.rglob("*.py"))]
     parts += [f"{name} {version}" for name, version in _versions()]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
@@ -109,7 +110,7 @@ def _digest(path: Path) -> str:
 
 
 def no_answers(student: str, lesson: Lesson, outcome: Outcome, reason: str) -> Answers:
-    """What a student handed in of whom nothing can be read: the same reason for every exercise."""
+    """The answers of a student of whom nothing can be read: one reason for every exercise."""
     problems = {exercise.id: (outcome, reason) for exercise in lesson.exercises}
     return Answers(student, lesson.number, {}, problems)
 
@@ -126,22 +127,28 @@ def take_answers(student: str, lesson: Lesson, notebook: bytes) -> Answers:
         return no_answers(student, lesson, Outcome.UNREADABLE, str(reason))
     found = [look(cell.source, cell) for cell in cells]
     given = names_bound(parsed(lesson.setup)) | {each.name for each in lesson.exercises}
-    taken, problems, more = {}, {}, list(notes)
+    taken, problems, more = {}, {}, {"": notes} if notes else {}
     for exercise in lesson.exercises:
         answer = find_answer(exercise, found)
         if not isinstance(answer, Found):
             problems[exercise.id] = answer
             continue
         taken[exercise.id] = answer.cell.source
-        if names := borrowed(answer, found, given | set(dir(builtins))):
-            words = f"uses {', '.join(names[:3])}, but only exercise cells are graded"
-            more.append(f"{exercise.id}: {words}: move it into this cell")
-        if answer.left_out:
-            more.append(f"{exercise.id}: without {', '.join(answer.left_out[:3])}")
+        if own := tuple(_notes(answer, borrowed(answer, found, given | set(dir(builtins))))):
+            more[exercise.id] = own
     if not taken and (other := _other_lesson(lesson, found)):
         reason = f"this notebook holds exercises of lesson {other}, none of lesson {lesson.number}"
         return no_answers(student, lesson, Outcome.MISSING, reason)
-    return Answers(student, lesson.number, taken, problems, tuple(more))
+    return Answers(student, lesson.number, taken, problems, more)
+
+
+def _notes(answer: Found, borrows: Sequence[str]) -> Iterator[str]:
+    """What may explain why an answer does not run here."""
+    if borrows:
+        names = ", ".join(borrows[:3])
+        yield f"uses {names}, but only exercise cells are graded: move it into this cell"
+    if answer.left_out:
+        yield f"without {', '.join(answer.left_out[:3])}"
 
 
 def _other_lesson(lesson: Lesson, found: Sequence[Found]) -> str:

@@ -7,7 +7,7 @@ import ast
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
-from solutions.grading.sources import parsed
+from solutions.grading.intake.sources import parsed
 
 
 def _words(text: str) -> frozenset[str]:
@@ -70,7 +70,19 @@ class Bound:
         return full | {name.rpartition(".")[0] for name in full} | {n.split(".")[0] for n in full}
 
 
-def audit(source: str, setup: str, exercises: Collection[str] = ()) -> tuple[str, ...]:
+@dataclass(frozen=True, order=True)
+class Flag:
+    """What needs a look, and in which line; `imports` names the module, where it is an import."""
+
+    line: int
+    what: str
+    imports: str = ""
+
+    def __str__(self) -> str:
+        return f"line {self.line} {self.what}"
+
+
+def audit(source: str, setup: str, exercises: Collection[str] = ()) -> tuple[Flag, ...]:
     """What needs a look in a cell, given the lesson's setup cell; nothing for broken Python.
 
     `exercises` are the names that the lesson asks for: the course's modules hold the answers.
@@ -81,9 +93,7 @@ def audit(source: str, setup: str, exercises: Collection[str] = ()) -> tuple[str
     known, own = bound_by(start), bound_by(tree)
     visitor = _Visitor(known, Bound({**known.names, **own.names}), exercises)
     visitor.visit(tree)
-    visitor.found += _rebound(tree, known)
-    seen = dict.fromkeys(f"line {line} {what}" for line, what in sorted(visitor.found))
-    return tuple(list(seen)[:MAX_FLAGS])
+    return tuple(sorted({*visitor.found, *_rebound(tree, known)})[:MAX_FLAGS])
 
 
 def _parse(source: str) -> ast.Module | None:
@@ -129,39 +139,32 @@ def _top_level_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
             waiting += ast.iter_child_nodes(node)
 
 
-def _rebound(tree: ast.Module, known: Bound) -> list[tuple[int, str]]:
-    found = [
-        (line, f"gives {name} another meaning")
-        for line, name in _top_level_names(tree)
-        if name in known.names
-    ]
+def _rebound(tree: ast.Module, known: Bound) -> list[Flag]:
+    """Flags for names of the setup cell that get another meaning."""
+    found = [(line, name) for line, name in _top_level_names(tree) if name in known.names]
     for node in ast.walk(tree):
         if isinstance(node, ast.Global):
-            found += [
-                (node.lineno, f"gives {name} another meaning")
-                for name in node.names
-                if name in known.names
-            ]
+            found += [(node.lineno, name) for name in node.names if name in known.names]
         if isinstance(node, ast.Import | ast.ImportFrom):
             found += [
-                (node.lineno, f"gives {name} another meaning")
+                (node.lineno, name)
                 for name, dotted in _imported(node)
                 if known.names.get(name, dotted) != dotted
             ]
-    return found
+    return [Flag(line, f"gives {name} another meaning") for line, name in found]
 
 
 class _Visitor(ast.NodeVisitor):
-    """Collects (line, what)."""
+    """Collects flags."""
 
     def __init__(self, known: Bound, bound: Bound, exercises: Collection[str]) -> None:
         self.known, self.bound, self.exercises = known, bound, exercises
         self.known_modules = known.modules
         self.about_files = not self.known_modules.isdisjoint(FILES - {"json"})
-        self.found: list[tuple[int, str]] = []
+        self.found: list[Flag] = []
 
-    def _flag(self, node: ast.AST, what: str) -> None:
-        self.found.append((getattr(node, "lineno", 1), what))
+    def _flag(self, node: ast.AST, what: str, imports: str = "") -> None:
+        self.found.append(Flag(getattr(node, "lineno", 1), what, imports))
 
     def _dotted(self, node: ast.AST) -> str:
         """ "torch.nn.functional.relu" for F.relu; "" for what does not start at an import."""
@@ -195,7 +198,7 @@ class _Visitor(ast.NodeVisitor):
             fine = dotted in self.known_modules or parent in self.known_modules - {""}
         if not fine:
             why = ", which can hold answers" if root == "shared" else ""
-            self._flag(node, f"imports {dotted}{why}")
+            self._flag(node, f"imports {dotted}{why}", imports=dotted)
 
     def visit_Name(self, node: ast.Name) -> None:
         known = node.id in CALLS and node.id not in self.bound.names

@@ -5,9 +5,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from solutions.grading.notebook import CodeCell
+from solutions.grading.intake.notebook import CodeCell
+from solutions.grading.intake.sources import bound_by, parsed
 from solutions.grading.results import Exercise, Outcome
-from solutions.grading.sources import bound_by, parsed
 
 DECORATOR = re.compile(r"^@exercise\(\s*['\"]([0-9]{2}\.[0-9]+[a-z]?)['\"]", re.MULTILINE)
 DEFINITION = re.compile(r"^(?:async +def|def|class) +(\w+)", re.MULTILINE)

@@ -12,8 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from shared.plots import BLUE, GREY, ORANGE, SKY, VERMILION, use_style
-from solutions.grading.pages import plain, show_points
+from solutions.grading.reports.pages import plain
 from solutions.grading.results import Outcome, Verdict
+from solutions.grading.texts import show_points
 
 # From the left: what is solved, what was tried, what was not.
 BARS = {

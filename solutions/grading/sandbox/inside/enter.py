@@ -1,7 +1,7 @@
-"""Shuts one kernel in: `python -I -S inside.py PLAN`, with nothing but the standard library.
+"""Shuts one kernel in: `python -I -S enter.py PLAN`, with nothing but the standard library.
 
 Every step that the plan asks for must succeed, or the kernel does not start; which steps this
-machine allows is found out once, by `solutions.grading.confine`.
+machine allows is found out once, by `solutions.grading.sandbox.confine`.
 
 With namespaces there are three processes: this one, which the grader started and may kill; the
 first process of the new process namespace, whose end ends everything in it; and the kernel.

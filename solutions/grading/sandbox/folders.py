@@ -1,4 +1,4 @@
-"""The temporary folder of one run, and the run in it."""
+"""The folder of a grading, with its copy of the course, and in it a folder for each run."""
 
 import compileall
 import json
@@ -12,38 +12,39 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from solutions.grading.confine import (
+from solutions.grading.results import Limits, Stop
+from solutions.grading.sandbox.confine import (
+    INSIDE,
     Layers,
     exact_process_count,
     interpreter_folders,
     make_plan,
 )
-from solutions.grading.results import Limits
-from solutions.grading.session import Report, run_notebook
-from solutions.grading.watch import MAX_FILES, Watch, end_all
+from solutions.grading.sandbox.session import Report, run_notebook
+from solutions.grading.sandbox.watch import MAX_FILES, Watch, end_all
 
-PARTS = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parents[3]
 COURSE, CACHES = "course", "caches"
 
 
-def furnish(workshop: Path, course: Path) -> None:
-    """Put into a workshop what all its rooms share and none may change.
+def copy_course(workspace: Path, course: Path) -> None:
+    """Put into a workspace what all runs share and none may change.
 
-    Of the course shared/, the lessons and the data; never solutions/. And matplotlib's list of
-    fonts, which takes a second to make.
+    Of the course shared/, the lessons and the data, never solutions/; beside it what runs in the
+    kernel (sandbox/inside/); and matplotlib's list of fonts, which takes a second to make.
     """
-    workshop.chmod(0o755)
-    copy = workshop / COURSE
+    workspace.chmod(0o755)
+    copy = workspace / COURSE
     leave = shutil.ignore_patterns("__pycache__", "*.pyc", "lesson.ipynb")
     for name in ("shared", "lessons", "datasets"):
         if (course / name).is_dir():
             shutil.copytree(course / name, copy / name, ignore=leave)
-    for name in ("guard.py", "printed.py", "kernel.py", "inside.py"):
-        shutil.copy(PARTS / name, copy / name)
+    for path in INSIDE.glob("[!_]*.py"):
+        shutil.copy(path, copy / path.name)
     compileall.compile_dir(copy, quiet=2)
     for path in (copy, *copy.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
-    fonts = workshop / CACHES / "matplotlib"
+    fonts = workspace / CACHES / "matplotlib"
     fonts.mkdir(parents=True)
     subprocess.run(
         [sys.executable, "-c", "import matplotlib.font_manager"],
@@ -63,17 +64,17 @@ def remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-class Room:
+class RunFolder:
     """A folder for one run: `home` is the kernel's, the rest the grader's."""
 
-    def __init__(self, workshop: Path, slot: int, layers: Layers, limits: Limits) -> None:
-        self._workshop, self._slot, self._layers, self._limits = workshop, slot, layers, limits
+    def __init__(self, workspace: Path, slot: int, layers: Layers, limits: Limits) -> None:
+        self._workspace, self._slot, self._layers, self._limits = workspace, slot, layers, limits
 
-    def __enter__(self) -> "Room":
-        self._folder = Path(tempfile.mkdtemp(prefix=f"room{self._slot}_", dir=self._workshop))
+    def __enter__(self) -> "RunFolder":
+        self._folder = Path(tempfile.mkdtemp(prefix=f"run{self._slot}_", dir=self._workspace))
         self._folder.chmod(0o755)  # the kernel's user passes through, and cannot read its name
         self.home.mkdir()
-        shutil.copytree(self._workshop / CACHES, self.home / ".cache")
+        shutil.copytree(self._workspace / CACHES, self.home / ".cache")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -93,14 +94,14 @@ class Room:
 
     @cached_property
     def _course(self) -> Path:
-        return self._workshop / COURSE
+        return self._workspace / COURSE
 
     def names(self) -> dict[str, str]:
-        """What the folders, which differ from run to run, are called in messages."""
+        """Names for the folders, which differ from run to run, to be used in messages."""
         return {str(self.home): "<home>", str(self._course): "<course>"}
 
     def guard_options(self, number: str) -> dict[str, Any]:
-        """What the guard is started with."""
+        """The options to start the guard with, in the lesson of that number."""
         return {
             "key_file": str(self.key_file),
             "home": str(self.home),
@@ -112,9 +113,9 @@ class Room:
         }
 
     def run(self, num_exercises: int, seed: int, closing: Event) -> Report:
-        """Run the notebook that was put here; nothing of it is left when this returns.
+        """Run the notebook that was put here and return its report.
 
-        It ends early once `closing` is set.
+        It ends early once `closing` is set; no process of it is left.
         """
         self.notebook.chmod(0o600)
         connection = self.home / "kernel.json"
@@ -132,16 +133,16 @@ class Room:
         inner = self._folder / "plan.json"
         inner.write_text(json.dumps(plan))
         inner.chmod(0o600)
-        launcher = [sys.executable, "-I", "-S", str(self._course / "inside.py"), str(inner)]
+        launcher = [sys.executable, "-I", "-S", str(self._course / "enter.py"), str(inner)]
         search = not self._layers.namespaces
         watch = Watch(self.home, self._limits, count=not exact_process_count(self._layers))
         return run_notebook(
             self.notebook,
             {"connection": str(connection), "command": launcher},
-            course=PARTS.parent.parent,
+            course=ROOT,
             exercise_seconds=self._limits.exercise_seconds,
             total_seconds=300 + 2 * num_exercises * (self._limits.exercise_seconds + 10),
-            watch=lambda pid: "closing" if closing.is_set() else watch(pid),
+            watch=lambda pid: Stop.CLOSING if closing.is_set() else watch(pid),
             end=lambda pid: end_all(pid, self.home, search=search),
         )
 

@@ -13,16 +13,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from solutions.grading.results import Stop
+
 MAX_EVENTS = 8 << 20  # bytes that one run may report
 TICK = 0.2  # seconds between two looks at what the processes use
 
 
 @dataclass
 class Report:
-    """The lines that came, and which limit ended the run ("" when none did)."""
+    """The lines that came, the limit that ended the run (None when none did), pytest's output."""
 
     events: list[dict[str, Any]] = field(default_factory=list)
-    stopped: str = ""
+    stop: Stop | None = None
     log: str = ""
 
 
@@ -33,13 +35,13 @@ def run_notebook(
     course: Path,
     exercise_seconds: float,
     total_seconds: float,
-    watch: Callable[[int], str],
+    watch: Callable[[int], Stop | None],
     end: Callable[[int], None],
 ) -> Report:
     """Run a notebook whose kernel starts as the plan says; never raises for what it does.
 
-    `watch` is asked every tick, with the number of the process, and names the limit that was
-    passed, or returns ""; `end` ends what the process has started, whatever that is.
+    `watch` is asked every tick, with the number of the process, which limit was passed; `end` ends
+    what the process has started, whatever that is.
     """
     reader, writer = os.pipe()
     plan_file = notebook.with_suffix(".plan")
@@ -76,7 +78,8 @@ def pytest_command(notebook: Path, plan_file: Path, exercise_seconds: float) -> 
         *("-m", "pytest", "-q", "--no-header", "--tb=short", "--color=no", "-s"),
         *("-c", os.devnull, f"--rootdir={notebook.parent}"),
         *(word for name in left_out for word in ("-p", f"no:{name}")),
-        *("-p", "nbval.plugin", "-p", "solutions.grading.nbval_plugin"),
+        *("-p", "shared.exercises.quick_nbformat", "-p", "nbval.plugin"),
+        *("-p", "solutions.grading.sandbox.nbval_plugin"),
         "--nbval",
         f"--nbval-cell-timeout={exercise_seconds:g}",
         f"--grading-plan={plan_file}",
@@ -98,7 +101,7 @@ def environment(course: Path, desk: Path) -> dict[str, str]:
     }
 
 
-def _listen(reader: int, report: Report, deadline: float, watch: Callable[[], str]) -> None:
+def _listen(reader: int, report: Report, deadline: float, watch: Callable[[], Stop | None]) -> None:
     """Collect lines until pytest closes the pipe, a limit is passed or time is up."""
     buffer = bytearray()
     read = 0
@@ -114,12 +117,12 @@ def _listen(reader: int, report: Report, deadline: float, watch: Callable[[], st
                 *lines, rest = bytes(buffer).split(b"\n")
                 buffer = bytearray(rest)
                 report.events += [json.loads(line) for line in lines]
-            report.stopped = watch()
-            if not report.stopped and time.monotonic() > deadline:
-                report.stopped = "time"
-            if not report.stopped and read > MAX_EVENTS:
-                report.stopped = "output"
-            if report.stopped:
+            report.stop = watch()
+            if report.stop is None and time.monotonic() > deadline:
+                report.stop = Stop.TIME
+            if report.stop is None and read > MAX_EVENTS:
+                report.stop = Stop.OUTPUT
+            if report.stop is not None:
                 return
 
 

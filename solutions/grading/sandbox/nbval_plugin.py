@@ -1,7 +1,7 @@
 """The pytest side of one grading: starts the kernel confined, hands on what its cells said.
 
-Loaded with `-p solutions.grading.nbval_plugin`. This process is the grader's own: the learner's
-code runs in the kernel, which cannot reach the pipe that this writes to.
+Loaded with `-p solutions.grading.sandbox.nbval_plugin`. This process is the grader's own: the
+learner's code runs in the kernel, which cannot reach the pipe that this writes to.
 """
 
 import ctypes
@@ -21,8 +21,9 @@ import zmq
 from jupyter_client.manager import KernelManager
 from nbval.kernel import RunningKernel
 
-from solutions.grading.assemble import PART
-from solutions.grading.guard import MIME
+from solutions.grading.results import Stop
+from solutions.grading.sandbox.assemble import PART
+from solutions.grading.sandbox.inside.guard import MIME
 
 MAX_MESSAGE = 8 << 20  # bytes; a larger message from the kernel closes the connection
 MAX_WORDS = 2000
@@ -47,7 +48,20 @@ class ConfinedKernelManager(KernelManager):
 
 
 class WatchedKernel(RunningKernel):
-    """Notices at once that the kernel is gone; nbval would wait for the cell's whole timeout."""
+    """Notices at once that the kernel is gone; nbval would wait for the cell's whole timeout.
+
+    `late` says that a cell did not end in its time. nbval reports by the same words that the
+    outputs of a cell did not come, as happens when a large one closes the connection.
+    """
+
+    late = False
+
+    def await_reply(self, msg_id: str, timeout: float | None = None) -> Any:
+        try:
+            return super().await_reply(msg_id, timeout)
+        except Empty:
+            self.late = True
+            raise
 
     def get_message(self, stream: str, timeout: float | None = None) -> Any:
         deadline = time.monotonic() + (timeout or 0.0)
@@ -115,24 +129,29 @@ class Reporter:
                 self.tell(event="broken", why=str(call.excinfo.value)[:MAX_WORDS])
             return
         report = outcome.get_result()
-        timed_out = bool(item.parent.timed_out)
-        kernel = item.parent.kernel
-        alive = kernel is not None and kernel.is_alive()
+        stop = why_stopped(item.parent)
         self.tell(
             event="done",
             **item.cell.metadata[PART],
             passed=report.outcome == "passed",
-            timed_out=timed_out,
-            alive=alive,
-            status=None if alive else exit_status(kernel),
+            stop=stop,
+            status=exit_status(item.parent.kernel) if stop is Stop.DIED else None,
             **said(item.test_outputs or []),
         )
-        if timed_out or not alive:
+        if stop is not None:
             item.session.shouldstop = "the kernel is gone or busy"
 
 
+def why_stopped(notebook: Any) -> Stop | None:
+    """Why no further cell of nbval's notebook can run; None when the next one can."""
+    if notebook.timed_out:
+        return Stop.EXERCISE_TIME if notebook.kernel.late else Stop.OUTPUT
+    alive = notebook.kernel is not None and notebook.kernel.is_alive()
+    return None if alive else Stop.DIED
+
+
 def exit_status(kernel: Any) -> int | None:
-    """What the kernel's process left with."""
+    """The status that the kernel's process ended with, as far as it is known."""
     process = getattr(getattr(getattr(kernel, "km", None), "provisioner", None), "process", None)
     return getattr(process, "returncode", None)
 

@@ -1,6 +1,6 @@
-"""Hold a written student edition against what it promises: read it over, then try it out.
+"""Trying a written student edition out, lesson by lesson, unsolved and then solved.
 
-The trial runs in a copy of the edition, in an environment made for it that has the packages of the
+Everything runs in a copy of the edition, in an environment made for it that has the packages of the
 course and not the course: nothing can be found that a class would not have.
 """
 
@@ -10,21 +10,19 @@ import re
 import shutil
 import sysconfig
 import tempfile
-import tomllib
 import venv
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
 
 from shared.ranks.processes import supervise
+from solutions.edition.reading import Finding
 from solutions.grading.answer_cells import AnswerCells, hand_in
-from solutions.grading.lesson import read_lessons
+from solutions.grading.intake.lesson import read_lessons
+from solutions.grading.intake.sources import bound_by
 from solutions.grading.results import Lesson
-from solutions.grading.sources import bound_by
-from solutions.student_pages import TELLTALE
 
 CHECK = re.compile(r"^check\(\s*['\"]([0-9]{2}\.[0-9]+[a-z]?)['\"]", re.MULTILINE)
 STOPPED = re.compile(r"exercise (\d\d\.\d+[a-z]?) \(\w+\) is not solved yet")
@@ -33,111 +31,7 @@ TIME_LIMIT = 400  # seconds for one command; a whole notebook takes half a minut
 TOO_LONG = f"\n(stopped after {TIME_LIMIT} s)\n"
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at; `problem` is empty where it is as it should be."""
-
-    what: str
-    problem: str = ""
-
-
-def lesson_numbers(root: Path) -> list[str]:
-    """The lessons that have a notebook: ["01", "02", ...]."""
-    return sorted(path.parent.name[:2] for path in root.glob("lessons/[0-9][0-9]_*/lesson.ipynb"))
-
-
-def read_over(edition: Path, course: Path) -> Iterator[Finding]:
-    """Look for answers, and for pointers to them, in the files of the edition."""
-    told = sorted(_telltales(edition))
-    yield Finding("no page speaks of answers that are not there", "\n".join(told))
-    code = dict(_code(edition))
-    bad = sorted(name for name, tree in code.items() if "solutions" in _imported(tree))
-    yield Finding("nothing imports solutions", "\n".join(bad))
-    listing = tomllib.loads((edition / "pyproject.toml").read_text(encoding="utf-8"))
-    packages = {name.replace(".", "/") for name in listing["tool"]["setuptools"]["packages"]}
-    here = {str(path.parent.relative_to(edition)) for path in (edition / "shared").rglob("*.py")}
-    differ = sorted(packages ^ here)
-    yield Finding("pyproject.toml names the packages that are there", "\n".join(differ))
-    written = sorted(_typed_in(edition))
-    yield Finding("every exercise cell is an empty stub", "\n".join(written))
-    stays, leaks = _answers_in(course, lesson_numbers(edition), code)
-    yield Finding("answers that only solutions/ holds are in no file", "\n".join(leaks))
-    places = ", ".join(f"{path} ({' '.join(ids)})" for path, ids in sorted(stays.items()))
-    yield Finding(f"answers that stay, because later lessons import them: {places or 'none'}")
-
-
-def _telltales(edition: Path) -> Iterator[str]:
-    for path in sorted([*edition.rglob("*.md"), *edition.glob("lessons/*/lesson.ipynb")]):
-        name = path.relative_to(edition)
-        if path.suffix == ".md":
-            texts = [(str(name), path.read_text(encoding="utf-8"))]
-        else:
-            cells = enumerate(nbformat.read(path, as_version=4).cells)
-            texts = [(f"{name}, cell {number}", cell.source) for number, cell in cells]
-        for place, text in texts:
-            for line in text.splitlines():
-                if TELLTALE.search(line):
-                    yield f"{place}: {line.strip()[:90]}"
-
-
-def _code(edition: Path) -> Iterator[tuple[str, ast.Module]]:
-    """Everything that Python runs: modules, and the code cells of notebooks, by name."""
-    for path in edition.rglob("*.py"):
-        yield str(path.relative_to(edition)), ast.parse(path.read_text(encoding="utf-8"))
-    for path in edition.glob("lessons/*/lesson.ipynb"):
-        for number, cell in enumerate(nbformat.read(path, as_version=4).cells):
-            if cell.cell_type == "code":
-                yield f"{path.relative_to(edition)}, cell {number}", ast.parse(cell.source)
-
-
-def _imported(tree: ast.Module) -> set[str]:
-    nodes = list(ast.walk(tree))
-    names = [a.name for node in nodes if isinstance(node, ast.Import) for a in node.names]
-    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
-    return {name.split(".")[0] for name in names}
-
-
-def _body(node: ast.AST) -> str:
-    """What a function or a class does, whatever its docstrings and annotations say."""
-    functions = [each for each in ast.walk(node) if isinstance(each, ast.FunctionDef)]
-    bodies = [each.body[ast.get_docstring(each) is not None :] for each in functions]
-    return "\n".join(ast.unparse(line) for body in bodies for line in body)
-
-
-def _typed_in(edition: Path) -> Iterator[str]:
-    """Exercises whose cell holds more than the stub: whoever teaches solved them in this copy."""
-    for lesson in read_lessons(edition, lesson_numbers(edition)).values():
-        for id, source in lesson.stubs.items():
-            if set(_body(ast.parse(source)).splitlines()) != {"raise NotImplementedError"}:
-                yield f"{id} in {lesson.folder}/lesson.ipynb"
-
-
-def _answers_in(
-    course: Path, numbers: Sequence[str], code: Mapping[str, ast.Module]
-) -> tuple[dict[str, list[str]], list[str]]:
-    """Ids of exercises by the module of shared/ that holds the answer; and answers that got out."""
-    stays: dict[str, list[str]] = {}
-    leaks = []
-    definitions = ast.FunctionDef | ast.ClassDef
-    bodies = {
-        (name, _body(node))
-        for name, tree in code.items()
-        for node in ast.walk(tree)
-        if isinstance(node, definitions)
-    }
-    for lesson in read_lessons(course, numbers).values():
-        answers = AnswerCells(course, lesson)
-        for exercise in lesson.exercises:
-            module, name = answers.resolve(f"solutions.lesson{lesson.folder}", exercise.name)
-            if module.startswith("shared."):
-                stays.setdefault(module.replace(".", "/") + ".py", []).append(exercise.id)
-                continue
-            answer = _body(answers.module(module).definitions[name])
-            leaks += [f"{exercise.id} in {place}" for place, body in bodies if body == answer]
-    return stays, leaks
-
-
-class Trial:
+class EditionCopy:
     """A copy of the edition, and an environment that knows it and not the course."""
 
     def __init__(self, edition: Path, place: Path) -> None:
@@ -195,61 +89,61 @@ def prove(edition: Path, course: Path, numbers: Sequence[str]) -> Iterator[Findi
     """Try the edition out: the pages' links, then each lesson unsolved, then solved."""
     lessons = read_lessons(course, numbers)
     with tempfile.TemporaryDirectory(prefix="student_edition_") as place:
-        trial = Trial(edition, Path(place))
-        yield _tests(trial)
-        status, said = trial.run("./run_all.sh", "--no-setup", "--preset", "tiny", *numbers)
+        copy = EditionCopy(edition, Path(place))
+        yield _tests(copy)
+        status, said = copy.run("./run_all.sh", "--no-setup", "--preset", "tiny", *numbers)
         for number in numbers:
-            yield _script(trial, number, status, said)
+            yield _script(copy, number, status, said)
         for number, lesson in lessons.items():
-            yield _run_all(trial, number)
-            yield to_do_list(trial, lesson)
-            trial.solve(number, AnswerCells(course, lesson).references)
-            yield _mine(trial, number)
-            yield _all_solved(trial, number)
+            yield _run_all(copy, number)
+            yield to_do_list(copy, lesson)
+            copy.solve(number, AnswerCells(course, lesson).references)
+            yield _mine(copy, number)
+            yield _all_solved(copy, number)
 
 
-def _all_solved(trial: Trial, number: str) -> Finding:
+def _all_solved(copy: EditionCopy, number: str) -> Finding:
     """nbval with every answer typed in: the end of a learner's way."""
-    results = trial.to_do(number)
+    results = copy.to_do(number)
     failed = [f"cell {n}: {said}" for n, said in results.items() if said]
     problem = "\n".join(failed)[:2000] if results else "no cell came to an end"
     return Finding(f"{number}: with every exercise solved by hand, no cell fails", problem)
 
 
-def _tests(trial: Trial) -> Finding:
+def _tests(copy: EditionCopy) -> Finding:
     """./run_all.sh test, on the quick tests; among them the one of the links."""
     test = "tests/frame/test_links.py"
-    status, said = trial.run("./run_all.sh", "--no-setup", "test", test)
+    status, said = copy.run("./run_all.sh", "--no-setup", "test", test)
     good = status == 0 and "Your own answers are tested" in said
     return Finding(f"./run_all.sh test {test}: all links resolve", "" if good else said[-2000:])
 
 
-def _script(trial: Trial, number: str, status: int, said: str) -> Finding:
+def _script(copy: EditionCopy, number: str, status: int, said: str) -> Finding:
     """What ./run_all.sh said about a lesson with nothing solved."""
     what = f"{number}: ./run_all.sh names the exercise that the script needs first"
-    log = next((trial.root / "runs").glob(f"{number}_*/run.log"), None)
+    log = next((copy.root / "runs").glob(f"{number}_*/run.log"), None)
     text = log.read_text(encoding="utf-8", errors="replace") if log else "it left no log"
     found = STOPPED.search(text)
     good = status == 1 and found and found[1].startswith(number) and found[0] in said
     return Finding(f"{what} ({found[1] if found else '?'})", "" if good else text[-2000:])
 
 
-def _run_all(trial: Trial, number: str) -> Finding:
+def _run_all(copy: EditionCopy, number: str) -> Finding:
     """Every cell in order, as Jupyter's Run All."""
     command = ["-m", "shared.cli.notebooks", number, "--mode", "reading", "--no-write"]
-    status, said = trial.run(trial.python, *command)
+    status, said = copy.run(copy.python, *command)
     found = STOPPED.search(said)
     good = status == 1 and found and found[1].startswith(number) and "NotSolved" in said
     what = f"{number}: Run All stops at the first use of an unsolved exercise"
     return Finding(f"{what} ({found[1] if found else '?'})", "" if good else said[-2000:])
 
 
-def to_do_list(trial: Trial, lesson: Lesson) -> Finding:
+def to_do_list(copy: EditionCopy, lesson: Lesson) -> Finding:
     """nbval with nothing solved: which cells fail, and why."""
     number = lesson.number
-    path = trial.root / "lessons" / lesson.folder / "lesson.ipynb"
+    path = copy.root / "lessons" / lesson.folder / "lesson.ipynb"
     cells = [c for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code"]
-    said = trial.to_do(number)
+    said = copy.to_do(number)
     checks = {n for n, cell in enumerate(cells) if CHECK.search(cell.source)}
     failed = {n for n, words in said.items() if words}
     unsolved = {exercise.name for exercise in lesson.exercises}
@@ -282,11 +176,11 @@ def _follows(number: int, cells: Sequence[nbformat.NotebookNode], failed: set[in
     return bool(made & _names(cells[number], ast.Load))
 
 
-def _mine(trial: Trial, number: str) -> Finding:
+def _mine(copy: EditionCopy, number: str) -> Finding:
     """The script with the learner's own answers."""
-    script = next((trial.root / "lessons").glob(f"{number}_*/train.py"))
-    out = trial.place / "mine"
+    script = next((copy.root / "lessons").glob(f"{number}_*/train.py"))
+    out = copy.place / "mine"
     flags = ["--mine", "--preset", "tiny", "--out", out]
-    status, said = trial.run(trial.python, script, *flags)
+    status, said = copy.run(copy.python, script, *flags)
     good = status == 0 and (out / "metrics.json").exists()
     return Finding(f"{number}: the script runs with --mine", "" if good else said[-2000:])

@@ -21,34 +21,19 @@ from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
 MIME = "application/vnd.torch-handle.verdict+json"
 MAX_TEXT = 8000  # characters of one text in a verdict: a repr in it can be any size
 # What the checks lean on. Values are compared one level deep: functions, classes and their methods.
-WATCHED = (
-    "builtins",
-    "hashlib",
-    "hmac",
-    "inspect",
-    "itertools",
-    "json",
-    "math",
-    "os",
-    "random",
-    "sys",
-    "time",
-    "torch",
-    "torch.autograd",
-    "torch.autograd.functional",
-    "torch.distributed",
-    "torch.func",
-    "torch.linalg",
-    "torch.nn",
-    "torch.nn.functional",
-    "torch.nn.init",
-    "torch.optim",
-    "torch.random",
-    "torch.testing",
-    "torch.utils.flop_counter",
+WATCHED = _names(
+    "builtins hashlib hmac inspect itertools json math os random sys time torch "
+    "torch.autograd torch.autograd.functional torch.distributed torch.func torch.linalg "
+    "torch.nn torch.nn.functional torch.nn.init torch.optim torch.random torch.testing "
+    "torch.utils.flop_counter"
 )
 # Counters, caches and hooks that honest code moves.
 MOVING = {"sys.stdout", "sys.stderr", "sys.last_type", "sys.last_value", "sys.last_traceback"}
@@ -124,10 +109,12 @@ class Guard:
 
     def settle(self) -> None:
         """Call after the setup cell: from now on everything must stay what it is."""
-        course = importlib.import_module("shared.exercises.notebook")
+        self._notebook = importlib.import_module("shared.exercises.notebook")
+        self._expecting = importlib.import_module("shared.exercises.expecting")
+        self._running = importlib.import_module("shared.exercises.checks")
         self._stubs = importlib.import_module("shared.exercises.stubs")
-        self._checks = course.load_checks(self._number)
-        self._course, self._checking = course, importlib.import_module("shared.exercises.expecting")
+        lessons = importlib.import_module("shared.exercises.lessons")
+        self._checks = lessons.load_checks(self._number)
         self._torch = importlib.import_module("torch")
         from IPython.core.getipython import get_ipython
 
@@ -148,7 +135,7 @@ class Guard:
         return repr(getattr(sys.modules.get("shared.exercises.comparing"), "TOLERANCES", None))
 
     def _exceeded(self) -> str:
-        """The limit that was passed, as the grader calls it."""
+        """The limit that was passed, as a value of the grader's `Stop`; "" for none."""
         if self._printed.count > self._printed.limit:
             return "output"
         used = files = 0
@@ -165,10 +152,12 @@ class Guard:
         self._modules |= set(sys.modules)
         if not self._options.alone:
             return False
+        _collect_children(os.WNOHANG)  # whoever has ended is not running, though a signal finds it
         try:
             os.kill(-1, signal.SIGKILL)  # all in this process namespace, but its first and this
         except ProcessLookupError:
             return False
+        _collect_children()
         return True
 
     def _watched(self) -> Iterator[tuple[str, Any]]:
@@ -230,27 +219,28 @@ class Guard:
         self._sign({**found, "exercise": id, "exceeded": exceeded, **seen})
 
     def _judge(self, id: str, name: str) -> dict[str, Any]:
-        checks, state = self._checks[id], self._course.defined.get(id)
-        total = len(checks.checks)
-        blank = {"passed": 0, "total": total, "words": "", "mistake": "", "hint": "", "title": ""}
+        """What came of an exercise and, where it is wrong, what the first failed check said."""
+        checks, state = self._checks[id], self._notebook.defined.get(id)
+        count = {"passed": 0, "total": len(checks.checks)}
         if state is None or name not in self._namespace:
-            return {**blank, "kind": "undefined"}
-        candidate = self._namespace[name]
+            return {"kind": "undefined", **count}
         if not state.solved or self._stubs.is_stub(state.own):
-            return {**blank, "kind": "unsolved", "hint": checks.hints[0]}
-        faults = checks.faults(candidate)
-        bad = [fault for fault in faults if fault is not None]
-        blank["passed"] = total - len(bad)
-        if not bad:
-            return {**blank, "kind": "right"}
-        first = bad[0]
-        words = self._course.Result(checks, "wrong", first).words()
-        if len(bad) > 1:
-            words += "\n  also not right: " + "; ".join(fault.title for fault in bad[1:])
-        hint = first.hint or checks.hints[0]
-        seen = {"words": words, "mistake": first.mistake, "hint": hint, "title": first.title}
-        seen["seen"] = first.seen
-        return {**blank, **seen, "kind": "wrong"}
+            return {"kind": "unsolved", "hint": checks.hints[0], **count}
+        faults = [each for each in checks.faults(self._namespace[name]) if each is not None]
+        count["passed"] = count["total"] - len(faults)
+        if not faults:
+            return {"kind": "right", **count}
+        first, *others = faults
+        return {
+            "kind": "wrong",
+            "title": first.title,
+            "mistake": first.mistake,
+            "expected": first.expected,
+            "seen": first.seen,
+            "hint": first.hint or checks.hints[0],
+            "also": [each.title for each in others],
+            **count,
+        }
 
     def _same_start(self) -> None:
         """The same names, random numbers, folder and environment, whatever ran before."""
@@ -269,18 +259,20 @@ class Guard:
 
     def _canaries(self) -> list[str]:
         """Known-wrong values that the course's own comparisons must reject."""
-        torch, checking = self._torch, self._checking
+        torch, expecting = self._torch, self._expecting
         zero, one = torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
         traps: dict[str, Callable[[], Any]] = {
-            "expect": lambda: checking.expect(False, expected="a", seen="b"),
-            "expect_equal": lambda: checking.expect_equal(1, 2, what="a number"),
-            "expect_close": lambda: checking.expect_close(zero, one[:1], what="a tensor"),
-            "expect_raises": lambda: checking.expect_raises(ValueError, int, what="a call"),
+            "wrong": lambda: expecting.wrong("a"),
+            "recognise": lambda: expecting.recognise({"a": True}, expected="b", seen="c"),
+            "expect": lambda: expecting.expect(False, expected="a", seen="b"),
+            "expect_equal": lambda: expecting.expect_equal(1, 2, what="a number"),
+            "expect_close": lambda: expecting.expect_close(zero, one[:1], what="a tensor"),
+            "expect_raises": lambda: expecting.expect_raises(ValueError, int, what="a call"),
         }
-        failed = ["close is true of 0 and 1"] if checking.close(zero, one, None, None) else []
+        failed = ["close is true of 0 and 1"] if expecting.close(zero, one, None, None) else []
         for name, trap in traps.items():
-            with contextlib.suppress(checking.Wrong):
-                trap()
+            found = self._running.run_check(lambda candidate: candidate(), trap)
+            if type(found) is not expecting.Wrong:
                 failed.append(f"{name} accepts a value that is known to be wrong")
         return failed
 
@@ -289,6 +281,13 @@ class Guard:
         text = json.dumps(short, sort_keys=True)
         signature = hmac.new(self._key, text.encode(), hashlib.sha256).hexdigest()
         self._publish(data={MIME: {"text": text, "signature": signature}}, metadata={})
+
+
+def _collect_children(options: int = 0) -> None:
+    """Wait for every child process, or (os.WNOHANG) for those that have ended."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, options)[0]:
+            pass
 
 
 def start(namespace: dict[str, Any], *, key_file: str, **options: Any) -> Guard:

@@ -13,14 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from shared.errors import InputError
-from solutions.grading.archives import IS_LINK, Entry, files_in_folder, files_in_zip
-from solutions.grading.notebook import Unreadable
+from solutions.grading.intake.archives import IS_LINK, Entry, files_in_folder, files_in_zip
+from solutions.grading.intake.notebook import Unreadable
+from solutions.grading.texts import TURNING
 
 LESSON_FOLDER = re.compile(r"(\d\d)_\w+")  # 02_attention
 LESSON_NAME = re.compile(r"(?:lesson|lektion)?[ _.-]*(\d{1,2})(?:[ _.(-].*)?", re.IGNORECASE)
 EXERCISE_IN_JSON = re.compile(rb"@exercise\(\\*[\"'](\d\d)\.")
 OTHER_ARCHIVES = (".7z", ".rar", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst")
 MAX_NOTEBOOKS = 200
+# Control characters, halves of characters, characters of no known kind, line and paragraph breaks.
+HIDDEN = ("Cc", "Cs", "Cn", "Zl", "Zp")
 
 
 @dataclass(frozen=True)
@@ -96,11 +99,13 @@ def printable(name: str) -> str:
     Letters are composed (NFC); line breaks, control characters, bytes that are no text and marks
     that turn the direction of writing are shown as escapes.
     """
-    text = unicodedata.normalize("NFC", name).strip()
-    bad = ("Cc", "Cs", "Cn", "Zl", "Zp")
-    return "".join(
-        f"\\x{ord(c):02x}" if unicodedata.category(c) in bad or c in "‪‫‬‭‮⁦⁧⁨⁩" else c for c in text
-    )
+    return "".join(map(_visible, unicodedata.normalize("NFC", name).strip()))
+
+
+def _visible(character: str) -> str:
+    """The character, or an escape for one that is hidden or turns the direction of writing."""
+    hidden = unicodedata.category(character) in HIDDEN or character in TURNING
+    return f"\\x{ord(character):02x}" if hidden else character
 
 
 def _submission(student: str, paths: list[Path]) -> Submission:

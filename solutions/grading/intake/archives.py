@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from solutions.grading.notebook import MAX_BYTES, Unreadable
+from solutions.grading.intake.notebook import MAX_BYTES, Unreadable
 
 MAX_ENTRIES = 20_000
 MAX_DEPTH = 12

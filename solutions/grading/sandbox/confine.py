@@ -17,7 +17,7 @@ from typing import Any
 
 from solutions.grading.results import Limits
 
-INSIDE = Path(__file__).with_name("inside.py")
+INSIDE = Path(__file__).with_name("inside")  # the files that run in the sandbox
 # User numbers that no distribution hands out (systemd's list of ranges leaves them free).
 FIRST_USER, NUM_USERS = 60578, 600
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/opt/conda")
@@ -112,7 +112,7 @@ def holds(layers: Layers) -> bool:
         file.write_text(json.dumps(plan))
         try:
             done = subprocess.run(
-                [sys.executable, "-I", "-S", str(INSIDE), str(file)],
+                [sys.executable, "-I", "-S", str(INSIDE / "enter.py"), str(file)],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=30,
@@ -133,7 +133,7 @@ def make_plan(
     slot: int,
     owned: Sequence[Path] = (),
 ) -> dict[str, Any]:
-    """The plan that `inside.py` follows: where the program may look, write and how much it gets."""
+    """The plan that `enter.py` follows: where the program may look, write and how much it gets."""
     interpreter = interpreter_folders()
     user = FIRST_USER + (os.getpid() * 8 + slot) % NUM_USERS if layers.own_user else None
     shm = ["/dev/shm"] if layers.mounts else []
@@ -158,7 +158,7 @@ def make_plan(
 
 def interpreter_folders() -> list[str]:
     """Where the interpreter, its library and its packages are; never the course's own folder."""
-    course = Path(__file__).resolve().parents[2]
+    course = Path(__file__).resolve().parents[3]
     found = [Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()]
     for entry in map(Path, sys.path):
         inside = any(entry.resolve().is_relative_to(folder) for folder in found)

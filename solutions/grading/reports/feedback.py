@@ -13,8 +13,9 @@ from pathlib import Path
 
 import jinja2
 
-from solutions.grading.pages import Card, LessonPart, Page, make_page, show_points
+from solutions.grading.reports.pages import Card, LessonPart, Page, make_page
 from solutions.grading.results import Outcome, Verdict
+from solutions.grading.texts import show_points
 
 TEMPLATES = Path(__file__).with_name("templates")
 # The instructor's page, and names that Windows keeps for devices, whatever the ending.
@@ -140,7 +141,7 @@ def _notes(page: Page) -> list[str]:
 
 
 def markdown_page(page: Page) -> str:
-    """The same page as Markdown: text escaped, the check's words in code blocks."""
+    """The same page as Markdown: text escaped, what the check said in code blocks."""
     blocks = [f"# {escaped(page.student)}", f"{page.headline}."]
     for lesson in page.lessons:
         points = f"{show_points(lesson.points)} of {lesson.max} points"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from solutions.grading.results import Outcome, Verdict
+from solutions.grading.texts import MAX_MESSAGE, brief, shortened, show_points
 
 COLUMNS = ("student", "lesson", "exercise", "points", "max", "message")
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet would compute, or worse, run
@@ -31,10 +32,20 @@ def write_csv(path: Path, verdicts: Iterable[Verdict]) -> None:
     table = csv.writer(text, lineterminator="\n")
     table.writerow(COLUMNS)
     for each in in_order(verdicts):
-        points, message = plain_number(each.points), " ".join(each.message.split())
-        row = (each.student, each.lesson, each.exercise, points, str(each.max), message)
+        points = show_points(each.points)
+        row = (each.student, each.lesson, each.exercise, points, str(each.max), reason(each))
         table.writerow([_defused(cell) for cell in row])
     replace_file(path, text.getvalue())
+
+
+def reason(verdict: Verdict) -> str:
+    """The message of a row: what was set by hand or needs a look, then what came out.
+
+    In a row that is too long the former is cut, for the page has all of it.
+    """
+    head = f"needs a look: {'; '.join(verdict.flags)}" if verdict.flags else verdict.by_hand
+    room = max(100, MAX_MESSAGE - len(verdict.message) - 2)
+    return brief("; ".join(filter(None, (shortened(head, room), verdict.message))))
 
 
 def write_json(path: Path, verdicts: Iterable[Verdict], meta: Mapping[str, Any]) -> None:
@@ -60,18 +71,13 @@ def write_points(path: Path, verdicts: Sequence[Verdict]) -> None:
     table.writerow(["student", *heads, f"all of {sum(full.values())}"])
     for student, theirs in students.items():
         cells = [_points([v for v in theirs if v.lesson == lesson]) for lesson in full]
-        table.writerow([_defused(student), *cells, plain_number(sum(v.points for v in theirs))])
+        table.writerow([_defused(student), *cells, show_points(sum(v.points for v in theirs))])
     replace_file(path, text.getvalue())
 
 
 def _points(verdicts: Sequence[Verdict]) -> str:
     missing = all(each.outcome is Outcome.MISSING for each in verdicts)
-    return "" if missing else plain_number(sum(each.points for each in verdicts))
-
-
-def plain_number(points: float) -> str:
-    """Points with at most two decimals: 3, 2.5, 0.67."""
-    return f"{points:.2f}".rstrip("0").rstrip(".")
+    return "" if missing else show_points(sum(each.points for each in verdicts))
 
 
 def replace_file(path: Path, text: str) -> None:

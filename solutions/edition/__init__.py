@@ -1,0 +1,1 @@
+"""The student edition: its files, what its pages say instead, and the proof that it holds."""
