@@ -24,45 +24,46 @@ def kept_switches() -> Generator[Callable[[], Wrong | None]]:
     """
     grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
     threads, seed = torch.get_num_threads(), torch.initial_seed()
-
-    def changed() -> Wrong | None:
-        if torch.is_grad_enabled() != grad:
-            return Wrong(
-                "gradients are left switched off: everything that runs later records none",
-                expected=f"torch.is_grad_enabled() is {grad} afterwards, as before",
-                seen=f"{torch.is_grad_enabled()}",
-                hint="`with torch.no_grad():` or the decorator @torch.no_grad() switch back by "
-                "themselves; torch.set_grad_enabled(False) does not",
-            )
-        if torch.get_default_dtype() != dtype:
-            return Wrong(
-                "the default dtype is left changed, for all code that runs later",
-                expected=f"{dtype}, as before",
-                seen=f"{torch.get_default_dtype()}",
-                hint="give the dtype to the functions that make tensors",
-            )
-        if torch.get_num_threads() != threads:
-            return Wrong(
-                "torch's number of threads is left changed, for all code that runs later",
-                expected=f"{threads}, as before",
-                seen=f"{torch.get_num_threads()}",
-            )
-        if seed_is_foreign(seed):
-            return Wrong(
-                "the global seed is set: whoever calls this draws the same numbers every time",
-                expected="torch's global generator on the seed of the caller",
-                seen="torch.manual_seed(...) was called",
-                hint="a torch.Generator of its own leaves the global one alone",
-            )
-        return None
-
     try:
-        yield changed
+        yield lambda: _changed_switch(grad, dtype, threads, seed)
     finally:
         torch.set_grad_enabled(grad)
         torch.set_default_dtype(dtype)
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
+
+
+def _changed_switch(grad: bool, dtype: torch.dtype, threads: int, seed: int) -> Wrong | None:
+    """Return what is not as it was, as a fault."""
+    if torch.is_grad_enabled() != grad:
+        return Wrong(
+            "gradients are left switched off: everything that runs later records none",
+            expected=f"torch.is_grad_enabled() is {grad} afterwards, as before",
+            seen=f"{torch.is_grad_enabled()}",
+            hint="`with torch.no_grad():` or the decorator @torch.no_grad() switch back by "
+            "themselves; torch.set_grad_enabled(False) does not",
+        )
+    if torch.get_default_dtype() != dtype:
+        return Wrong(
+            "the default dtype is left changed, for all code that runs later",
+            expected=f"{dtype}, as before",
+            seen=f"{torch.get_default_dtype()}",
+            hint="give the dtype to the functions that make tensors",
+        )
+    if torch.get_num_threads() != threads:
+        return Wrong(
+            "torch's number of threads is left changed, for all code that runs later",
+            expected=f"{threads}, as before",
+            seen=f"{torch.get_num_threads()}",
+        )
+    if seed_is_foreign(seed):
+        return Wrong(
+            "the global seed is set: whoever calls this draws the same numbers every time",
+            expected="torch's global generator on the seed of the caller",
+            seen="torch.manual_seed(...) was called",
+            hint="a torch.Generator of its own leaves the global one alone",
+        )
+    return None
 
 
 def guarding_arguments(answer: Any) -> Any:
