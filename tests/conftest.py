@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from shared.ranks.group import ADDRESS_VARIABLES, LAUNCHER_VARIABLES
-from shared.ranks.launching import launch
+# Nothing here loads torch before a test asks for it: pytest's controlling process needs none, and
+# neither do the rules over files.
 
 
 class Ended(NamedTuple):
@@ -27,6 +27,7 @@ def run_script(capfd, monkeypatch):
 
     Keywords are the environment's: of a launcher it sees nothing but these.
     """
+    from shared.ranks.group import ADDRESS_VARIABLES, LAUNCHER_VARIABLES
 
     def run(script: Path, *args: object, **environment: str) -> Ended:
         for name in list(os.environ):
@@ -50,6 +51,7 @@ def run_script(capfd, monkeypatch):
 @pytest.fixture(scope="session")
 def launch_on(tmp_path_factory):
     """Run a script under torchrun once on each number of ranks: number -> (folder, metrics)."""
+    from shared.ranks.launching import launch
 
     def launched(script: Path, counts: tuple[int, ...], *args: str) -> dict[int, tuple[Path, dict]]:
         runs = {}

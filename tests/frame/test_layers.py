@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.exercises.lessons import ROOT
-
+ROOT = Path(__file__).resolve().parents[2]
 LESSONS = sorted(path.name for path in (ROOT / "lessons").iterdir() if path.is_dir())
 LAYERS = {"shared": 0, "solutions": 1, "lessons": 2}
 MODULES = sorted(
