@@ -12,7 +12,7 @@ FIRST_BUCKET_MB: float = 1.0  # torch's: the first message should leave early
 
 
 def started(work: dist.Work | None) -> dist.Work:
-    """The handle of an operation that was started with async_op=True."""
+    """Return the handle of an operation that was started with async_op=True."""
     assert work is not None, "this rank is not in the group"
     return work
 
@@ -55,8 +55,9 @@ def fill_buckets(parameters: Sequence[nn.Parameter], bucket_cap_mb: float) -> li
     """Cut `parameters`, in their order, into buckets of one dtype and device.
 
     A bucket is closed once it holds `bucket_cap_mb` MiB or more, the first of each kind once it
-    holds 1 MiB: the sooner a first message leaves, the better. torch's rule (reducer.cpp) where
-    its bucket_cap_mb is not given; a number that is given holds for its first bucket as well.
+    holds 1 MiB, if that is less: the sooner a first message leaves, the better. This is torch's
+    rule (reducer.cpp) where its bucket_cap_mb is left alone; a number that is given, even 25, is
+    the limit of torch's first bucket as well.
     """
     done: list[list[nn.Parameter]] = []
     filling: dict[Any, list[nn.Parameter]] = {}

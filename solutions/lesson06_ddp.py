@@ -38,7 +38,7 @@ def broadcast_parameters(module: nn.Module, src: int = 0) -> None:
     dist.all_gather_object(layouts, layout)
     for rank, theirs in enumerate(layouts):
         if theirs != layouts[src]:
-            raise InputError(_first_difference(rank, theirs, src, layouts[src]))
+            raise InputError(_difference(rank, theirs, src, layouts[src]))
     with torch.no_grad():
         for _, tensor in named:
             # A transposed parameter does not lie in memory row by row, as the backends ask.
@@ -48,20 +48,21 @@ def broadcast_parameters(module: nn.Module, src: int = 0) -> None:
                 tensor.copy_(whole)
 
 
-def _first_difference(rank: int, theirs: list, src: int, own: list) -> str:
-    other = next((t for t in theirs if t not in own), None)
-    mine = next((t for t in own if t not in theirs), None)
-    if other == mine:
-        seen = "the same tensors in another order"
-    else:
-        shown = [
-            "nothing instead"
-            if each is None
-            else f"{each[0]} {each[1]} {each[2]}{'' if each[3] else ' without gradient'}"
-            for each in (other, mine)
-        ]
-        seen = f"rank {rank} has {shown[0]}, rank {src} has {shown[1]}"
+def _difference(rank: int, layout: list, src: int, wanted: list) -> str:
+    """Return what to say of the first tensor in which a rank's model differs from rank src's."""
+    here = [tensor for tensor in layout if tensor not in wanted]
+    there = [tensor for tensor in wanted if tensor not in layout]
+    seen = "the same tensors in another order"
+    if here or there:
+        seen = f"rank {rank} has {_shown(here)}, rank {src} has {_shown(there)}"
     return f"the ranks' models differ: {seen}; build the same model on every rank"
+
+
+def _shown(tensors: list) -> str:
+    if not tensors:
+        return "nothing instead"
+    name, shape, dtype, requires_grad = tensors[0]
+    return f"{name} {shape} {dtype}{'' if requires_grad else ' without gradient'}"
 
 
 def average_gradients(module: nn.Module) -> None:
@@ -69,7 +70,7 @@ def average_gradients(module: nn.Module) -> None:
 
     One all-reduce per parameter that requires a gradient, in the order of `parameters()`. One that
     has no gradient on this rank takes part with zeros: it may have one on another rank, which
-    would wait for ever. A tied parameter goes once, a frozen one not at all.
+    would wait and never return. A tied parameter goes once, a frozen one not at all.
     """
     world_size = dist.get_world_size()
     for parameter in module.parameters():

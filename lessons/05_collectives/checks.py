@@ -123,11 +123,11 @@ def expect_ring(seen: Exchange, steps: int, whole: int) -> None:
             hint="in a ring every link carries the same load, and no switch is needed",
         )
         expect_equal(
-            sum(call.num_bytes for call in each),
-            steps * chunk,
-            what=f"bytes sent by rank {rank} of {n}, {steps} chunks of {chunk} bytes",
+            (len(each), sum(call.num_bytes for call in each)),
+            (steps, steps * chunk),
+            what=f"messages and bytes sent by rank {rank} of {n}, chunks of {chunk} bytes",
             mistake=f"{len(each)} messages where {steps} are enough" if len(each) > steps else "",
-            hint="each half of the ring takes n - 1 steps, and a step is one chunk",
+            hint="each half of the ring takes n - 1 steps, and a step is one chunk, in one message",
         )
 
 

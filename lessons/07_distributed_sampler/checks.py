@@ -394,7 +394,7 @@ def resumable_same_ranks(candidate: Any) -> None:
         "each rank skips as many samples as all of them had: 10 are left out": order[20:],
         "the last step comes again: count an index before it is yielded; what stands after the "
         "`yield` runs when the next one is asked for": order[8:],
-        "the position counts one rank's samples: 5 steps of 2 ranks are 10": order[5:],
+        "the position counts one rank's samples: 5 steps of 2 ranks are 10": [*order[5:], order[0]],
         "the position counts the samples of one rank, and the last step comes again": order[4:],
         "the state does not hold the epoch": first[10:],
         "the state holds neither epoch nor position": first,

@@ -105,7 +105,7 @@ def on_two_ranks(
     with tempfile.TemporaryDirectory(prefix="back_") as folder:
         waiting = Wrong(alone, "both ranks come back", hint=hint)
         backs = on_ranks(
-            ranks.together, 2, Path(folder), waiting, act, *args, apart=alone, timeout=30,
+            ranks.together, 2, Path(folder), waiting, act, *args, apart=alone, quiet=3.0,
             hint=hint or "whatever goes wrong on rank 0 is caught, sent, and raised on all ranks",
         )  # fmt: skip
     for rank, back in enumerate(backs):
@@ -370,10 +370,12 @@ def save_failure(save_checkpoint: Any, folder: Path) -> None:
 @in_a_folder
 def save_keep(save_checkpoint: Any, folder: Path) -> None:
     state, steps_in = toy(1), files.steps_in
-    for keep, want in ((2, [1]), (2, [1, 2]), (2, [2, 3]), (2, [3, 4]), (3, [3, 4, 5])):
+    kept = ([1], [1, 2], [2, 3], [3, 4], [3, 4, 5])
+    for keep, want in zip([{}, {}, {}, {}, {"keep": 3}], kept, strict=True):
         runs.train(state, 1)
-        save_checkpoint(folder, state, keep=keep)
-        expect_equal(steps_in(folder), want, what=f"the steps after {want[-1]} saves, {keep=}")
+        save_checkpoint(folder, state, **keep)
+        what = f"the steps in the folder after {want[-1]} saves, keep={keep.get('keep', 2)}"
+        expect_equal(steps_in(folder), want, what=what)
     runs.train(state, 1)
     refused, said = files.on_a_full_disk(save_checkpoint, folder, state)
     expect(refused, expected="an InputError on a full disk", seen=said)
@@ -410,7 +412,7 @@ LOST = {
 def load_nothing(load_checkpoint: Any, folder: Path) -> None:
     state, want = toy(1), runs.content_of(toy(1))
     for where in (folder, folder / "not_there"):
-        got = without_group(files.load, load_checkpoint, where, state, **NO_GROUP)
+        got = files.load(load_checkpoint, where, state)
         words = "a folder that is not there is an error: a run that begins has none yet"
         recognise(
             {words: isinstance(got.error, FileNotFoundError)},
@@ -418,7 +420,8 @@ def load_nothing(load_checkpoint: Any, folder: Path) -> None:
             seen=got.said,
             hint="folder.glob of a folder that is not there finds nothing",
         )
-        expect_equal(got.returned(), None, what="load_checkpoint of a folder without checkpoints")
+        path = without_group(got.returned, **NO_GROUP)
+        expect_equal(path, None, what="load_checkpoint of a folder without checkpoints")
     expect_parts(runs.content_of(state), want, {"model": "the weights are changed"})
 
 

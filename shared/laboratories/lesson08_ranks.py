@@ -17,9 +17,10 @@ from shared.exercises.seeds import seed_all
 from shared.exercises.wrong import Wrong
 from shared.laboratories.lesson08_files import names_in
 from shared.laboratories.lesson08_states import WatchedRun, draw_numbers, states_now, toy, train
-from shared.ranks.watching import LOOK, IdleWatch
+from shared.ranks.watching import LOOK, IdleWatch, can_watch
 
-QUIET, PATIENCE = 1.0, 10.0  # seconds for which a rank is waited for: idle ones, and all
+QUIET = 1.0  # seconds without any work after which a rank that is waited for will not come back
+PATIENCE = 10.0  # seconds for it where its work cannot be watched
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ def together(rank: int, folder: Path, alone: Wrong, act: Callable[..., Any], *ar
     (folder / f"back_{rank}").touch()
     watch, deadline = IdleWatch(), time.monotonic() + PATIENCE
     while missing := _missing(folder):
-        if watch.idle_seconds(missing) > QUIET or time.monotonic() > deadline:
+        slow = time.monotonic() > deadline and not can_watch()
+        if slow or watch.idle_seconds(missing) > QUIET:
             how = "without an error" if back.refused is None else "with an error"
             alone.seen = f"rank {rank} was back {how}; rank {min(missing)} waits and never returns"
             raise Wrong(alone.mistake, alone.expected, alone.seen, alone.hint)

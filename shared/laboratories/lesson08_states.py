@@ -23,11 +23,19 @@ LENGTH, STEPS, BATCH, EVERY = 22, 14, 4, 3  # 6 steps an epoch, the last of 2 sa
 
 
 class Wrapped(DistributedDataParallel):
-    """DDP as a state_dict sees it, "module." before the names, without a process group."""
+    """DDP as a state_dict sees it, "module." before the names, without a process group.
+
+    What DDP's own methods would ask the group for is left out.
+    """
+
+    __setstate__ = nn.Module.__setstate__
 
     def __init__(self, module: nn.Module) -> None:
-        nn.Module.__init__(self)  # DDP's own would ask for the group
+        nn.Module.__init__(self)
         self.module = module
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the model."""

@@ -19,12 +19,12 @@ class Line:
     bandwidth: float  # bytes per second
 
     def seconds(self, num_bytes: float) -> float:
-        """What the line predicts for a message."""
+        """Return the seconds that the line predicts for a message."""
         return self.latency + num_bytes / self.bandwidth
 
 
 def fit_line(num_bytes: Sequence[float], seconds: Sequence[float]) -> Line:
-    """The line of least relative error through measured times.
+    """Return the line of least relative error through measured times.
 
     Relative, because times range over four orders of magnitude: plain least squares would fit
     the longest message and call the latency whatever is left.
@@ -38,7 +38,9 @@ def fit_line(num_bytes: Sequence[float], seconds: Sequence[float]) -> Line:
 
 
 def bus_factor(op: str, world_size: int) -> float:
-    """Which part of the buffer the busiest link carries at least: bus = factor x algorithm.
+    """Return the share of the buffer that the busiest link carries at least.
+
+    It turns one bandwidth into the other: bus = factor x algorithm.
 
     Algorithm bandwidth is the buffer's bytes over the time; its best value sinks as ranks are
     added. Times this factor it can be held against the link's speed, for any number of ranks.
@@ -54,7 +56,7 @@ def bus_factor(op: str, world_size: int) -> float:
 def slowest_rank_seconds(
     run: Callable[[], Any], repeats: int, device: torch.device | str = "cpu"
 ) -> float:
-    """The fastest of some runs of a collective, on the rank for which that was slowest."""
+    """Return the seconds of the fastest of some runs of a collective, on the slowest rank."""
     dist.barrier()
     taken = torch.tensor(fastest_seconds(run, repeats, device), device=device)
     dist.all_reduce(taken, op=dist.ReduceOp.MAX)
@@ -62,7 +64,7 @@ def slowest_rank_seconds(
 
 
 def all_gather(buffer: Tensor) -> Tensor:
-    """Torch's own, part r of the buffer from rank r, under its newer or its older name."""
+    """Return the buffer, part r as rank r has it: torch's own, by its newer or its older name."""
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     whole = torch.empty_like(buffer)
     gather(whole, buffer.chunk(dist.get_world_size())[dist.get_rank()])
@@ -70,7 +72,7 @@ def all_gather(buffer: Tensor) -> Tensor:
 
 
 def reduce_scatter(buffer: Tensor) -> Tensor:
-    """Torch's own, part r of the sum to rank r, under its newer or its older name."""
+    """Return this rank's part of the sum: torch's own, by its newer or its older name."""
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     part = torch.empty_like(buffer.chunk(dist.get_world_size())[dist.get_rank()])
     scatter(part, buffer)

@@ -37,7 +37,7 @@ class Span:
 
     @property
     def duration(self) -> float:
-        """Microseconds."""
+        """Return the length, in microseconds."""
         return self.end - self.start
 
 
@@ -49,7 +49,7 @@ class Trace:
     rank: int = 0
 
     def of(self, kind: Kind) -> list[Span]:
-        """The spans of one kind."""
+        """Return the spans of one kind."""
         return [span for span in self.spans if span.kind == kind]
 
 
@@ -84,7 +84,7 @@ def _quiet_stderr() -> Generator[None]:
 
 
 def read_trace(content: Mapping[str, Any]) -> Trace:
-    """The compute and communication spans of a trace in Chrome's format (`ph: X` events).
+    """Return the compute and communication spans of a trace in Chrome's format (`ph: X` events).
 
     An operator inside another of the same thread is part of it and left out. Raises ValueError
     when the content holds no events.
@@ -127,7 +127,7 @@ def _outermost(spans: Iterable[Span]) -> list[Span]:
 
 
 def merge(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same moments as sorted intervals that do not touch."""
+    """Return the union of the intervals: sorted, and none touches the next."""
     merged: list[Interval] = []
     for start, end in sorted(intervals):
         if merged and start <= merged[-1][1]:
@@ -138,12 +138,12 @@ def merge(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def covered(span: Span, by: Sequence[Interval]) -> float:
-    """Microseconds of a span during which one of the merged intervals runs."""
+    """Return the microseconds of a span during which one of the merged intervals runs."""
     return sum(max(0.0, min(span.end, end) - max(span.start, start)) for start, end in by)
 
 
 def overlap_fraction(trace: Trace) -> float:
-    """Share of the communication time during which this rank also computes, from 0 to 1.
+    """Return the share of the communication time during which this rank also computes, 0 to 1.
 
     A span lasts from the moment a collective begins on this rank until it has ended, waiting for
     a slower rank included. Nothing communicated counts as all hidden.
@@ -155,7 +155,7 @@ def overlap_fraction(trace: Trace) -> float:
 
 
 def draw_timeline(ax: Axes, traces: Sequence[Trace], labels: Sequence[str] | None = None) -> None:
-    """Two rows for each trace, compute above communication, over milliseconds."""
+    """Draw two rows for each trace, compute above communication, over milliseconds."""
     names = labels or [f"rank {trace.rank}" for trace in traces]
     ticks: list[str] = []
     for trace, name in zip(traces, names, strict=True):

@@ -57,20 +57,20 @@ class Traffic:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes of all sends. What a collective puts on the wire is its library's choice."""
+        """Return the bytes of all sends; what a collective puts on the wire its library chooses."""
         return self.bytes_of("send")
 
     @property
     def ops(self) -> list[str]:
-        """The names of the operations, in order."""
+        """Return the names of the operations, in order."""
         return [call.op for call in self.calls]
 
     def count(self, op: str) -> int:
-        """How often the operation was started."""
+        """Return how often the operation was started."""
         return self.ops.count(op)
 
     def bytes_of(self, op: str) -> int:
-        """The bytes that all calls of the operation were handed."""
+        """Return the bytes that all calls of the operation were handed."""
         return sum(call.num_bytes for call in self.calls if call.op == op)
 
 
@@ -125,7 +125,7 @@ def _call(func: Any, args: tuple, kwargs: dict[str, Any], keep: bool) -> Call:
 
 @functools.cache
 def _read_schema(func: Any) -> tuple[str, list[str], list[str]]:
-    """An operator's public name, its arguments, and those that hold what a rank hands in."""
+    """Return an operator's public name, its arguments, and those that hold a rank's tensors."""
     names = [argument.name for argument in func._schema.arguments]
     handed = [name for name in names if name.startswith("input")] or names[:1]
     return _public_name(func._schema.name.split("::")[1]), names, handed

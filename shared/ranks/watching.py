@@ -48,7 +48,7 @@ def can_watch() -> bool:
 def _activity(pid: int | None) -> int | None:
     """Clock ticks of processor time so far; None while it waits for a disk or for its turn.
 
-    None also where idle ranks cannot be told from busy ones.
+    None also while somebody has stopped it (SIGSTOP, a debugger), and where idle ranks cannot be told from busy ones.
     """
     if not can_watch():
         return None
@@ -56,4 +56,4 @@ def _activity(pid: int | None) -> int | None:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return None if fields[0] in "DR" else int(fields[11]) + int(fields[12])  # user and kernel
+    return None if fields[0] in "DRTt" else int(fields[11]) + int(fields[12])  # user and kernel

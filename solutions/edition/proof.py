@@ -60,7 +60,7 @@ class EditionCopy:
         said = log.read_text(encoding="utf-8", errors="replace")
         return outcome.status, said + (TOO_LONG if outcome.timed_out else "")
 
-    def to_do(self, number: str) -> dict[int, str]:
+    def cells(self, number: str) -> dict[int, str]:
         """The lesson's code cells under nbval: what each that failed said, "" where it passed.
 
         Empty when there was no report.
@@ -96,15 +96,17 @@ def prove(edition: Path, course: Path, numbers: Sequence[str]) -> Iterator[Findi
             yield _script(copy, number, status, said)
         for number, lesson in lessons.items():
             yield _run_all(copy, number)
-            yield to_do_list(copy, lesson)
+            yield _to_do_list(copy, lesson, "open")
+            yield strict_form(copy, lesson)
             copy.solve(number, AnswerCells(course, lesson).references)
+            yield _to_do_list(copy, lesson, "right")
             yield _mine(copy, number)
             yield _all_solved(copy, number)
 
 
 def _all_solved(copy: EditionCopy, number: str) -> Finding:
     """nbval with every answer typed in: the end of a learner's way."""
-    results = copy.to_do(number)
+    results = copy.cells(number)
     failed = [f"cell {n}: {said}" for n, said in results.items() if said]
     problem = "\n".join(failed)[:2000] if results else "no cell came to an end"
     return Finding(f"{number}: with every exercise solved by hand, no cell fails", problem)
@@ -138,12 +140,23 @@ def _run_all(copy: EditionCopy, number: str) -> Finding:
     return Finding(f"{what} ({found[1] if found else '?'})", "" if good else said[-2000:])
 
 
-def to_do_list(copy: EditionCopy, lesson: Lesson) -> Finding:
+def _to_do_list(copy: EditionCopy, lesson: Lesson, outcome: str) -> Finding:
+    """./run_all.sh todo, where every exercise must have the same outcome."""
+    status, said = copy.run("./run_all.sh", "--no-setup", "todo", lesson.number)
+    listed = [f"{each.id} {each.name} " for each in lesson.exercises]
+    lines = [line for line in said.splitlines() if line.endswith(f"  {outcome}")]
+    good = status == (outcome != "right") and len(lines) == len(listed)
+    good &= all(line.startswith(start) for line, start in zip(lines, listed, strict=False))
+    what = f"{lesson.number}: ./run_all.sh todo lists {len(listed)} exercises as {outcome}"
+    return Finding(what, "" if good else said[-2000:])
+
+
+def strict_form(copy: EditionCopy, lesson: Lesson) -> Finding:
     """nbval with nothing solved: which cells fail, and why."""
     number = lesson.number
     path = copy.root / "lessons" / lesson.folder / "lesson.ipynb"
     cells = [c for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code"]
-    said = copy.to_do(number)
+    said = copy.cells(number)
     checks = {n for n, cell in enumerate(cells) if CHECK.search(cell.source)}
     failed = {n for n, words in said.items() if words}
     unsolved = {exercise.name for exercise in lesson.exercises}

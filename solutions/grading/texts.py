@@ -52,12 +52,12 @@ def show_points(points: float) -> str:
 
 
 def show_seconds(value: float) -> str:
-    """A time in a message."""
+    """A time as messages have it: 60 s."""
     return f"{value:g} s"
 
 
 def show_size(num_bytes: int) -> str:
-    """A size in a message."""
+    """A size as messages have it: 4 GiB."""
     for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if num_bytes >= unit:
             return f"{num_bytes / unit:.4g} {name}"

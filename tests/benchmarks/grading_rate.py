@@ -25,7 +25,7 @@ from pathlib import Path
 import psutil
 
 from solutions.grading.answer_cells import AnswerCells, hand_in
-from solutions.grading.lesson import read_lessons
+from solutions.grading.intake.lesson import read_lessons
 
 COURSE = Path(__file__).resolve().parents[2]
 TARGET_MINUTES, TARGET_MIB, CLASS = 30, 300, 200

@@ -1,4 +1,4 @@
-"""The real nbgrader, in an environment of its own, on one of our lessons.
+"""The real nbgrader, in an environment of its own, on three exercises of one of our lessons.
 
 Its environment is a class's: the packages of the course, the student edition, and nbgrader on top.
 """
@@ -16,11 +16,12 @@ import nbformat
 import pytest
 
 from shared.exercises.lessons import ROOT
-from solutions import student_edition
+from solutions.edition.files import write_edition
 from solutions.grading.answer_cells import AnswerCells, hand_in
 from solutions.grading.intake.lesson import read_lessons
 
 LESSON = "02_attention"
+TAKEN = ("02.1", "02.2", "02.3")  # 3, 1 and 1 points; the other three take their time
 NO_NETWORK = ("NewConnectionError", "name resolution", "Network is unreachable", "ConnectTimeout")
 pytestmark = pytest.mark.timeout(600)
 
@@ -32,18 +33,27 @@ def pinned() -> str:
     return found[0]
 
 
+def is_taken(cell) -> bool:
+    """Whether a cell is prose, the setup, or belongs to one of the exercises."""
+    slug = cell["metadata"].get("nbgrader", {}).get("grade_id", "").partition("-")[2]
+    setup = "setup" in cell["metadata"].get("tags", [])
+    return cell["cell_type"] == "markdown" or setup or slug.replace("-", ".") in TAKEN
+
+
 class NbgraderClass:
     """A folder where nbgrader is run, and the environment to run it in."""
 
     def __init__(self, place):
         self.folder, self.edition = place / "grading", place / "edition"
-        student_edition.write_edition(self.edition)
+        write_edition(self.edition)
         venv.create(place / "venv", with_pip=False, symlinks=True)
         self.programs = place / "venv" / "bin"
         version = sysconfig.get_python_version()
         site = place / "venv" / "lib" / f"python{version}" / "site-packages"
         packages = {sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"]}
-        (site / "class.pth").write_text("\n".join([str(self.edition), *sorted(packages)]) + "\n")
+        quick = "import shared.exercises.quick_nbformat"  # five programs start sooner
+        lines = [str(self.edition), *sorted(packages), quick]
+        (site / "class.pth").write_text("\n".join(lines) + "\n")
         self.install()
         source = self.folder / "source" / LESSON
         source.mkdir(parents=True)
@@ -52,10 +62,8 @@ class NbgraderClass:
         config = ROOT / "solutions" / "nbgrader_config.py"
         (self.folder / config.name).write_bytes(config.read_bytes())
         self.notebook = source / "lesson.ipynb"
-        # To the last check: what is measured after it is no matter of points, and takes its time.
         content = json.loads(self.notebook.read_text())
-        checks = [n for n, c in enumerate(content["cells"]) if "points" in str(c["metadata"])]
-        content["cells"] = content["cells"][: checks[-1] + 1]
+        content["cells"] = [cell for cell in content["cells"] if is_taken(cell)]
         self.notebook.write_text(json.dumps(content))
 
     def install(self):
@@ -99,11 +107,18 @@ def answers():
 
 @pytest.fixture(scope="module")
 def nbgrader(tmp_path_factory, answers):
-    """A class whose lesson is released and in which two have handed in."""
+    """A class whose lesson is released and in which two have handed in.
+
+    In the source 02.3 has its answer, between markers.
+    """
     school = NbgraderClass(tmp_path_factory.mktemp("nbgrader"))
+    head, _, _ = answers.lesson.stubs["02.3"].rpartition("    raise NotImplementedError")
+    region = f"{head}    ### BEGIN SOLUTION\n    return secret\n    ### END SOLUTION\n"
+    school.notebook.write_bytes(hand_in(school.notebook.read_bytes(), {"02.3": region}))
     school.run("nbgrader", "generate_assignment", LESSON)
     release = (school.folder / "release" / LESSON / "lesson.ipynb").read_bytes()
-    school.submit("right", hand_in(release, answers.references))
+    references = {id: answers.references[id] for id in TAKEN}
+    school.submit("right", hand_in(release, references))
     mistake = next(each.cell for each in answers.mistakes if each.exercise == "02.1")
     wrong = {"02.1": mistake, "02.2": answers.references["02.2"]}
     handed_in = json.loads(hand_in(release, wrong))
@@ -114,71 +129,55 @@ def nbgrader(tmp_path_factory, answers):
     return school
 
 
-def test_the_release_holds_the_stubs_and_locks_the_checks(nbgrader):
+def test_the_release_holds_the_stubs_and_locks_the_checks(nbgrader, answers):
     source, release = (
         nbformat.read(nbgrader.folder / name / LESSON / "lesson.ipynb", as_version=4)
         for name in ("source", "release")
     )
     for before, after in zip(source.cells, release.cells, strict=True):
-        assert before.source == after.source
+        if "### BEGIN SOLUTION" not in before.source:
+            assert before.source == after.source
         assert before.get("outputs") == after.get("outputs"), "the finished page stays readable"
         marks = after.metadata.get("nbgrader", {})
         assert marks.get("locked", False) is after.source.startswith("check(")
         if marks.get("grade"):
             assert after.metadata.editable is False
     stubs = [c.source for c in release.cells if c.source.startswith("@exercise(")]
-    assert len(stubs) == 6
-    assert all(stub.rstrip().endswith("raise NotImplementedError") for stub in stubs)
+    pristine = [answers.lesson.stubs[id].rstrip() for id in TAKEN]
+    assert [stub.rstrip() for stub in stubs] == pristine, "signature and contract stay"
+    assert "secret" not in json.dumps(release)
 
 
-def test_answers_between_markers_are_taken_out_and_others_refused(nbgrader, answers):
-    pristine = nbgrader.notebook.read_bytes()
-    stub = answers.lesson.stubs["02.3"]
-    head, _, _ = stub.rpartition("    raise NotImplementedError")
-    region = f"{head}    ### BEGIN SOLUTION\n    return secret\n    ### END SOLUTION\n"
-    command = (
-        "generate_assignment",
-        LESSON,
-        "--force",
-        "--no-db",
-        "--CourseDirectory.release_directory",
-    )
+def test_an_answer_without_markers_is_refused(nbgrader, answers):
+    source = nbgrader.notebook.read_bytes()
+    elsewhere = ("--force", "--no-db", "--CourseDirectory.release_directory", "elsewhere")
     try:
-        nbgrader.notebook.write_bytes(hand_in(pristine, {"02.3": region}))
-        nbgrader.run("nbgrader", *command, "once")
-        released = (nbgrader.folder / "once" / LESSON / "lesson.ipynb").read_text()
-        cells = [c.source for c in nbformat.reads(released, as_version=4).cells]
-        assert stub.rstrip() in [cell.rstrip() for cell in cells], "signature and contract stay"
-        assert "secret" not in released
-        nbgrader.notebook.write_bytes(hand_in(pristine, {"02.3": answers.references["02.3"]}))
-        done = nbgrader.run("nbgrader", *command, "twice", check=False)
-        assert done.returncode != 0
-        assert "an answer not marked BEGIN SOLUTION would get out" in done.stdout
+        nbgrader.notebook.write_bytes(hand_in(source, {"02.2": answers.references["02.2"]}))
+        done = nbgrader.run("nbgrader", "generate_assignment", LESSON, *elsewhere, check=False)
     finally:
-        nbgrader.notebook.write_bytes(pristine)
+        nbgrader.notebook.write_bytes(source)
+    assert done.returncode != 0
+    assert "an answer not marked BEGIN SOLUTION would get out" in done.stdout
 
 
 def test_validate_tells_right_from_unsolved(nbgrader):
-    right = f"submitted/right/{LESSON}/lesson.ipynb"
-    assert (
-        "Success! Your notebook passes all the tests."
-        in nbgrader.run("nbgrader", "validate", right).stdout
-    )
-    said = nbgrader.run(
-        "nbgrader", "validate", f"release/{LESSON}/lesson.ipynb", check=False
-    ).stdout
-    assert "VALIDATION FAILED ON 6 CELL(S)!" in said
-    assert "02.1 scaled_dot_product_attention: not solved yet" in said
+    both = (f"{folder}/{LESSON}/lesson.ipynb" for folder in ("submitted/right", "release"))
+    said = nbgrader.run("nbgrader", "validate", *both, check=False).stdout
+    right, _, unsolved = said.partition("Success! Your notebook passes all the tests.")
+    assert unsolved, said
+    assert "VALIDATION FAILED" not in right
+    assert "VALIDATION FAILED ON 3 CELL(S)!" in unsolved
+    assert "02.1 scaled_dot_product_attention: not solved yet" in unsolved
 
 
 def test_autograde_gives_the_points(nbgrader):
-    """13 points for all; one for the right exercise beside a mistake, stubs and a changed check."""
+    """All points; one for the right exercise beside a mistake, a stub and a changed check."""
     nbgrader.run("nbgrader", "autograde", LESSON)
     nbgrader.run("nbgrader", "export")
     with (nbgrader.folder / "grades.csv").open() as file:
         rows = {row["student_id"]: row for row in csv.DictReader(file)}
     scores = {name: (float(row["score"]), float(row["max_score"])) for name, row in rows.items()}
-    assert scores == {"right": (13.0, 13.0), "wrong": (1.0, 13.0)}
+    assert scores == {"right": (5.0, 5.0), "wrong": (1.0, 5.0)}
 
 
 def test_nbgrader_is_none_of_the_courses_pins():

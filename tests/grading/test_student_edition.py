@@ -12,11 +12,12 @@ import pytest
 
 from shared.errors import InputError
 from shared.exercises.lessons import ROOT
-from solutions import student_edition, student_pages, student_proof
+from solutions import student_edition
+from solutions.edition import files, pages, proof, reading
 from solutions.grading.answer_cells import AnswerCells, hand_in
 from solutions.grading.intake.lesson import read_lessons
 
-FILES = list(student_edition.course_files(ROOT))
+FILES = list(files.course_files(ROOT))
 NUMBERS = [name.split("/")[1][:2] for name in FILES if name.endswith("/lesson.ipynb")]
 
 
@@ -24,14 +25,14 @@ NUMBERS = [name.split("/")[1][:2] for name in FILES if name.endswith("/lesson.ip
 def edition(tmp_path_factory):
     """The edition of this course, written once and left alone."""
     folder = tmp_path_factory.mktemp("class") / "edition"
-    assert student_edition.write_edition(folder) > 100
+    assert files.write_edition(folder) > 100
     return folder
 
 
 @pytest.fixture(scope="module")
 def findings(edition):
     """What reading the edition over comes to."""
-    return list(student_proof.read_over(edition, ROOT))
+    return list(reading.read_over(edition, ROOT))
 
 
 @pytest.fixture
@@ -42,9 +43,7 @@ def copy(edition, tmp_path):
 
 def problems(folder):
     """What reading the edition over finds wrong, by what was looked for."""
-    return {
-        each.what: each.problem for each in student_proof.read_over(folder, ROOT) if each.problem
-    }
+    return {each.what: each.problem for each in reading.read_over(folder, ROOT) if each.problem}
 
 
 def test_no_answers_and_nothing_that_points_to_them(edition, findings):
@@ -95,10 +94,10 @@ def test_files_of_the_instructors_own_do_not_get_out(tmp_path):
     (course / "lessons/01_first/__pycache__").mkdir()
     (course / "lessons/01_first/__pycache__/checks.pyc").write_text("")
     everything = ["README.md", "lessons/01_first/checks.py", "lessons/01_first/grades.csv"]
-    assert list(student_edition.course_files(course)) == everything, "no git: all but litter"
+    assert list(files.course_files(course)) == everything, "no git: all but litter"
     for words in (["init", "-q"], ["add", "README.md", "lessons/01_first/checks.py"]):
         subprocess.run(["git", "-C", str(course), *words], check=True)
-    assert list(student_edition.course_files(course)) == everything[:2]
+    assert list(files.course_files(course)) == everything[:2]
 
 
 def test_folders_that_cannot_be_used(tmp_path):
@@ -110,7 +109,7 @@ def test_folders_that_cannot_be_used(tmp_path):
         ROOT: "lies inside the course",
     }.items():
         with pytest.raises(InputError, match=words):
-            student_edition.write_edition(folder)
+            files.write_edition(folder)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
@@ -125,10 +124,10 @@ def test_the_command_says_what_is_wrong_in_one_line(tmp_path, capsys):
 
 
 def test_a_passage_that_changed_is_named_and_nothing_is_written(tmp_path, monkeypatch):
-    passage = student_pages.Passage("a sentence that is not in README")
-    monkeypatch.setattr(student_pages, "read_passages", lambda: {"README.md": [passage]})
+    passage = pages.Passage("a sentence that is not in README")
+    monkeypatch.setattr(pages, "read_passages", lambda: {"README.md": [passage]})
     with pytest.raises(InputError, match=r"README\.md holds 'a sentence that is not in README'"):
-        student_edition.write_edition(tmp_path / "edition")
+        files.write_edition(tmp_path / "edition")
     assert not (tmp_path / "edition").exists()
 
 
@@ -145,13 +144,13 @@ def test_a_passage_that_changed_is_named_and_nothing_is_written(tmp_path, monkey
     ],
 )  # fmt: skip
 def test_sentences_that_point_to_answers_go(before, after):
-    assert student_pages.change_page(before, "page.md") == after
+    assert pages.change_page(before, "page.md") == after
 
 
 def test_sentences_about_tests_that_are_not_given_out_go():
     gone = ["tests/benchmarks/race.py"]
     page = "Ours is slower. `python tests/benchmarks/race.py` repeats it.\n\n| race | `race.py` |\n"
-    assert student_pages.change_page(page, "page.md", gone) == page.replace(
+    assert pages.change_page(page, "page.md", gone) == page.replace(
         " `python tests/benchmarks/race.py` repeats it.", ""
     )
 
@@ -168,25 +167,34 @@ def test_an_answer_that_got_in_is_found(copy):
     with (copy / "AGENTS.md").open("a") as page:
         page.write("\nSee solutions/README.md.\n")
     (copy / "shared/extra").mkdir()
-    (copy / "shared/extra/__init__.py").touch()
+    (copy / "shared/extra/module.py").touch()
     assert problems(copy) == {
         "no page speaks of answers that are not there": "AGENTS.md: See solutions/README.md.",
         "nothing imports solutions": "shared/measuring/timing.py",
-        "pyproject.toml names the packages that are there": "shared/extra",
+        "pip finds shared/ and nothing else": "shared/extra has no __init__.py",
         "every exercise cell is an empty stub": "01.3 in 01_positional_encoding/lesson.ipynb",
         "answers that only solutions/ holds are in no file": "01.3 in shared/measuring/timing.py",
     }
 
 
-def test_the_edition_works_on_its_own(edition):
-    """Lesson 02, unsolved and then solved; the whole notebook solved is left to the command."""
-    found = list(itertools.islice(student_proof.prove(edition, ROOT, ["02"]), 5))
-    assert [each.problem for each in found] == [""] * 5
+@pytest.mark.timeout(600)
+def test_the_edition_works_on_its_own(copy):
+    """Lesson 02 a little beyond its last check, unsolved and then solved."""
+    path = next(copy.glob("lessons/02_*/lesson.ipynb"))
+    notebook = json.loads(path.read_text())
+    sources = ["".join(cell["source"]) for cell in notebook["cells"]]
+    last = max(n for n, source in enumerate(sources) if source.startswith("check("))
+    notebook["cells"] = notebook["cells"][: last + 5]  # with two that use what is unsolved
+    path.write_text(json.dumps(notebook))
+    found = list(itertools.islice(proof.prove(copy, ROOT, ["02"]), 7))
+    assert [each.problem for each in found] == [""] * 7
     said = [each.what for each in found]
     assert "02: ./run_all.sh names the exercise that the script needs first (02.5)" in said
     assert any(re.match(r"02: Run All stops at the first use .* \(02\.\d", each) for each in said)
-    to_do = next(each for each in said if "nbval lists" in each)
-    assert to_do.startswith("02: nbval lists 6 checks, ")
+    assert "02: ./run_all.sh todo lists 6 exercises as open" in said
+    strict = next(each for each in said if "nbval lists" in each)
+    assert strict.startswith("02: nbval lists 6 checks, 2 cells that use unsolved exercises and 0")
+    assert "02: ./run_all.sh todo lists 6 exercises as right" in said
     assert said[-1] == "02: the script runs with --mine"
 
 
@@ -201,7 +209,7 @@ def test_a_fault_of_the_edition_is_seen_in_the_trial(copy, tmp_path):
     notebook["cells"] = [code[0], *kept, broken]
     path.write_text(json.dumps(notebook))
     lesson = read_lessons(ROOT, ["02"])["02"]
-    finding = student_proof.to_do_list(student_proof.Trial(copy, tmp_path / "trial"), lesson)
+    finding = proof.strict_form(proof.EditionCopy(copy, tmp_path / "trial"), lesson)
     assert finding.what.startswith("02: nbval lists 1 checks, 0 cells that use")
     assert finding.problem.startswith("cell 3 fails:")
     assert "ZeroDivisionError" in finding.problem

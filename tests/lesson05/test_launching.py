@@ -14,7 +14,7 @@ from shared.ranks.launching import LaunchFailed, launch, launch_nodes
 PLACES = """
 import json, os, pathlib, sys
 import torch.distributed as dist
-from shared.distributed import process_group
+from shared.ranks.group import process_group
 
 with process_group("cpu") as rank:
     own = {name: int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "GROUP_RANK")}
@@ -55,7 +55,7 @@ def test_a_node_that_fails_ends_the_others_and_is_named(tmp_path):
 HANGS = """
 import time
 import torch.distributed as dist
-from shared.distributed import process_group
+from shared.ranks.group import process_group
 
 def forgets_the_barrier():
     time.sleep(600)
@@ -88,7 +88,7 @@ def test_a_launch_that_ends_too_early_says_who_had_not_come(tmp_path):
 
 
 ALONE = """
-from shared.distributed import process_group
+from shared.ranks.group import process_group
 from shared.script import run_script
 
 def main():

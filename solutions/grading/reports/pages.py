@@ -44,7 +44,7 @@ class Card:
 
     @property
     def title(self) -> str:
-        """Number and name."""
+        """The exercise's number and name."""
         return f"{self.exercise} {self.name}"
 
 
@@ -64,7 +64,7 @@ class LessonPart:
 
     @property
     def max(self) -> int:
-        """Points that could be had."""
+        """The most points that could be had."""
         return sum(card.max for card in self.cards)
 
     @property
@@ -92,7 +92,7 @@ class Page:
 
     @property
     def max(self) -> int:
-        """Points that could be had."""
+        """The most points that could be had."""
         return sum(lesson.max for lesson in self.lessons)
 
     @property
@@ -105,7 +105,7 @@ class Page:
 
     @property
     def footer(self) -> str:
-        """How the points came about, as far as it concerns this page."""
+        """Sentences on how points come about, for the outcomes that are on this page."""
         kinds = [card.kind for lesson in self.lessons for card in lesson.cards]
         notes = []
         if "partly" in kinds:
@@ -198,7 +198,7 @@ def plain(text: str) -> str:
 
 
 def as_sentence(text: str) -> str:
-    """Begin with a capital and end with a full stop, unless that would change code."""
+    """The text with a capital first and a full stop last, unless that would change code."""
     text = text.strip()
     if re.match(r"[a-z]{2,}[,:]? [a-z0-9(]", text):
         text = text[0].upper() + text[1:]

@@ -1,6 +1,6 @@
 """What keeps a graded kernel to itself on this machine, and the plan that starts one so.
 
-Each layer is tried once. Where one is missing the rest goes on, and `Layers.lines` says so.
+Each layer is tried once. Where one is missing the others are used, and `Layers.lines` says so.
 """
 
 import ctypes

@@ -71,7 +71,7 @@ def run_notebook(
 
 
 def pytest_command(notebook: Path, plan_file: Path, exercise_seconds: float) -> list[str]:
-    """Strict nbval with nothing loaded that it does not need."""
+    """The command that runs a notebook under nbval, with no plugin that it does not need."""
     left_out = ("cacheprovider", "xdist", "timeout", "doctest", "junitxml", "faulthandler")
     return [
         sys.executable,
@@ -88,7 +88,7 @@ def pytest_command(notebook: Path, plan_file: Path, exercise_seconds: float) -> 
 
 
 def environment(course: Path, desk: Path) -> dict[str, str]:
-    """Of the grader's environment pytest gets what it needs to start; the kernel gets its own."""
+    """The environment of pytest: what it needs of the grader's. The kernel gets its own."""
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL") if name in os.environ}
     return {
         **kept,

@@ -15,7 +15,7 @@ MAX_FILES = 4096
 
 @dataclass(frozen=True)
 class Watch:
-    """Asked with the number of the pytest process: the limit that was passed, or None."""
+    """Called with the number of the pytest process: the limit that was passed, or None."""
 
     home: Path
     limits: Limits

@@ -1,1 +1,1 @@
-"""What runs in the same process as an answer: copied beside the course, imports nothing of here."""
+"""What runs where an answer runs: copied beside the course, it imports nothing of the grader."""
