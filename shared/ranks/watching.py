@@ -48,7 +48,8 @@ def can_watch() -> bool:
 def _activity(pid: int | None) -> int | None:
     """Clock ticks of processor time so far; None while it waits for a disk or for its turn.
 
-    None also while somebody has stopped it (SIGSTOP, a debugger), and where idle ranks cannot be told from busy ones.
+    None also while somebody has stopped it (SIGSTOP, a debugger), and where idle ranks cannot be
+    told from busy ones.
     """
     if not can_watch():
         return None
