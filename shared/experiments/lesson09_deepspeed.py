@@ -1,8 +1,9 @@
 """DeepSpeed's precision sections on lesson 04's reference run: one rank, no compiled op."""
 
+import contextlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 from shared.errors import InputError
@@ -24,7 +25,10 @@ def quiet_deepspeed() -> Any:
     """
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # do not look for a GPU, and do not warn
     try:
-        import deepspeed
+        with (
+            _without_stderr()
+        ):  # it probes for libaio, and the linker complains where there is none
+            import deepspeed
     except ImportError as error:
         raise InputError(
             f"DeepSpeed is not installed here ({error}): pip install deepspeed"
@@ -32,6 +36,19 @@ def quiet_deepspeed() -> Any:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.utils.logger.setLevel(logging.CRITICAL)
     return deepspeed
+
+
+@contextlib.contextmanager
+def _without_stderr() -> Generator[None]:
+    """Drop what this process and its children write to stderr, below Python."""
+    kept = os.dup(2)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
 
 
 def deepspeed_runs(
