@@ -38,7 +38,7 @@ def test_imports_point_left_only(path):
 
 def home(name: str) -> int:
     """The lesson that introduces an imported solution module or part of shared/; 0: the frame."""
-    solution = re.match(r"solutions\.(?:mistakes\.)?lesson(\d\d)", name)
+    solution = re.match(r"solutions\.(?:mistakes\.|alternatives\.)?lesson(\d\d)", name)
     if solution:
         return int(solution.group(1))
     introduced = {
@@ -60,6 +60,9 @@ def home(name: str) -> int:
         "shared.experiments.lesson07_next_character": 7,
         "shared.experiments.lesson07_pitfalls": 7,
         "shared.restarting": 8,
+        "shared.training.precision": 9,
+        "shared.measuring.model_states": 9,
+        "shared.measuring.casts": 9,
     }
     for prefix, lesson in introduced.items():
         if name == prefix or name.startswith(f"{prefix}."):
