@@ -47,7 +47,9 @@ def run_deepspeed(
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
     if not lines:
-        raise RuntimeError(f"DeepSpeed's process left with {done.returncode}: {done.stderr[-2000:]}")
+        raise RuntimeError(
+            f"DeepSpeed's process left with {done.returncode}: {done.stderr[-2000:]}"
+        )
     return json.loads(lines[-1].removeprefix(MARK))
 
 

@@ -39,7 +39,7 @@ class DynamicLossScaler(right.DynamicLossScaler):
         return loss * self._scale
 
 
-@mistake("09.1", says="still scaled")
+@mistake("09.1", says="the gradient that the optimizer sees in its first group")
 class DynamicLossScaler(right.DynamicLossScaler):
     def unscale_(self, optimizer):
         self._overflowed[optimizer] = not all(g.isfinite().all() for g in grads_of(optimizer))
