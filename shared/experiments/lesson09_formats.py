@@ -1,0 +1,167 @@
+"""Training as a 16-bit format would have it, on any machine: results rounded, sums in float32.
+
+A tensor core multiplies 16-bit numbers, adds in float32 and rounds the result. So does this: every
+layer's output, every weight that a layer reads and every gradient that leaves a layer is rounded to
+the format. It is as fast as float32 is here, and no machine's 16-bit kernels play a part.
+"""
+
+import contextlib
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from shared.data.batching import Batch
+from shared.model.transformer import Transformer
+from shared.training.loss import label_smoothed_loss
+from shared.training.reference_run import (
+    CONFIG,
+    learning_rate,
+    reference_batches,
+    reference_model,
+    reference_optimizer,
+)
+from shared.training.schedules import set_learning_rate
+
+
+class Rounded(torch.autograd.Function):
+    """The nearest number of a format, forward; the nearest gradient of it, backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.dtype = dtype
+        return x.to(dtype).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0].to(ctx.dtype).to(grads[0].dtype), None
+
+
+@contextlib.contextmanager
+def rounding(model: nn.Module, dtype: torch.dtype) -> Generator[None]:
+    """Round what every layer without children gives, and the gradient that comes back to it."""
+    leaves = [each for each in model.modules() if not list(each.children())]
+
+    def hook(module: nn.Module, args: Any, output: Any) -> Any:
+        return Rounded.apply(output, dtype) if isinstance(output, Tensor) else None
+
+    handles = [each.register_forward_hook(hook) for each in leaves]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def logits_in(
+    model: nn.Module, batch: Batch, dtype: torch.dtype
+) -> Float[Tensor, "batch target vocab"]:
+    """The model's logits with weights, layer outputs and all their gradients in the format."""
+    if dtype == torch.float32:
+        return model(batch.src, batch.tgt_in)
+    weights = {name: Rounded.apply(p, dtype) for name, p in model.named_parameters()}
+    with rounding(model, dtype):
+        return functional_call(model, weights, (batch.src, batch.tgt_in))
+
+
+def first_model(seed: int | None) -> Transformer:
+    """The reference model with its own first weights, or those of another seed."""
+    if seed is None:
+        return reference_model()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Transformer(CONFIG)
+
+
+def train_in_format(
+    dtype: torch.dtype, steps: int, share: float = 1.0, scaler: Any = None, seed: int | None = None
+) -> list[float]:
+    """The losses of the reference run, computed in a format; weights and AdamW stay float32.
+
+    Each batch is taken as one of 1 / share equal micro-batches of a larger batch: its loss counts
+    with `share`, and the gradients are added up (multiplied) in float32 afterwards. With a power of
+    two, float32 gives the same bits whatever the share is. A scaler scales, unscales and skips.
+    """
+    model = first_model(seed)
+    optimizer = reference_optimizer(list(model.parameters()))
+    losses = []
+    for number, batch in enumerate(reference_batches()[:steps], start=1):
+        set_learning_rate(optimizer, learning_rate(number))
+        optimizer.zero_grad()
+        loss = label_smoothed_loss(logits_in(model, batch, dtype), batch.tgt_out, smoothing=0.0)
+        part = loss * share
+        (part if scaler is None else scaler.scale(part)).backward()
+        if scaler is not None:
+            scaler.unscale_(optimizer)
+        torch._foreach_div_([p.grad for p in model.parameters() if p.grad is not None], share)
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+        losses.append(loss.item())
+    return losses
+
+
+def train_stored_in(
+    dtype: torch.dtype, steps: int, rate: float, seed: int | None = None
+) -> tuple[list[float], float]:
+    """Losses where only the *weights* are kept in a format, and the share of weights ever moved.
+
+    Forward, backward and AdamW are float32; after each step the weights are rounded.
+    """
+    model = first_model(seed)
+    parameters = list(model.parameters())
+    optimizer = reference_optimizer(parameters)
+    round_weights(parameters, dtype)
+    before = [p.detach().clone() for p in parameters]
+    losses = []
+    for batch in reference_batches()[:steps]:
+        set_learning_rate(optimizer, rate)
+        optimizer.zero_grad()
+        logits = model(batch.src, batch.tgt_in)
+        loss = label_smoothed_loss(logits, batch.tgt_out, smoothing=0.0)
+        loss.backward()
+        optimizer.step()
+        round_weights(parameters, dtype)
+        losses.append(loss.item())
+    moved = sum(int((p != b).sum()) for p, b in zip(parameters, before, strict=True))
+    return losses, moved / sum(p.numel() for p in parameters)
+
+
+@torch.no_grad()
+def round_weights(parameters: Sequence[Tensor], dtype: torch.dtype) -> None:
+    """Replace every number by the nearest of a format, in place."""
+    for parameter in parameters:
+        parameter.copy_(parameter.to(dtype))
+
+
+def layer_gradients(model: nn.Module, batch: Batch, share: float = 1.0) -> Float[Tensor, "count"]:
+    """The gradients at the outputs of all linear layers and norms, in float32, in one vector."""
+    found: list[Tensor] = []
+
+    def hook(module: nn.Module, args: Any, output: Tensor) -> None:
+        output.register_hook(lambda grad: found.append(grad.detach().flatten()))
+
+    layers = [each for each in model.modules() if isinstance(each, nn.Linear | nn.LayerNorm)]
+    handles = [each.register_forward_hook(hook) for each in layers]
+    logits = model(batch.src, batch.tgt_in)
+    (share * label_smoothed_loss(logits, batch.tgt_out, smoothing=0.0)).backward()
+    model.zero_grad()
+    for handle in handles:
+        handle.remove()
+    return torch.cat(found)
+
+
+def step_until(
+    dtype: torch.dtype, weight: float, step: Callable[[Tensor], Tensor], count: int
+) -> list[float]:
+    """The value of one number in a format after each of `count` steps."""
+    value, values = torch.tensor(weight, dtype=dtype), []
+    for _ in range(count):
+        value = step(value)
+        values.append(value.item())
+    return values

@@ -1,0 +1,87 @@
+"""Lesson 09, the instructor's side: training in 16 bits without losing what 16 bits cannot hold.
+
+The lesson's one idea: fp16 lacks range and bf16 lacks precision, so each loses another quantity,
+fp16 the small gradients and bf16 the small updates. A loss scale mends the first, a float32 master
+copy the second. Everything else is bookkeeping: who skips, who is rounded when, what travels.
+
+Points are the difficulty at the exercise (9 in all). What to ask behind a right answer: why a power
+of two changes no digit of a gradient; why bf16 needs no loss scale and fp16 with masters still
+does; what is read again from the 16-bit weights after the first step (nothing); which of the 16
+bytes an optimizer could do without, and what that costs.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from shared.errors import InputError
+from shared.ranks.group import current_world_size
+from shared.training.precision import DynamicLossScaler, MasterWeightAdamW
+
+__all__ = ["DynamicLossScaler", "MasterWeightAdamW", "accumulate"]
+
+
+def accumulate(
+    model: nn.Module,
+    micro_batches: Sequence[Any],
+    loss_of: Callable[[nn.Module, Any], Float[Tensor, ""]],
+    scaler: DynamicLossScaler | None = None,
+) -> Float[Tensor, ""]:
+    """Add the gradient of the mean loss per token of *all* micro-batches of *all* ranks to .grad.
+
+    `loss_of(model, micro_batch)` is one micro-batch's mean loss per token, which counts with its
+    share of the tokens (`micro_batch.num_tokens`). `model` is a DistributedDataParallel, which
+    averages over ranks, or a plain module where there is no process group. Gradients travel
+    once. Returns this rank's part of the loss, unscaled, without its graph: the ranks' parts add
+    up. Raises ValueError when there is no micro-batch.
+    """
+    if not micro_batches:
+        raise InputError("a step needs at least one micro-batch, got 0")
+    ranks = current_world_size()
+    device = next(model.parameters()).device
+    tokens = torch.tensor(sum(each.num_tokens for each in micro_batches), device=device)
+    if ranks > 1:
+        dist.all_reduce(tokens)
+    total = tokens.item()  # a weight from two ints is a python float, exact for any dtype of loss
+    parts = []
+    for number, micro_batch in enumerate(micro_batches, start=1):
+        # The forward too: torch's DDP decides in forward whether backward will send.
+        alone = number < len(micro_batches) and isinstance(model, DistributedDataParallel)
+        with model.no_sync() if alone else contextlib.nullcontext():
+            part = loss_of(model, micro_batch) * (micro_batch.num_tokens / total)
+            weighed = part * ranks  # the engine divides by it
+            (weighed if scaler is None else scaler.scale(weighed)).backward()
+        parts.append(part.detach())
+    return torch.stack(parts).sum()
+
+
+NOTES = {
+    "09.1": """
+DynamicLossScaler: 3 points, 30 minutes. Equal to GradScaler 1, skip and growth 1, ranks 1.
+Look for: isfinite, not isinf (NaN counts too); the verdict of one step forgotten in the next; the
+count of clean steps set back by an overflow and by a growth; the flag reduced over the ranks by all
+of them, also by those that saw nothing. Ask what happens when the optimizer steps on one rank only.
+Common mistakes: 1 / growth_factor in place of backoff_factor (equal at the defaults); unscaling
+twice after clipping; growth_interval off by one.
+""",
+    "09.2": """
+MasterWeightAdamW: 4 points, 35 minutes. The numbers 1, float32 states 1, a state_dict that stays
+float32 1, in place and group by group 1.
+Look for: master.float() once, not in every step; copy_ into the parameter; lr read from the group
+at each step. load_state_dict is where almost everybody falls: torch casts states to the parameter's
+dtype. Ask for the bytes before they count them.
+Common mistakes: squaring the bf16 gradient; m and v by zeros_like(parameter), which is bf16; L2
+decay added to the gradient (Adam, not AdamW).
+""",
+    "09.3": """
+accumulate: 2 points, 20 minutes. Look for: one number reduced before the first backward, the last
+micro-batch outside no_sync, a backward for each micro-batch (so that its activations are freed).
+Common mistakes: loss / len(micro_batches); this rank's tokens only; the factor world_size.
+""",
+}
