@@ -77,16 +77,18 @@ def clean_step(make) -> None:
         scaler.step(weights.optimizer)
         expect_equal(len(weights.optimizer.seen), 1, what="the number of steps of the optimizer")
         first, second, _ = weights.optimizer.seen[0]
-        for name, seen, true in (
-            ("first", first, twin.first.grad),
-            ("second", second, twin.second.grad),
+        all_scaled = "the optimizer sees gradients that are still scaled"
+        one_scaled = "only the first parameter group is unscaled: go through all of them"
+        for name, seen, true, scaled in (
+            ("first", first, twin.first.grad, all_scaled),
+            ("second", second, twin.second.grad, one_scaled),
         ):
             expect_close(
                 seen,
                 true,
                 what=f"the gradient that the optimizer sees in its {name} group",
                 looks_like={
-                    "the optimizer sees gradients that are still scaled": 64 * true,
+                    scaled: 64 * true,
                     "step() divides again what unscale_() has divided": true / 64,
                 },
                 hint="unscale_ divides once; step() calls it only where nobody has",

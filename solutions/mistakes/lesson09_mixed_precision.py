@@ -39,13 +39,13 @@ class DynamicLossScaler(right.DynamicLossScaler):
         return loss * self._scale
 
 
-@mistake("09.1", says="the gradient that the optimizer sees in its first group")
+@mistake("09.1", says="the optimizer sees gradients that are still scaled")
 class DynamicLossScaler(right.DynamicLossScaler):
     def unscale_(self, optimizer):
         self._overflowed[optimizer] = not all(g.isfinite().all() for g in grads_of(optimizer))
 
 
-@mistake("09.1", says="the gradient that the optimizer sees in its second group")
+@mistake("09.1", says="only the first parameter group is unscaled")
 class DynamicLossScaler(right.DynamicLossScaler):
     def unscale_(self, optimizer):
         for parameter in optimizer.param_groups[0]["params"]:
