@@ -50,23 +50,14 @@ def run_script(capfd, monkeypatch):
 
 @pytest.fixture(scope="session")
 def launch_on(tmp_path_factory):
-    """Run a script under torchrun once on each number of ranks: number -> (folder, metrics).
-
-    What every script leaves behind is looked at here, so that no test runs it for that alone.
-    """
+    """Run a script under torchrun once on each number of ranks: number -> (folder, metrics)."""
     from shared.ranks.launching import launch
 
     def launched(script: Path, counts: tuple[int, ...], *args: str) -> dict[int, tuple[Path, dict]]:
         runs = {}
         for ranks in counts:
             out = tmp_path_factory.mktemp(f"ranks_{ranks}")
-            metrics = launch(script, nproc=ranks, args=[*args, "--out", str(out)])
-            assert metrics["world_size"] == ranks
-            assert metrics["lesson"] == script.parent.name
-            assert metrics["table"]
-            assert metrics["headline"]
-            assert list(out.glob("*.png")), "a script draws at least one figure"
-            runs[ranks] = out, metrics
+            runs[ranks] = out, launch(script, nproc=ranks, args=[*args, "--out", str(out)])
         return runs
 
     return launched

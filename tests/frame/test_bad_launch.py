@@ -1,13 +1,15 @@
-"""Scripts started the wrong way: one line and status 2, no hang, no process left."""
+"""Part II's scripts, started the wrong way: one line and status 2, no hang, no process left."""
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from shared.exercises.lessons import ROOT
+from shared.ranks import group as distributed
 from shared.ranks.launching import LaunchFailed, launch
 
 SCRIPTS = sorted((ROOT / "lessons").glob("0[5-8]_*/train.py"))
@@ -20,7 +22,6 @@ LAUNCHED = {
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "1",
 }
-EVERY_SCRIPT = sorted((ROOT / "lessons").glob("*/train.py"))
 each_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.parent.name)
 
 
@@ -85,7 +86,7 @@ def test_a_place_that_cannot_be(start, script, changed, words):
         expect_error((status, said), words)
 
 
-@pytest.mark.parametrize("script", EVERY_SCRIPT, ids=lambda path: path.parent.name)
+@each_script
 def test_an_out_that_cannot_be_written(start, script, tmp_path):
     blocker = tmp_path / "file"
     blocker.touch()
@@ -125,7 +126,18 @@ def test_torchrun_ends_with_ranks_that_were_too_many(tmp_path):
 
 
 @each_script
-def test_without_torchrun_it_runs_as_one_process(start, script, tmp_path):
-    status, said = start(script, *TINY, "--device", "cpu")
-    assert status == 0, said
+def test_without_torchrun_it_runs_as_one_process(script, tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name not in LAUNCHED}
+    assert distributed.LAUNCHER_VARIABLES[0] not in environment
+    command = [sys.executable, str(script), *TINY, "--device", "cpu", "--out", str(tmp_path)]
+    done = subprocess.run(
+        command,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
     assert '"world_size": 1' in (tmp_path / "metrics.json").read_text()

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from shared.ranks.torchrun import torchrun_command
 from shared.script import checked_out, format_table, lesson_parser, positive_int, write_metrics
 
 MAIN = Rank(0, 0, 1, torch.device("cpu"), "gloo")
+SCRIPTS = sorted((ROOT / "lessons").glob("*/train.py"))
 
 
 @pytest.fixture
@@ -110,7 +112,8 @@ def test_launch_ends_a_script_that_hangs_and_all_its_ranks(tmp_path):
     )
     with pytest.raises(LaunchFailed, match="not done after 8 s"):
         launch(script, 2, timeout=8)
-    wait_until_gone([int(file.read_text()) for file in tmp_path.glob("pid*")])
+    pids = [int((tmp_path / f"pid{rank}").read_text()) for rank in (0, 1)]
+    wait_until_gone(pids)
 
 
 def wait_until_gone(pids: list[int]) -> None:
@@ -120,13 +123,27 @@ def wait_until_gone(pids: list[int]) -> None:
         time.sleep(0.1)
 
 
-def test_every_script_is_run_by_its_lessons_tests():
-    """On several ranks, through the fixture that looks at what every script leaves behind."""
-    names = {f"lesson{path.parent.name[:2]}" for path in (ROOT / "lessons").glob("*/train.py")}
-    for folder in sorted(names):
-        tests = "".join(path.read_text() for path in (ROOT / "tests" / folder).glob("test_*.py"))
-        counts = re.findall(r"launch_on\(\s*SCRIPT, \(([\d, ]+)\)", tests)
-        assert any(set(found) & set("2345678") for found in counts), f"tests/{folder}: launch_on"
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.parent.name)
+def test_every_script_runs_with_two_ranks_and_says_so(path, tmp_path):
+    metrics = launch(path, 2, ["--preset", "tiny", "--out", tmp_path])
+    assert metrics["world_size"] == 2
+    assert metrics["lesson"] == path.parent.name
+    assert metrics["table"]
+    assert metrics["headline"]
+    assert list(tmp_path.glob("*.png")), "a script draws at least one figure"
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.parent.name)
+def test_every_script_refuses_an_out_in_one_line(path, tmp_path):
+    (tmp_path / "file").touch()
+    done = subprocess.run(
+        [sys.executable, path, "--preset", "tiny", "--out", tmp_path / "file" / "x"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 2
+    assert re.fullmatch(r"error: --out .* cannot be written .*\n", done.stderr), done.stderr
 
 
 def test_a_killed_rank_ends_the_run_with_an_error_and_leaves_nobody(tmp_path):

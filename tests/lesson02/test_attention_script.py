@@ -1,6 +1,8 @@
 """Lesson 02's script: the sweep is shared out to any number of ranks and counts by formula."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,18 +12,20 @@ from shared.exercises.lessons import ROOT
 from shared.experiments.lesson02_sweep import FULL, draw_sweep, kept_by_module
 from shared.measuring.memory import saved_bytes
 from shared.model.attention import MultiHeadAttention
+from shared.ranks.launching import launch
 
 SCRIPT = ROOT / "lessons" / "02_attention" / "train.py"
 TINY = ["--preset", "tiny", "--device", "cpu"]
 
 
 @pytest.fixture(scope="module")
-def by_ranks(launch_on) -> dict[int, dict]:
-    return {n: metrics for n, (_, metrics) in launch_on(SCRIPT, (2, 4), *TINY).items()}
+def by_ranks() -> dict[int, dict]:
+    return {n: launch(SCRIPT, nproc=n, args=TINY) for n in (2, 4)}
 
 
 def test_every_case_is_measured_once_and_shared_evenly(by_ranks) -> None:
     for world_size, metrics in by_ranks.items():
+        assert metrics["world_size"] == world_size
         assert [row["L"] for row in metrics["table"]] == [32, 64, 128]
         shares = [sum(row["rank"] == rank for row in metrics["table"]) for rank in range(4)]
         assert max(shares[:world_size]) - min(shares[:world_size]) <= 1
@@ -35,20 +39,25 @@ def test_bytes_do_not_depend_on_who_counted_and_are_the_formula(by_ranks) -> Non
         assert row["difference"] < 1e-6
 
 
-def test_plain_python_with_all_flags(tmp_path: Path, run_script) -> None:
+def run_alone(*args: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(SCRIPT), *TINY, *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_plain_python_with_all_flags(tmp_path: Path) -> None:
     flags = "--dtype bfloat16 --causal --heads 2 4 --steps 1"
-    ended = run_script(SCRIPT, *TINY, *flags.split(), "--out", tmp_path)
-    assert ended.status == 0, ended.err
+    done = run_alone(*flags.split(), "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
     metrics = json.loads((tmp_path / "metrics.json").read_text())
     assert [(row["heads"], row["L"]) for row in metrics["table"]][-1] == (4, 128)
     assert metrics["dtype"] == "bfloat16"
     assert (tmp_path / "attention_sweep.png").stat().st_size > 10_000
 
 
-def test_heads_that_do_not_divide_are_one_line(tmp_path: Path, run_script) -> None:
-    ended = run_script(SCRIPT, *TINY, "--heads", 3, "--out", tmp_path)
-    assert ended.status == 2
-    assert ended.err.strip().splitlines() == ["error: --heads 3: d_model is 32; take a divisor"]
+def test_heads_that_do_not_divide_are_one_line(tmp_path: Path) -> None:
+    done = run_alone("--heads", "3", "--out", str(tmp_path))
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines() == ["error: --heads 3: d_model is 32; take a divisor"]
 
 
 @pytest.mark.parametrize("fused", [False, True])

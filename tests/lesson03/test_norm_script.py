@@ -1,23 +1,27 @@
 """Lesson 03: the script shares its variants out to any number of ranks; the notes are whole."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import solutions.lesson03_transformer as solution
 from shared.exercises.lessons import ROOT, load_checks
+from shared.ranks.launching import launch
 
 SCRIPT = ROOT / "lessons" / "03_transformer" / "train.py"
 TINY = ["--preset", "tiny", "--device", "cpu"]
 
 
 @pytest.fixture(scope="module")
-def by_ranks(launch_on) -> dict[int, dict]:
-    return {n: metrics for n, (_, metrics) in launch_on(SCRIPT, (2, 5), *TINY).items()}
+def by_ranks() -> dict[int, dict]:
+    return {n: launch(SCRIPT, nproc=n, args=TINY) for n in (2, 5)}
 
 
 def test_every_variant_is_trained_once_by_the_rank_whose_turn_it_is(by_ranks) -> None:
     for world_size, metrics in by_ranks.items():
+        assert metrics["world_size"] == world_size
         assert len({run["variant"] for run in metrics["runs"]}) == len(metrics["runs"]) == 4
         loads = [sum(run["rank"] == rank for run in metrics["runs"]) for rank in range(world_size)]
         assert max(loads) - min(loads) <= (1 if world_size <= 4 else 2)
@@ -39,12 +43,13 @@ def test_warm_up_changes_the_curve_and_not_the_first_gradient(by_ranks) -> None:
         assert cold["losses"][2:] != warm["losses"][2:]
 
 
-def test_users_own_pairs_are_read_and_the_figure_is_drawn(tmp_path: Path, run_script) -> None:
+def test_users_own_pairs_are_read_and_the_figure_is_drawn(tmp_path: Path) -> None:
     data, out = tmp_path / "data", tmp_path / "out"
     data.mkdir()
     (data / "train.en").write_text("".join(f"the number {i}\n" for i in range(60)))
     (data / "train.de").write_text("".join(f"die Zahl {i}\n" for i in range(60)))
-    assert run_script(SCRIPT, *TINY, "--dataset", data, "--out", out).status == 0
+    command = [sys.executable, str(SCRIPT), *TINY, "--dataset", str(data), "--out", str(out)]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
     assert (out / "metrics.json").is_file()
     assert (out / "norms.png").stat().st_size > 10_000
 
@@ -56,11 +61,12 @@ def test_users_own_pairs_are_read_and_the_figure_is_drawn(tmp_path: Path, run_sc
         (["--dataset", "/nowhere"], "error: "),
     ],
 )
-def test_bad_flags_are_one_line(tmp_path: Path, run_script, flags: list[str], words: str) -> None:
-    ended = run_script(SCRIPT, *TINY, *flags, "--out", tmp_path)
-    assert ended.status == 2
-    assert ended.err.startswith(words)
-    assert ended.err.count("\n") == 1
+def test_bad_flags_are_one_line(tmp_path: Path, flags: list[str], words: str) -> None:
+    command = [sys.executable, str(SCRIPT), *TINY, *flags, "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 2
+    assert done.stderr.startswith(words)
+    assert done.stderr.count("\n") == 1
 
 
 def test_every_exercise_has_teaching_notes() -> None:

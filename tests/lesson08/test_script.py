@@ -21,12 +21,12 @@ def test_killed_twice_under_torchrun_it_ends_as_if_it_had_not_been(tmp_path):
         assert killed[name] == untouched[name]
 
 
-def test_on_four_ranks_it_rehearses_and_times(launch_on):
-    out, metrics = launch_on(SCRIPT, (4,), *TINY)[4]
+def test_on_four_ranks_it_rehearses_and_times(tmp_path):
+    metrics = launch(SCRIPT, 4, [*TINY, "--out", tmp_path])
     assert metrics["headline"].startswith("resumed from step 8: weights equal bit for bit; a save")
     assert len(metrics["table"]) == 4
     assert len(metrics["losses"]) == 12
-    assert {path.name for path in out.iterdir()} == {
+    assert {path.name for path in tmp_path.iterdir()} == {
         "checkpoints",
         "metrics.json",
         "resumed.png",
