@@ -105,7 +105,7 @@ def on_two_ranks(
     with tempfile.TemporaryDirectory(prefix="back_") as folder:
         waiting = Wrong(alone, "both ranks come back", hint=hint)
         backs = on_ranks(
-            ranks.together, 2, Path(folder), waiting, act, *args, apart=alone, quiet=3.0,
+            ranks.together, 2, Path(folder), waiting, act, *args, apart=alone, timeout=30, quiet=3,
             hint=hint or "whatever goes wrong on rank 0 is caught, sent, and raised on all ranks",
         )  # fmt: skip
     for rank, back in enumerate(backs):
