@@ -100,6 +100,7 @@ INTRODUCED = {
     "shared.model": 3,
     "shared.data.sampling": 7,
     "shared.data": 4,
+    "shared.training.precision": 9,
     "shared.training": 4,
     "shared.measuring.traffic": 5,
     "shared.measuring.bandwidth": 5,

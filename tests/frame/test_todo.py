@@ -199,7 +199,7 @@ def test_watching_judges_again_when_a_notebook_is_saved(course):
     process = subprocess.Popen(
         [sys.executable, "-m", "shared.cli.command", "--no-setup", "todo", "--watch"],
         cwd=course.root,
-        env={**os.environ, "PYTHONPATH": str(course.root), "COURSE_TEST": str(course.root)},
+        env=course.environment(COURSE_TEST=str(course.root)),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -135,17 +135,21 @@ class ToyCourse:
         cells.append(new_code_cell(after))
         nbformat.write(new_notebook(cells=cells), self.notebook)
 
+    def environment(self, **course: str) -> dict[str, str]:
+        """This process's variables without the course's own (the tests run in solution mode)."""
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("TORCH_HANDLE_", "PYTEST_")) and name != "RANK"
+        }
+        return {**kept, "PYTHONPATH": str(self.root), "OMP_NUM_THREADS": "1", **course}
+
     def run(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run `python COMMAND` at the toy's root, with only these course variables set."""
-        inherited = {
-            k: v
-            for k, v in os.environ.items()
-            if not k.startswith(("TORCH_HANDLE_", "PYTEST_")) and k != "RANK"
-        }
         return subprocess.run(
             [sys.executable, *command],
             cwd=self.root,
-            env={**inherited, "PYTHONPATH": str(self.root), "OMP_NUM_THREADS": "1", **environment},
+            env=self.environment(**environment),
             capture_output=True,
             text=True,
             timeout=200,
