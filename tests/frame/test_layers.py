@@ -109,6 +109,8 @@ INTRODUCED = {
     "shared.ddp": 6,
     "solutions.ddp_buckets": 6,
     "shared.fault_tolerance": 8,
+    "shared.zero": 10,
+    "shared.measuring.live": 10,
 }
 
 

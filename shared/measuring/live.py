@@ -1,0 +1,82 @@
+"""Bytes of all tensors that are alive, counted over storages while a program runs."""
+
+import contextlib
+import gc
+from collections.abc import Generator, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+CRUMB = 16  # bytes; smaller storages (step counts, losses) are not counted
+
+
+class LiveBytes:
+    """The storages that came into being inside `count_live_bytes`, and how many bytes are alive.
+
+    `peak` is the most that was alive after any operation, `at_collectives` what was alive at the
+    start of each operation of torch.distributed, with its name. A storage counts with its size of
+    now: one that was resized to 0 counts with 0, and views count once.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, StorageWeakRef] = {}
+        self.peak = 0
+        self.at_collectives: list[tuple[str, int]] = []
+
+    def add(self, tensors: Iterable[Tensor]) -> None:
+        """Count these from now on."""
+        for each in tensors:
+            storage = each.untyped_storage()
+            known = self._known.get(storage._cdata)
+            if known is None or known.expired():
+                self._known[storage._cdata] = StorageWeakRef(storage)
+
+    def now(self) -> int:
+        """The bytes that are alive now."""
+        total = 0
+        for address, reference in list(self._known.items()):
+            if reference.expired():
+                del self._known[address]
+                continue
+            storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
+            size = 0 if storage is None else storage.nbytes()
+            total += size if size >= CRUMB else 0
+        return total
+
+
+@contextlib.contextmanager
+def count_live_bytes(already: Iterable[Tensor] = ()) -> Generator[LiveBytes]:
+    """Watch every operation inside the block, and count what it makes and what is `already` there.
+
+    Exact on any device for tensors that operators made in this thread, backward included; what a
+    kernel allocates and frees inside itself is not seen. Every operator passes through Python, and
+    the count goes through all storages: for small models.
+    """
+    gc.collect()
+    live = LiveBytes()
+    live.add(already)
+    with _Watch(live):
+        yield live
+
+
+class _Watch(TorchDispatchMode):
+    def __init__(self, live: LiveBytes) -> None:
+        super().__init__()
+        self.live = live
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # see shared.measuring.traffic
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            name = func._schema.name.split("::")[1].strip("_")
+            self.live.at_collectives.append((name, self.live.now()))
+        result = func(*args, **(kwargs or {}))
+        self.live.add(x for x in tree_leaves(result) if type(x) is Tensor)
+        self.live.peak = max(self.live.peak, self.live.now())
+        return result
