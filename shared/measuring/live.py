@@ -1,7 +1,7 @@
 """Bytes of all tensors that are alive, counted over storages while a program runs."""
 
 import contextlib
-import gc
+import time
 from collections.abc import Generator, Iterable
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 CRUMB = 16  # bytes; smaller storages (step counts, losses) are not counted
+SETTLE = 0.005  # seconds
 
 
 class LiveBytes:
@@ -56,7 +57,6 @@ def count_live_bytes(already: Iterable[Tensor] = ()) -> Generator[LiveBytes]:
     kernel allocates and frees inside itself is not seen. Every operator passes through Python, and
     the count goes through all storages: for small models.
     """
-    gc.collect()
     live = LiveBytes()
     live.add(already)
     with _Watch(live):
@@ -75,6 +75,7 @@ class _Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "c10d":
             name = func._schema.name.split("::")[1].strip("_")
+            time.sleep(SETTLE)  # gloo's thread may still hold the tensors of the one before
             self.live.at_collectives.append((name, self.live.now()))
         result = func(*args, **(kwargs or {}))
         self.live.add(x for x in tree_leaves(result) if type(x) is Tensor)

@@ -122,9 +122,11 @@ class Bucket:
 
     def finish(self) -> None:
         """Wait for it and free the whole gradients; what a second backward brings is added."""
-        if self._work is None or self._reduced is None:
+        if self._work is None or self._reduced is None or self.filling is None:
             return
         self._work.wait()
+        # At once: gloo's thread may hold the tensor for some milliseconds more.
+        self.filling.untyped_storage().resize_(0)
         self.grad = self._reduced if self.grad is None else self.grad.add_(self._reduced)
         self._work = self._reduced = self.filling = None
         self._places.clear()
