@@ -1,0 +1,220 @@
+"""What DeepSpeed's ranks do for lesson 10: train, count, save, fail. See `ask_deepspeed`.
+
+Every function runs on all ranks of a gloo group, on the CPU, with the rank's number first.
+"""
+
+import gc
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shared.experiments.lesson09_deepspeed import quiet_deepspeed
+from shared.training.reference_run import (
+    GLOBAL_BATCH,
+    learning_rate,
+    loss_of,
+    reference_batches,
+    reference_model,
+    reference_optimizer,
+    shard,
+)
+from shared.training.schedules import set_learning_rate
+
+deepspeed = quiet_deepspeed()
+from deepspeed.accelerator import get_accelerator  # noqa: E402
+from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs  # noqa: E402
+from deepspeed.runtime.zero.stage_1_and_2 import (  # noqa: E402
+    estimate_zero2_model_states_mem_needs,
+)
+
+SETTLE = 0.03  # seconds in which gloo's thread lets go of what it has sent
+CRUMB = 1024  # bytes; smaller storages are inputs, losses, step counts
+
+
+def curve(rank: int, config: dict[str, Any], steps: int) -> dict[str, Any]:
+    """The reference run's first losses and the seconds of each step, under a configuration.
+
+    The optimizer is the reference run's own, which DeepSpeed calls a client optimizer.
+    """
+    ranks = dist.get_world_size()
+    model = reference_model()
+    optimizer = reference_optimizer(list(model.parameters()))
+    config = config | {"train_micro_batch_size_per_gpu": GLOBAL_BATCH // ranks}
+    engine = start(model, config, optimizer)
+    losses, seconds = [], []
+    for number, batch in enumerate(reference_batches()[:steps], start=1):
+        dist.barrier()
+        began = time.perf_counter()
+        set_learning_rate(optimizer, learning_rate(number))
+        part = loss_of(engine, shard(batch, rank, ranks), batch.num_tokens)
+        engine.backward(part * ranks)  # DeepSpeed averages over ranks; the parts are to be summed
+        engine.step()
+        seconds.append(time.perf_counter() - began)
+        total = part.detach().clone()
+        dist.all_reduce(total)
+        losses.append(total.item())
+    engine.destroy()
+    return {"losses": losses, "seconds": seconds}
+
+
+def start(
+    model: nn.Module, config: dict[str, Any], optimizer: torch.optim.Optimizer | None = None
+) -> Any:
+    """DeepSpeed's engine around a model."""
+    engine, *_ = deepspeed.initialize(
+        model=model, optimizer=optimizer, model_parameters=model.parameters(), config=config
+    )
+    return engine
+
+
+def stack(layers: int, width: int) -> nn.Sequential:
+    """Square matrices in a row, without bias: layers x width x width parameters."""
+    torch.manual_seed(0)
+    return nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(layers)])
+
+
+def count(rank: int, configs: list[dict[str, Any]], layers: int, width: int) -> list[dict]:
+    """For each configuration the bytes a parameter at moments of two steps, by kind.
+
+    The moments: after forward, when the last gradient of a backward is there, after a step's last
+    backward, in the optimizer's step, at rest. One row a rank keeps activations out of the count.
+    """
+    return [_count(config, layers, width) for config in configs]
+
+
+def _count(config: dict[str, Any], layers: int, width: int) -> dict[str, Any]:
+    known = {storage.data_ptr() for storage in _storages()}
+    model = stack(layers, width)
+    number = sum(parameter.numel() for parameter in model.parameters())
+    seen: dict[str, dict[str, float]] = {}
+    optimizer = None
+    if "optimizer" not in config:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def look(moment: str) -> None:
+        time.sleep(SETTLE)
+        kinds = bytes_by_kind(engine, known)
+        kinds = {kind: size / number for kind, size in kinds.items()}
+        if sum(kinds.values()) > sum(seen.get(moment, {}).values()):
+            seen[moment] = kinds
+
+    # Before DeepSpeed's own hooks: the last gradient is there and not yet sent.
+    last = next(model.parameters())
+    last.register_post_accumulate_grad_hook(lambda _: look("last gradient"))
+    engine = start(model, config, optimizer)
+    base = optimizer or engine.basic_optimizer
+    base.register_step_pre_hook(lambda *_: look("in the step"))
+    micro_batches = engine.gradient_accumulation_steps()
+    for _ in range(2 * micro_batches):  # two steps: Adam's states are made in the first
+        x = torch.randn(1, width, dtype=last.dtype)
+        loss = engine(x).float().square().mean()
+        look("after forward")
+        engine.backward(loss)
+        if engine.is_gradient_accumulation_boundary():
+            look("after backward")
+        engine.step()
+    look("at rest")
+    found = {
+        "moments": seen,
+        "stage": engine.zero_optimization_stage(),
+        "dtype": str(last.dtype).removeprefix("torch."),
+        "clipping": engine.gradient_clipping(),
+        "micro batches": micro_batches,
+        "train batch": engine.train_batch_size(),
+    }
+    engine.destroy()
+    return found
+
+
+def bytes_by_kind(engine: Any, known: set[int]) -> dict[str, int]:
+    """Bytes of every live storage that is not `known`, by what DeepSpeed uses it for.
+
+    Found through the garbage collector and .grad: what Python can reach. Buckets are what is
+    neither weight nor optimizer state: gradients on their way, gathered weights.
+    """
+    sizes = {s.data_ptr(): s.nbytes() for s in _storages() if s.data_ptr() not in known}
+    sizes = {address: size for address, size in sizes.items() if size >= CRUMB}
+    weights, states, gradients = [], [], []
+    for parameter in engine.module.parameters():
+        weights += [parameter, getattr(parameter, "ds_tensor", None)]
+    base = engine.basic_optimizer
+    masters = [p for group in base.param_groups for p in group["params"]]
+    for name in ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat"):
+        masters += getattr(engine.optimizer, name, [])
+    for master in masters:
+        states += [master, *base.state.get(master, {}).values()]
+        gradients.append(master.grad)
+    found = {}
+    own = {"weights": weights, "optimizer states": states, "fp32 gradients": gradients}
+    for kind, tensors in own.items():
+        found[kind] = sum(sizes.pop(address, 0) for address in _addresses(tensors))
+    found["gradients, buckets"] = sum(sizes.values())
+    return found
+
+
+def _addresses(tensors: Iterable[Any]) -> set[int]:
+    return {x.untyped_storage().data_ptr() for x in tensors if isinstance(x, Tensor)}
+
+
+def _storages() -> list[torch.UntypedStorage]:
+    gc.collect()
+    tensors = [x for x in gc.get_objects() if issubclass(type(x), Tensor)]
+    tensors += [x.grad for x in tensors if x.is_leaf and x.grad is not None]
+    return [x.untyped_storage() for x in tensors if x.device.type != "meta"]
+
+
+def refused(rank: int, configs: list[dict[str, Any]]) -> list[str]:
+    """For each configuration the error that DeepSpeed raises for it, in one line; "" for none."""
+    return [error_of(lambda config=config: _start_and_end(config)) for config in configs]
+
+
+def refused_by_name(rank: int) -> dict[str, str]:
+    """Errors that need more than a configuration: a device without fp16, optimizers done wrong."""
+    plain = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 1}}
+    with mock.patch.object(type(get_accelerator()), "is_fp16_supported", return_value=False):
+        fp16 = error_of(lambda: _start_and_end(plain | {"fp16": {"enabled": True}}))
+    model = stack(2, 8)
+    weights = list(model.parameters())
+    twice = torch.optim.AdamW(weights)
+    twice.param_groups.append(twice.param_groups[0] | {"params": weights[:1]})
+    section = plain | {"optimizer": {"type": "SGD", "params": {"lr": 0.5}}}
+    given = stack(2, 8)
+    both = start(given, section, torch.optim.AdamW(given.parameters(), lr=1e-3))
+    both.destroy()
+    return {
+        "fp16": fp16,
+        "parameter twice": error_of(lambda: start(model, plain, twice)),
+        "no optimizer": error_of(lambda: start(stack(2, 8), plain)),
+        "both": f"{type(both.basic_optimizer).__name__} with lr {both.get_lr()[0]}",
+    }
+
+
+def _start_and_end(config: dict[str, Any]) -> None:
+    model = stack(2, 8)
+    client = None if "optimizer" in config else torch.optim.AdamW(model.parameters())
+    start(model, config, client).destroy()
+
+
+def estimates(rank: int, parameters: int, largest: int, ranks: int) -> dict[str, float]:
+    """DeepSpeed's own estimates of the bytes a GPU, per parameter, without its safety factor."""
+    given = {"num_gpus_per_node": ranks, "num_nodes": 1, "cpu_offload": False}
+    given["additional_buffer_factor"] = 1.0
+    _, two = estimate_zero2_model_states_mem_needs(parameters, **given)
+    three = estimate_zero3_model_states_mem_needs(
+        parameters, largest, **given, cpu_offload_params=False, zero_init=True
+    )
+    return {"stage 2": two / parameters, "stage 3": three[1] / parameters}
+
+
+def error_of(run: Callable[[], Any]) -> str:
+    """The type and text of what `run` raises, in one line; "" where it raises nothing."""
+    try:
+        run()
+    except Exception as error:  # whatever DeepSpeed raises is what the page shows
+        return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return ""
