@@ -18,14 +18,13 @@ SETTLE = 0.005  # seconds
 class LiveBytes:
     """The storages that came into being inside `count_live_bytes`, and how many bytes are alive.
 
-    `peak` is the most that was alive after any operation, `at_collectives` what was alive at the
-    start of each operation of torch.distributed, with its name. A storage counts with its size of
-    now: one that was resized to 0 counts with 0, and views count once.
+    `at_collectives` is what was alive at the start of each operation of torch.distributed, with
+    its name. A storage counts with its size of now: one that was resized to 0 counts with 0, and
+    views count once.
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, StorageWeakRef] = {}
-        self.peak = 0
+        self._known: dict[int, tuple[StorageWeakRef, torch.dtype]] = {}
         self.at_collectives: list[tuple[str, int]] = []
 
     def add(self, tensors: Iterable[Tensor]) -> None:
@@ -33,13 +32,15 @@ class LiveBytes:
         for each in tensors:
             storage = each.untyped_storage()
             known = self._known.get(storage._cdata)
-            if known is None or known.expired():
-                self._known[storage._cdata] = StorageWeakRef(storage)
+            if known is None or known[0].expired():
+                self._known[storage._cdata] = StorageWeakRef(storage), each.dtype
 
-    def now(self) -> int:
-        """The bytes that are alive now."""
+    def now(self, dtype: torch.dtype | None = None) -> int:
+        """The bytes that are alive now: all, or those of the tensors of one dtype."""
         total = 0
-        for address, reference in list(self._known.items()):
+        for address, (reference, kind) in list(self._known.items()):
+            if dtype not in (None, kind):
+                continue
             if reference.expired():
                 del self._known[address]
                 continue
@@ -55,7 +56,7 @@ def count_live_bytes(already: Iterable[Tensor] = ()) -> Generator[LiveBytes]:
 
     Exact on any device for tensors that operators made in this thread, backward included; what a
     kernel allocates and frees inside itself is not seen. Every operator passes through Python, and
-    the count goes through all storages: for small models.
+    each message waits for some milliseconds: take times in another run.
     """
     live = LiveBytes()
     live.add(already)
@@ -79,5 +80,4 @@ class _Watch(TorchDispatchMode):
             self.live.at_collectives.append((name, self.live.now()))
         result = func(*args, **(kwargs or {}))
         self.live.add(x for x in tree_leaves(result) if type(x) is Tensor)
-        self.live.peak = max(self.live.peak, self.live.now())
         return result

@@ -1,0 +1,126 @@
+"""Lesson 10: the reference model under a stage of ZeRO; what a rank keeps, sends and needs."""
+
+import hashlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from shared.data.batching import Batch
+from shared.measuring.live import count_live_bytes
+from shared.measuring.model_states import bytes_by_kind
+from shared.measuring.traffic import count_traffic
+from shared.training.precision import MasterWeightAdamW
+from shared.training.reference_run import (
+    learning_rate,
+    loss_of,
+    reference_batches,
+    reference_model,
+    reference_optimizer,
+    shard,
+)
+from shared.zero.counting import ring_bytes
+from shared.zero.reference import SETTINGS, reference_step
+
+BF16 = torch.bfloat16
+Stages = dict[int, Callable[..., Any]]  # the answers to 10.2, 10.3 and 10.4 by stage
+
+
+def under(stages: Stages, stage: int, model: nn.Module) -> Any:
+    """The stage's optimizer for a model, with the reference run's settings over torch's AdamW."""
+    trained = model if stage == 3 else model.parameters()
+    return stages[stage](trained, torch.optim.AdamW, **SETTINGS)
+
+
+def replicated(rank: int) -> tuple[dict[str, int], str]:
+    """Bytes by kind after a step of DDP in bf16 with masters, and a checksum of AdamW's states."""
+    model = reference_model(BF16)
+    ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    optimizer = MasterWeightAdamW(model.parameters(), lr=1e-3)
+    for batch in reference_batches()[:2]:
+        optimizer.zero_grad()
+        part(ddp, batch, rank).backward()
+        optimizer.step()
+    digest = hashlib.sha256()
+    for state in optimizer.state.values():
+        for value in state.values():
+            if isinstance(value, Tensor):
+                digest.update(value.numpy().tobytes())
+    return bytes_by_kind(model, optimizer), digest.hexdigest()
+
+
+def part(model: nn.Module, batch: Batch, rank: int) -> Tensor:
+    """This rank's part of the mean loss, times the number of ranks, by which engines divide."""
+    n = dist.get_world_size()
+    return loss_of(model, shard(batch, rank, n), batch.num_tokens) * n
+
+
+def kept_bytes(rank: int, stages: Stages, stage: int) -> dict[str, int]:
+    """Live bytes of a rank after the backward of a second step in bf16, by kind.
+
+    What is bfloat16 are weights, and after backward gradients too; what is float32 are masters
+    and AdamW's moments. There are no activations before and after a step.
+    """
+    with count_live_bytes() as live:
+        model = reference_model(BF16)
+        optimizer = under(stages, stage, model)
+        for batch in reference_batches()[:2]:
+            optimizer.zero_grad()
+            buffers = sum(b.nbytes for b in model.buffers())  # positions: no model state
+            weights = live.now(BF16) - buffers
+            part(model, batch, rank).backward()
+            gradients = live.now(BF16) - buffers - weights
+            optimizer.step()
+        optimizer.zero_grad()
+        states = live.now(torch.float32)
+    return {"parameters": weights, "gradients": gradients, "optimizer states": states}
+
+
+def curve(rank: int, stages: Stages, stage: int, steps: int) -> list[float]:
+    """The first losses of the reference run under a stage."""
+    model = reference_model()
+    step = reference_step(model, under(stages, stage, model))
+    return [step(b, learning_rate(i)) for i, b in enumerate(reference_batches()[:steps], start=1)]
+
+
+def sent(rank: int, stages: Stages, stage: int) -> tuple[float, list[str]]:
+    """A step's bytes on a ring over (n-1)/n of the parameters', and the operations; 0: DDP."""
+    model = reference_model()
+    whole = sum(p.nbytes for p in model.parameters())  # before stage 3 takes them apart
+    step, n = stepping(rank, stages, stage, model), dist.get_world_size()
+    for batch in reference_batches()[:3]:  # DDP orders its buckets anew in the second
+        with count_traffic() as traffic:
+            step(batch)
+    return ring_bytes(traffic) / (whole * (n - 1) / n), traffic.ops
+
+
+def step_seconds(rank: int, stages: Stages, stage: int, steps: int) -> float:
+    """The fastest of some steps, in seconds; 0: DDP."""
+    step = stepping(rank, stages, stage, reference_model())
+    times = []
+    for batch in [reference_batches()[0]] * (steps + 2):
+        dist.barrier()
+        began = time.perf_counter()
+        step(batch)
+        times.append(time.perf_counter() - began)
+    return min(times[2:])
+
+
+def stepping(rank: int, stages: Stages, stage: int, model: nn.Module) -> Callable[[Batch], None]:
+    """A training step under a stage, or under torch's DDP (0)."""
+    # The model's buffers never change, so DDP need not send them in every forward.
+    trained = DistributedDataParallel(model, broadcast_buffers=False) if stage == 0 else model
+    optimizer = (
+        reference_optimizer(list(model.parameters())) if stage == 0 else under(stages, stage, model)
+    )
+
+    def step(batch: Batch) -> None:
+        optimizer.zero_grad()
+        part(trained, batch, rank).backward()
+        optimizer.step()
+
+    return step
