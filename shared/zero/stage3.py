@@ -116,11 +116,14 @@ class ZeroStage3(ZeroStage2):
         self._modules = [*(default_units(model) if units is None else units), model]
         self._travelling: Unit | None = None
         super().__init__(model.parameters(), optimizer_class, **kwargs)
-        inside: set[nn.Parameter] = set()
-        for module in self._modules:  # the model itself comes last, for what is in no other
-            own = [p for p in module.parameters() if module is not model or p not in inside]
-            inside.update(own)
-            # A tied parameter is in one unit, and two modules gather it.
+        # A tied parameter is in one unit, and all modules that have it gather that unit.
+        uses = {module: list(module.parameters()) for module in self._modules[:-1]}
+        inside = {each for module in uses for each in module.modules()}
+        rest = [each for each in model.modules() if each not in inside]
+        for module, own in (
+            *uses.items(),
+            (model, [p for each in rest for p in each.parameters(recurse=False)]),
+        ):
             self._hook(module, list(dict.fromkeys(self._unit_of[p] for p in own)))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
