@@ -1,0 +1,144 @@
+"""Train a language model under ZeRO: stages 1 to 3 by hand, or DeepSpeed with a JSON file.
+
+--engine zero1, zero2 or zero3 trains with the lesson's own stages, --deepspeed ds_zero3.json with
+DeepSpeed as the file says. The table shows the bytes a parameter, counted, beside the formula.
+--search finds the most layers that one GPU holds, by stage and with offloading.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from shared.errors import InputError
+from shared.exercises.answers import lesson_answers
+from shared.experiments.lesson10_counting import live_storages
+from shared.experiments.lesson10_files import accumulation, read_config, zero_section
+from shared.experiments.lesson10_run import Run, conclude, resume, save, search, start_deepspeed
+from shared.experiments.lesson10_text import RECIPES, Recipe, load_tokens, rows
+from shared.measuring.timing import synchronized_now
+from shared.model.language_model import LanguageModel
+from shared.ranks.agreement import agree_on
+from shared.ranks.group import Rank, process_group
+from shared.script import checked_out, choose_preset, lesson_parser, progress, run_script
+from shared.training.schedules import set_learning_rate
+
+HERE = Path(__file__).resolve().parent
+ADAMW: dict[str, Any] = {"betas": (0.9, 0.95), "weight_decay": 0.01}
+
+
+def by_hand(
+    args: argparse.Namespace, model: LanguageModel, recipe: Recipe, rank: Rank, parts: Any
+) -> Run:
+    """A stage of the lesson takes the place of AdamW, and of DDP."""
+    stage = int(args.engine[-1])
+    if recipe.batch % rank.world_size:
+        raise InputError(f"{recipe.batch} rows a step cannot be shared by {rank.world_size} ranks")
+    half = args.precision == "bf16" or (not args.precision and rank.device.type == "cuda")
+    if half:
+        model.bfloat16()  # before the optimizer, which then makes float32 masters
+    if stage == 3:
+        optimizer = parts.ZeroStage3(model, torch.optim.AdamW, lr=recipe.peak, **ADAMW)
+    else:
+        kind = parts.ZeroStage1 if stage == 1 else parts.ZeroStage2
+        optimizer = kind(model.parameters(), torch.optim.AdamW, lr=recipe.peak, **ADAMW)
+    share = recipe.batch // rank.world_size
+    return Run(args.engine, stage, model, optimizer, share, 1, recipe.peak, half)
+
+
+def with_deepspeed(file: Path, model: LanguageModel, recipe: Recipe, rank: Rank) -> Run:
+    """The file decides stage, precision, rows and optimizer; without one, torch's AdamW."""
+    share = max(1, recipe.batch // rank.world_size)
+    config = read_config(file, rank.device, rank.world_size, share, recipe.peak)
+    given = config.get("optimizer", {}).get("params", {})
+    client = None
+    if "optimizer" not in config:
+        client = torch.optim.AdamW(model.parameters(), lr=recipe.peak, **ADAMW)
+    # deepspeed.initialize, with its log kept quiet and its errors in one line
+    engine = start_deepspeed(rank, file, model=model, optimizer=client, config=config)
+    stage, rate = zero_section(config).get("stage", 0), given.get("lr", recipe.peak)
+    cut = accumulation(config, rank.world_size)
+    half = config.get("bf16", config.get("fp16", {})).get("enabled", False)
+    return Run(
+        f"deepspeed, stage {stage}", stage, model, engine.optimizer, *cut, rate, half, engine
+    )
+
+
+def train_step(run: Run, tokens: torch.Tensor, follow: torch.Tensor, count: bool) -> None:
+    """One step: DeepSpeed's engine cuts micro-batches by counting calls; ours takes one."""
+    engine, mean = run.deepspeed, tokens.new_zeros((), dtype=torch.float32)
+    if engine is None:
+        run.optimizer.zero_grad()
+    for x, y in zip(tokens.split(run.micro_batch), follow.split(run.micro_batch), strict=True):
+        logits = (engine or run.model)(x)
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), y.flatten())
+        mean += loss.detach() / run.micro_batches
+        loss.backward() if engine is None else engine.backward(loss)
+        del logits, loss
+        if count:
+            run.count()
+        (run.optimizer if engine is None else engine).step()  # DeepSpeed's: at the last one only
+    run.losses.append(mean)
+
+
+def train(run: Run, ids: torch.Tensor, recipe: Recipe, steps: range, rank: Rank, seed: int) -> int:
+    """Train on the same rows whatever the number of ranks; the tokens of a step on all ranks."""
+    share = run.micro_batch * run.micro_batches
+    mine = slice(rank.rank * share, (rank.rank + 1) * share)
+    for step in progress(steps, rank, "training"):
+        batch = rows(ids, step, seed, share * rank.world_size, recipe.length, mine)
+        tokens, follow = (x.to(rank.device) for x in batch)
+        rate = recipe.learning_rate(step, steps.stop - 1, run.peak_rate)
+        set_learning_rate(run.optimizer, rate)
+        dist.barrier()
+        began = synchronized_now(rank.device)
+        train_step(run, tokens, follow, count=step == steps[-1])
+        run.seconds.append(synchronized_now(rank.device) - began)
+    return share * rank.world_size * recipe.length
+
+
+def main() -> None:
+    parser = lesson_parser("10_zero", __doc__, dataset="stdlib")
+    engines = ("zero1", "zero2", "zero3", "deepspeed")
+    parser.add_argument("--engine", choices=engines, help="(zero2; deepspeed with --deepspeed)")
+    parser.add_argument("--deepspeed", type=Path, metavar="FILE", help="a JSON file of DeepSpeed")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), help="by hand (bf16 on a GPU)")
+    parser.add_argument("--save", type=Path, metavar="DIR", help="save a checkpoint at the end")
+    parser.add_argument("--resume", type=Path, metavar="DIR", help="continue from a checkpoint")
+    parser.add_argument("--search", action="store_true", help="the largest model for this GPU")
+    args = parser.parse_args()
+    args.engine = args.engine or ("deepspeed" if args.deepspeed else "zero2")
+    if args.deepspeed and (args.engine != "deepspeed" or args.precision):
+        raise InputError("--deepspeed FILE decides engine and precision: leave out the other flag")
+    file = args.deepspeed or HERE / "ds_zero2.json"
+    with process_group(args.device) as rank:
+        checked_out(args.out)
+        recipe = choose_preset(args, rank.device, RECIPES)
+        if args.search:
+            return search(args, rank, HERE, recipe, with_deepspeed)
+        agree_on("their arguments", (args.steps, args.seed, args.engine, str(args.deepspeed)))
+        ids, vocab_size = load_tokens(args.dataset, recipe)
+        torch.manual_seed(args.seed)
+        known = {storage.data_ptr() for storage in live_storages()}
+        model = LanguageModel(recipe.config(vocab_size)).to(rank.device)
+        count = sum(p.numel() for p in model.parameters())
+        if args.engine == "deepspeed":
+            run = with_deepspeed(file, model, recipe, rank)
+        else:
+            run = by_hand(args, model, recipe, rank, lesson_answers("10", mine=args.mine))
+        run.known = known
+        done = resume(run, args.resume, rank) if args.resume else 0
+        steps = range(done + 1, done + (args.steps or recipe.steps) + 1)
+        tokens = train(run, ids, recipe, steps, rank, args.seed)
+        if args.save:
+            save(run, args.save, rank, steps[-1])
+        conclude(args, rank, run, tokens, count)
+        if run.deepspeed is not None:
+            run.deepspeed.destroy()  # its hooks hold the process group
+
+
+if __name__ == "__main__":
+    run_script(main)

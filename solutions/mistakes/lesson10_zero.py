@@ -1,0 +1,472 @@
+"""Wrong answers to lesson 10 that people really give, and what the check must say to each."""
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from shared.exercises.mistakes import mistake
+from solutions import lesson10_zero as right
+
+# 10.1 partition
+
+
+def pieces_of(tensors):
+    """All numbers in one tensor, without padding."""
+    return torch.cat([x.detach().reshape(-1) for x in tensors])
+
+
+@mistake("10.1", says="not padded")
+def partition(tensors, num_parts):
+    flat = pieces_of(tensors)
+    return flat, list(flat.chunk(num_parts))
+
+
+@mistake("10.1", says="a whole part is added as padding")
+def partition(tensors, num_parts):
+    flat, _ = right.partition(tensors, num_parts)
+    flat = F.pad(flat, (0, num_parts))
+    return flat, list(flat.view(num_parts, -1))
+
+
+@mistake("10.1", says="the padding comes first")
+def partition(tensors, num_parts):
+    flat = pieces_of(tensors)
+    flat = F.pad(flat, (-len(flat) % num_parts, 0))
+    return flat, list(flat.view(num_parts, -1))
+
+
+@mistake("10.1", says="the flat tensor has another dtype")
+def partition(tensors, num_parts):
+    return right.partition([x.float() for x in tensors], num_parts)
+
+
+@mistake("10.1", says="the parts are copies")
+def partition(tensors, num_parts):
+    flat, parts = right.partition(tensors, num_parts)
+    return flat, [part.clone() for part in parts]
+
+
+@mistake("10.1", says="the flat tensor belongs to a graph")
+def partition(tensors, num_parts):
+    right.partition(tensors, num_parts)  # refuses what is to be refused
+    flat = torch.cat([x.reshape(-1) for x in tensors])
+    flat = F.pad(flat, (0, -len(flat) % num_parts))
+    return flat, list(flat.view(num_parts, -1))
+
+
+@mistake("10.1", says="shares memory with what it was made of")
+def partition(tensors, num_parts):
+    if len(tensors) == 1 and tensors[0].numel() % num_parts == 0:
+        flat = tensors[0].detach().reshape(-1)
+        return flat, list(flat.view(num_parts, -1))
+    return right.partition(tensors, num_parts)
+
+
+@mistake("10.1", says="two dtypes in one flat tensor is accepted")
+def partition(tensors, num_parts):
+    if not tensors or num_parts < 1:
+        raise ValueError("nothing to cut")
+    flat = pieces_of(tensors)
+    flat = F.pad(flat, (0, -len(flat) % num_parts))
+    return flat, list(flat.view(num_parts, -1))
+
+
+# 10.2 ZeroStage1
+
+
+def forget(bucket):
+    """Drop a bucket's whole gradients."""
+    bucket.filling, bucket.missing = None, set(bucket.parameters)
+    bucket._places.clear()
+
+
+@mistake("10.2", says="nothing is saved")
+class ZeroStage1(torch.optim.AdamW):
+    """Everything on every rank: the right numbers, and a "ZeRO" in name only."""
+
+    def __init__(self, params, optimizer_class, *, bucket_size=1_000_000, **kwargs):
+        super().__init__(params, **kwargs)
+
+    def add_param_group(self, param_group):
+        super().add_param_group(param_group)
+        for parameter in self.param_groups[-1]["params"]:
+            dist.broadcast(parameter.detach(), 0)
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.requires_grad:
+                    if parameter.grad is None:
+                        parameter.grad = torch.zeros_like(parameter)
+                    dist.all_reduce(parameter.grad)
+                    parameter.grad /= dist.get_world_size()
+        return super().step(closure)
+
+
+@mistake("10.2", says="summed over the ranks, not averaged")
+class ZeroStage1(right.ZeroStage1):
+    def reduce_gradients(self):
+        super().reduce_gradients()
+        for bucket in self.buckets:
+            bucket.grad *= dist.get_world_size()
+
+
+@mistake("10.2", says="each rank updates its part by its own gradients")
+class ZeroStage1(right.ZeroStage1):
+    def reduce_gradients(self):
+        for bucket in self.buckets:
+            for parameter in list(bucket.missing):
+                bucket.take(parameter)
+            own = bucket.filling.view(dist.get_world_size(), -1)[dist.get_rank()].clone()
+            forget(bucket)
+            bucket.grad = own * dist.get_world_size()
+
+
+@mistake("10.2", says="the ranks start with different weights")
+class ZeroStage1(right.ZeroStage1):
+    def add_param_group(self, param_group):
+        group = dict(param_group, params=list(param_group["params"]))
+        own = [p.detach().clone() for p in group["params"]]
+        super().add_param_group(group)
+        for parameter, before in zip(group["params"], own, strict=True):
+            parameter.data.copy_(before)
+
+
+@mistake("10.2", says="a frozen parameter is moved")
+class ZeroStage1(right.ZeroStage1):
+    def add_param_group(self, param_group):
+        group = dict(param_group, params=list(param_group["params"]))
+        for parameter in group["params"]:
+            parameter.requires_grad_(True)
+        super().add_param_group(group)
+
+
+@mistake("10.2", says="the settings of the start are used")
+class ZeroStage1(right.ZeroStage1):
+    def step(self, closure=None):
+        now = [dict(group) for group in self.param_groups]
+        for group, first in zip(self.param_groups, self.first, strict=True):
+            group.update(first)
+        super().step(closure)
+        for group, before in zip(self.param_groups, now, strict=True):
+            group.update(before)
+
+    def add_param_group(self, param_group):
+        super().add_param_group(param_group)
+        first = {k: v for k, v in self.param_groups[-1].items() if k != "params"}
+        self.first = [*getattr(self, "first", []), first]
+
+
+@mistake("10.2", says="the gradients of earlier steps are added")
+class ZeroStage1(right.ZeroStage1):
+    def zero_grad(self, set_to_none=True):
+        for bucket in self.buckets:
+            for parameter in bucket.parameters:
+                parameter.grad = None
+
+
+@mistake("10.2", says="the settings of the first group are used for all")
+class ZeroStage1(right.ZeroStage1):
+    def add_param_group(self, param_group):
+        group = {"params": param_group["params"]}
+        super().add_param_group(group)
+
+
+@mistake("10.2", says="only the last of two backward passes counts")
+class ZeroStage1(right.ZeroStage1):
+    def add_param_group(self, param_group):
+        super().add_param_group(param_group)
+        for parameter in self.param_groups[-1]["params"]:
+            if parameter.requires_grad:
+                parameter.register_hook(lambda grad, p=parameter: setattr(p, "grad", None))
+
+
+@mistake("10.2", says="a parameter without a gradient is left out")
+class ZeroStage1(right.ZeroStage1):
+    def __init__(self, params, optimizer_class, *, bucket_size=1_000_000, **kwargs):
+        super().__init__(params, optimizer_class, bucket_size=1, **kwargs)
+
+    def reduce_gradients(self):
+        for bucket in self.buckets:
+            if bucket.parameters[0].grad is None:
+                bucket.grad = torch.zeros_like(bucket.part)
+            else:
+                bucket.send()
+                bucket.finish()
+
+
+@mistake("10.2", says="16-bit parameters have no float32 masters")
+class ZeroStage1(right.ZeroStage1):
+    def _make_buckets(self, parameters):
+        buckets = super()._make_buckets(parameters)
+        for bucket in buckets:
+            bucket.master = torch.nn.Parameter(bucket.part)
+        return buckets
+
+
+@mistake("10.2", says="gradients are kept after zero_grad()")
+class ZeroStage1(right.ZeroStage1):
+    def zero_grad(self, set_to_none=True):
+        super().zero_grad()
+        for bucket in self.buckets:
+            for parameter in bucket.parameters:
+                parameter.grad = torch.zeros_like(parameter)
+
+
+@mistake("10.2", says="gradients are all-reduced")
+class ZeroStage1(right.ZeroStage1):
+    def reduce_gradients(self):
+        for bucket in self.buckets:
+            for parameter in list(bucket.missing):
+                bucket.take(parameter)
+            dist.all_reduce(bucket.filling)
+            bucket.grad = bucket.filling.view(dist.get_world_size(), -1)[dist.get_rank()].clone()
+            forget(bucket)
+
+
+@mistake("10.2", says="parameters travel by broadcast")
+class ZeroStage1(right.ZeroStage1):
+    def _publish(self, bucket):
+        bucket.round()
+        for rank, part in enumerate(bucket.flat.view(dist.get_world_size(), -1)):
+            dist.broadcast(part, rank)
+
+
+@mistake("10.2", says="a run that is resumed from state_dict() ends elsewhere")
+class ZeroStage1(right.ZeroStage1):
+    def load_state_dict(self, state_dict):
+        before = [bucket.part.float() for bucket in self.buckets]
+        super().load_state_dict(state_dict)
+        for bucket, rounded in zip(self.buckets, before, strict=True):
+            bucket.master.data.copy_(rounded)
+
+
+@mistake("10.2", says="another rank's state is loaded without a word")
+class ZeroStage1(right.ZeroStage1):
+    def load_state_dict(self, state_dict):
+        super().load_state_dict({**state_dict, "rank": dist.get_rank()})
+
+
+# 10.3 ZeroStage2
+
+
+@mistake("10.3", says="the gradients are whole on every rank after backward")
+class ZeroStage2(right.ZeroStage1):
+    """Stage 1 under another name."""
+
+
+@mistake("10.3", says="nothing is saved")
+class ZeroStage2(ZeroStage1):
+    def _make_buckets(self, parameters):
+        buckets = right.ZeroStage1._make_buckets(self, parameters)
+        self.copies = [torch.zeros(bucket.flat.numel() * 3) for bucket in buckets]
+        return buckets
+
+
+@mistake("10.3", says="whole gradients are alive beyond a bucket")
+class ZeroStage2(right.ZeroStage2):
+    """All is sent at the end of backward, which saves nothing at the worst moment."""
+
+    def _on_gradient(self, parameter):
+        self._begin_backward()
+
+
+@mistake("10.3", says="only the last of two backward passes counts")
+class ZeroStage2(right.ZeroStage2):
+    def _begin_backward(self):
+        if not self._in_backward:
+            for bucket in self.buckets:
+                bucket.grad = None
+        super()._begin_backward()
+
+
+@mistake("10.3", says="every gradient travels alone")
+class ZeroStage2(right.ZeroStage2):
+    def __init__(self, params, optimizer_class, *, bucket_size=1_000_000, **kwargs):
+        super().__init__(params, optimizer_class, bucket_size=1, **kwargs)
+
+
+@mistake("10.3", says="summed over the ranks, not averaged")
+class ZeroStage2(right.ZeroStage2):
+    def reduce_gradients(self):
+        super().reduce_gradients()
+        for bucket in self.buckets:
+            bucket.grad *= dist.get_world_size()
+
+
+@mistake("10.3", says="the gradients of earlier steps are added")
+class ZeroStage2(right.ZeroStage2):
+    def zero_grad(self, set_to_none=True):
+        for bucket in self.buckets:
+            for parameter in bucket.parameters:
+                parameter.grad = None
+
+
+# 10.4 ZeroStage3
+
+
+@mistake("10.4", says="the parameters are whole on every rank between steps")
+class ZeroStage3(right.ZeroStage2):
+    """Stage 2 under another name."""
+
+    def __init__(self, model, optimizer_class, *, units=None, **kwargs):
+        self.stage, self.model = 3, model
+        super().__init__(model.parameters(), optimizer_class, **kwargs)
+
+    def full_state_dict(self):
+        return self.model.state_dict()
+
+
+@mistake("10.4", says="parameters stay whole after the forward of their unit")
+class ZeroStage3(right.ZeroStage3):
+    def __init__(self, model, optimizer_class, *, units=None, **kwargs):
+        super().__init__(model, optimizer_class, units=units, **kwargs)
+
+        def keep(module, args):
+            for unit in self._units:
+                unit.users += torch.is_grad_enabled()
+
+        model.register_forward_pre_hook(keep)
+
+
+@mistake("10.4", says="more than a unit is whole at once in forward")
+class ZeroStage3(right.ZeroStage3):
+    def __init__(self, model, optimizer_class, *, units=None, **kwargs):
+        super().__init__(model, optimizer_class, units=[model], **kwargs)
+
+
+@mistake("10.4", says="more than a unit is whole at once in backward")
+class ZeroStage3(right.ZeroStage3):
+    def _begin_backward(self):
+        if not self._in_backward:
+            for unit in self._units:
+                work = unit.hold()
+                if work is not None:
+                    work.wait()
+        super()._begin_backward()
+
+    def _send(self, unit):
+        unit.send()
+        self._travelling = unit
+
+
+@mistake("10.4", says="full_state_dict() has parameters without their numbers")
+class ZeroStage3(right.ZeroStage3):
+    def full_state_dict(self):
+        return self.model.state_dict()
+
+
+@mistake("10.4", says="summed over the ranks, not averaged")
+class ZeroStage3(right.ZeroStage3):
+    def reduce_gradients(self):
+        super().reduce_gradients()
+        for bucket in self.buckets:
+            bucket.grad *= dist.get_world_size()
+
+
+@mistake("10.4", says="another rank's state is loaded without a word")
+class ZeroStage3(right.ZeroStage3):
+    def load_state_dict(self, state_dict):
+        super().load_state_dict({**state_dict, "rank": dist.get_rank()})
+
+
+# 10.5 zero_config
+
+
+def changed(config, **zero):
+    """The configuration with other keys in its section; None takes a key out."""
+    section = config["zero_optimization"] | zero
+    section = {key: value for key, value in section.items() if value is not None}
+    return config | {"zero_optimization": section}
+
+
+@mistake("10.5", says="the float32 gradients of the step are left out")
+def zero_config(num_params, num_ranks, budget, batch_size, micro_batch):
+    D = num_ranks
+    formula = [16, 4 + 12 / D, 2 + 14 / D, 16 / D]
+    stage = next((s for s in range(4) if formula[s] * num_params <= 0.9 * budget), 3)
+    given = num_params, num_ranks, 99 * num_params, batch_size, micro_batch
+    return changed(right.zero_config(*given), stage=stage)
+
+
+@mistake("10.5", says="the stage leaves no room for buckets")
+def zero_config(num_params, num_ranks, budget, batch_size, micro_batch):
+    return right.zero_config(num_params, num_ranks, int(budget / 0.9), batch_size, micro_batch)
+
+
+@mistake("10.5", says="always stage 3")
+def zero_config(*given):
+    return changed(right.zero_config(*given), stage=3)
+
+
+@mistake("10.5", says="the stage is too low for the budget")
+def zero_config(*given):
+    config = right.zero_config(*given)
+    return changed(config, stage=min(config["zero_optimization"]["stage"], 2))
+
+
+@mistake("10.5", says="a budget of 5 bytes a parameter on 4 ranks is accepted")
+def zero_config(num_params, num_ranks, budget, batch_size, micro_batch):
+    try:
+        return right.zero_config(num_params, num_ranks, budget, batch_size, micro_batch)
+    except ValueError:
+        given = num_params, num_ranks, 99 * num_params, num_ranks * micro_batch, micro_batch
+        return changed(right.zero_config(*given), stage=3)
+
+
+@mistake("10.5", says="a batch of 10 in micro-batches of 2 on 4 ranks is accepted")
+def zero_config(num_params, num_ranks, budget, batch_size, micro_batch):
+    rows = max(1, batch_size // (micro_batch * num_ranks)) * micro_batch * num_ranks
+    return right.zero_config(num_params, num_ranks, budget, rows, micro_batch)
+
+
+@mistake("10.5", says="the batch sizes do not multiply")
+def zero_config(*given):
+    return right.zero_config(*given) | {"gradient_accumulation_steps": 1}
+
+
+@mistake("10.5", says="DeepSpeed clips at 1.0 when nobody says")
+def zero_config(*given):
+    config = right.zero_config(*given)
+    del config["gradient_clipping"]
+    return config
+
+
+@mistake("10.5", says="the weights stay in float32")
+def zero_config(*given):
+    config = right.zero_config(*given)
+    del config["bf16"]
+    return config
+
+
+@mistake("10.5", says="an optimizer beside the caller's")
+def zero_config(*given):
+    section = {"type": "AdamW", "params": {"lr": 1e-3}}
+    return right.zero_config(*given) | {"optimizer": section}
+
+
+@mistake("10.5", says="a key stands outside its section")
+def zero_config(*given):
+    config = changed(right.zero_config(*given), stage3_param_persistence_threshold=None)
+    return config | {"stage3_param_persistence_threshold": 0}
+
+
+@mistake("10.5", says="stage3_param_persistence_threshold keeps small parameters whole")
+def zero_config(*given):
+    return changed(right.zero_config(*given), stage3_param_persistence_threshold=None)
+
+
+@mistake("10.5", says="a bucket is larger than the model")
+def zero_config(*given):
+    return changed(right.zero_config(*given), reduce_bucket_size=None)
+
+
+@mistake("10.5", says="every parameter is whole after forward")
+def zero_config(*given):
+    return changed(right.zero_config(*given), stage3_max_reuse_distance=None)
+
+
+@mistake("10.5", says="every parameter is whole after forward")
+def zero_config(*given):
+    keys = ("stage3_max_live_parameters", "stage3_prefetch_bucket_size")
+    return changed(right.zero_config(*given), **dict.fromkeys(keys))
