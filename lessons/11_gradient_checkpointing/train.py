@@ -1,0 +1,142 @@
+"""Train a language model on text, its activations kept or computed a second time.
+
+--checkpoint none keeps them all, all keeps each layer's input, sqrt keeps the inputs of sqrt(n)
+segments, and plan chooses layers so that activations stay within --budget-mib at any moment. A step
+without checkpoints takes turns with it at first, for the ratio of times.
+"""
+
+import argparse
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from shared.data.text import load_text
+from shared.errors import InputError
+from shared.exercises.answers import lesson_answers
+from shared.experiments.lesson11_results import PRESETS, Seen, Size, conclude, count_step
+from shared.measuring.activations import layer_costs
+from shared.measuring.timing import synchronized_now
+from shared.model.language_model import LanguageModel
+from shared.ranks.agreement import agree_on, fingerprint
+from shared.ranks.group import Rank, process_group
+from shared.script import checked_out, choose_preset, lesson_parser, progress, run_script
+from shared.training.schedules import cosine_schedule, set_learning_rate
+
+MODES = ("none", "all", "sqrt", "plan")
+TIMED = slice(2, 12)  # steps of which the time is taken, beside one without checkpoints
+Layer = Callable[[Tensor], Tensor]
+
+
+class Layers(nn.Module):
+    """The model's layers as one, of which some are run again in backward.
+
+    `arrangement` has a bool for each layer, or is a number of segments.
+    """
+
+    def __init__(self, layers: nn.ModuleList, parts: Any) -> None:
+        super().__init__()
+        self.layers, self.parts = layers, parts
+        self.arrangement: list[bool] | int = [False] * len(layers)
+
+    def functions(self) -> list[Layer]:
+        """The layers as functions of one tensor."""
+        return [partial(layer, causal=True) for layer in self.layers]
+
+    def forward(self, x: Tensor, causal: bool = True) -> Tensor:
+        """Return the last layer's output."""
+        if isinstance(self.arrangement, int):
+            return self.parts.checkpoint_sequential(self.functions(), x, self.arrangement)
+        for layer, again in zip(self.functions(), self.arrangement, strict=True):
+            x = self.parts.checkpoint(layer, x) if again else layer(x)
+        return x
+
+
+def arrange(layers: Layers, mode: str, x: Tensor, budget: float | None) -> list[bool] | int:
+    """The layers to run again: all or none, the segments, or what a budget in MiB asks for."""
+    count = len(layers.layers)
+    if mode == "sqrt":
+        return round(math.sqrt(count))
+    if mode != "plan":
+        return [mode == "all"] * count
+    assert budget is not None, "a plan needs a budget"
+    costs = layer_costs(layers.functions(), x, layers.parameters())
+    return list(layers.parts.plan(costs, int(budget * 2**20)))
+
+
+def forward_backward(model: nn.Module, tokens: Tensor) -> Tensor:
+    """The second forward is inside of backward; DDP averages the gradients there as well."""
+    logits = model(tokens[:, :-1])
+    loss = F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+    loss.backward()
+    return loss.detach()
+
+
+def train(args: argparse.Namespace, rank: Rank, size: Size, steps: int, data: Tensor) -> Seen:
+    """Train for so many steps; return what was seen."""
+    torch.manual_seed(args.seed)
+    model = LanguageModel(size.config()).to(rank.device)
+    layers = Layers(model.layers, lesson_answers("11", mine=args.mine))
+    model.layers = nn.ModuleList([layers])
+    sample = torch.zeros(size.batch, size.length, size.d_model, device=rank.device)
+    none = layers.arrangement
+    chosen = arrange(layers, args.checkpoint, sample, args.budget_mib)
+    ddp = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98))
+    torch.manual_seed(args.seed + 1 + rank.rank)  # batches and dropout of its own on every rank
+    seen = Seen(tokens=size.batch * size.length)
+    for number in progress(range(steps), rank, "training"):
+        starts = torch.randint(len(data) - size.length, (size.batch,)).tolist()
+        tokens = torch.stack([data[at : at + size.length + 1] for at in starts])
+        tokens = tokens.to(rank.device, torch.long)
+        if number == 0:
+            layers.arrangement = chosen
+            count_step(model, tokens, seen)
+        if number == TIMED.stop and rank.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(rank.device)  # of the steps to come
+        timed = number in range(TIMED.start, TIMED.stop) or steps <= TIMED.start
+        for arrangement in (none, chosen) if timed else (chosen,):
+            layers.arrangement = arrangement
+            optimizer.zero_grad()
+            began = synchronized_now(rank.device)
+            loss = forward_backward(ddp, tokens)
+            if timed:
+                taken = seen.seconds if arrangement is chosen else seen.plain_seconds
+                taken.append(synchronized_now(rank.device) - began)
+        set_learning_rate(optimizer, cosine_schedule(number + 1, max(1, steps // 10), steps, 1e-3))
+        optimizer.step()
+        seen.losses.append(loss)
+    seen.layers_again = sum(chosen) if isinstance(chosen, list) else f"{chosen} segments"
+    return seen
+
+
+def main() -> None:
+    parser = lesson_parser("11_gradient_checkpointing", __doc__)
+    parser.add_argument("--dataset", default="stdlib", help="stdlib, wikitext-2 or a folder")
+    parser.add_argument("--checkpoint", choices=MODES, default="all", help="what to run again")
+    parser.add_argument("--budget-mib", type=float, help="activations of the layers on a rank")
+    args = parser.parse_args()
+    if (args.checkpoint == "plan") != (args.budget_mib is not None):
+        raise InputError("--checkpoint plan and --budget-mib belong together: give both or none")
+    if args.budget_mib is not None and not 0 < args.budget_mib < math.inf:
+        raise InputError(f"--budget-mib must be above 0 and finite, got {args.budget_mib}")
+    with process_group(args.device) as rank:
+        checked_out(args.out)
+        size = choose_preset(args, rank.device, PRESETS)
+        steps = args.steps or size.steps
+        text = load_text(args.dataset).train
+        given = fingerprint([text]), size, steps, args.seed, args.checkpoint, args.budget_mib
+        agree_on("their data and arguments", given)
+        data = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        if len(data) < 2 * size.length:
+            raise InputError(f"--dataset {args.dataset}: {len(data)} bytes are too few to train on")
+        conclude(args, rank, train(args, rank, size, steps, data))
+
+
+if __name__ == "__main__":
+    run_script(main)

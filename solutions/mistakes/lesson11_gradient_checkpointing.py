@@ -1,0 +1,452 @@
+"""Wrong answers to lesson 11 that people really give, and what the check must say to each."""
+
+import itertools
+import math
+from functools import partial
+
+import torch
+import torch.utils.checkpoint
+from torch import Tensor
+
+from shared.exercises.mistakes import mistake
+from shared.measuring.activations import peak_bytes
+from solutions import lesson11_gradient_checkpointing as right
+
+
+class Flawed(torch.autograd.Function):
+    """A checkpoint in which one thing is done wrongly."""
+
+    @staticmethod
+    def forward(ctx, always, flaw, function, *args):
+        ctx.flaw, ctx.function, ctx.args = flaw, function, args
+        ctx.surroundings = right.Surroundings(args)
+        if flaw == "a seed":
+            ctx.seed = torch.initial_seed()
+            torch.default_generator.manual_seed(ctx.seed)
+        if flaw != "on ctx":
+            ctx.save_for_backward(*(x for x in args if isinstance(x, Tensor)))
+        result = function(*args)
+        if flaw == "put back at once":
+            torch.set_rng_state(ctx.surroundings.random)
+        if flaw == "result kept":
+            ctx.save_for_backward(*(x for x in args if isinstance(x, Tensor)), result)
+        return result
+
+    @staticmethod
+    def backward(ctx, *grads):
+        saved = ctx.args if ctx.flaw == "on ctx" else iter(ctx.saved_tensors)
+        args = list(ctx.args)
+        if ctx.flaw != "on ctx":
+            args = [next(saved) if isinstance(x, Tensor) else x for x in args]
+        if ctx.flaw != "attached":
+            needy = ctx.flaw == "all need"
+            args = [cut(x, needy) if isinstance(x, Tensor) else x for x in args]
+        outputs = second_run(ctx, args)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        if ctx.flaw == "first result":
+            outputs, grads = outputs[:1], grads[:1]
+        pairs = [
+            (output, grad)
+            for output, grad in zip(outputs, grads, strict=True)
+            if isinstance(output, Tensor) and output.requires_grad and grad is not None
+        ]
+        if ctx.flaw == "autograd.grad":
+            needing = [x for x in args if isinstance(x, Tensor) and x.requires_grad]
+            outs, given = zip(*pairs, strict=True)
+            found = iter(torch.autograd.grad(outs, needing, given))
+            need = [next(found) if any(x is n for n in needing) else None for x in args]
+            return None, None, None, *need
+        if pairs or ctx.flaw == "no graph":
+            back(pairs) if pairs else raise_as_torch()
+        if ctx.flaw == "twice":
+            back([(second_run(ctx, args), grads[0])])
+        return None, None, None, *(x.grad if isinstance(x, Tensor) else None for x in args)
+
+
+def back(pairs):
+    """Backward from results with their gradients."""
+    torch.autograd.backward([output for output, _ in pairs], [grad for _, grad in pairs])
+
+
+def raise_as_torch():
+    """What torch says where there is no graph."""
+    raise RuntimeError("element 0 of tensors does not require grad and does not have a grad_fn")
+
+
+def cut(x, needy):
+    """A leaf with the same numbers."""
+    needs = x.is_floating_point() if needy else x.requires_grad
+    return x.detach().requires_grad_(needs)
+
+
+def second_run(ctx, args):
+    """The function once more, under what the flaw leaves of its surroundings."""
+    then, flaw = ctx.surroundings, ctx.flaw
+    grads = torch.set_grad_enabled(flaw != "no graph")
+    with grads:
+        if flaw == "other numbers":
+            then.random = torch.get_rng_state()  # of now
+        if flaw == "left behind":
+            with then.restored():
+                result = ctx.function(*args)
+            torch.set_rng_state(then.random)
+            return result
+        if flaw == "a seed":
+            with then.restored():
+                torch.default_generator.manual_seed(ctx.seed)
+                return ctx.function(*args)
+        if flaw == "no autocast":
+            with torch.random.fork_rng(devices=[]):
+                torch.set_rng_state(then.random)
+                return ctx.function(*args)
+        if flaw == "default dtype" and then.autocast[0][2]:
+            with then.restored(), torch.autocast("cpu", torch.bfloat16):
+                return ctx.function(*args)
+        if flaw == "autocast if it was on" and not then.autocast[0][2]:
+            with torch.random.fork_rng(devices=[]):
+                torch.set_rng_state(then.random)
+                return ctx.function(*args)
+        with then.restored():
+            return ctx.function(*args)
+
+
+def flawed(flaw, function, args, always=True):
+    """Run with a flaw."""
+    if not torch.is_grad_enabled():
+        return function(*args)
+    return Flawed.apply(torch.empty(0, requires_grad=always), flaw, function, *args)
+
+
+# 11.1 checkpoint
+
+
+@mistake("11.1", says="torch.utils.checkpoint does the work")
+def checkpoint(function, *args):
+    return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False)
+
+
+@mistake("11.1", says="torch.utils.checkpoint does the work")
+def checkpoint(function, *args):
+    return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=True)
+
+
+@mistake("11.1", says="everything is kept")
+def checkpoint(function, *args):
+    return function(*args)
+
+
+@mistake("11.1", says="the result has no graph")
+def checkpoint(function, *args):
+    with torch.no_grad():
+        return function(*args)
+
+
+@mistake("11.1", says="the second run has no graph")
+def checkpoint(function, *args):
+    return flawed("no graph", function, args)
+
+
+@mistake("11.1", says="inputs that are not detached")
+def checkpoint(function, *args):
+    return flawed("attached", function, args)
+
+
+@mistake("11.1", says="the weights get no gradient: autograd.grad")
+def checkpoint(function, *args):
+    return flawed("autograd.grad", function, args)
+
+
+@mistake("11.1", says="the weights get their gradient twice")
+def checkpoint(function, *args):
+    return flawed("twice", function, args)
+
+
+@mistake("11.1", says="a tuple comes back")
+def checkpoint(function, *args):
+    result = right.checkpoint(function, *args)
+    return result if isinstance(result, tuple) else (result,)
+
+
+@mistake("11.1", says="not by ctx.save_for_backward")
+def checkpoint(function, *args):
+    return flawed("on ctx", function, args)
+
+
+@mistake("11.1", says="the result is kept beside the input")
+def checkpoint(function, *args):
+    return flawed("result kept", function, args)
+
+
+@mistake("11.1", says="the second run draws other numbers")
+def checkpoint(function, *args):
+    return flawed("other numbers", function, args)
+
+
+@mistake("11.1", says="the first run draws other numbers")
+def checkpoint(function, *args):
+    return flawed("a seed", function, args)
+
+
+@mistake("11.1", says="the random state of before the first run is put back")
+def checkpoint(function, *args):
+    return flawed("put back at once", function, args)
+
+
+@mistake("11.1", says="backward leaves another random state behind")
+def checkpoint(function, *args):
+    return flawed("left behind", function, args)
+
+
+@mistake("11.1", says="not under the autocast of the first")
+def checkpoint(function, *args):
+    return flawed("no autocast", function, args)
+
+
+@mistake("11.1", says="autocast has another dtype")
+def checkpoint(function, *args):
+    return flawed("default dtype", function, args)
+
+
+@mistake("11.1", says="the second run is under autocast, and the first was not")
+def checkpoint(function, *args):
+    return flawed("autocast if it was on", function, args)
+
+
+@mistake("11.1", says="computed for nothing")
+def checkpoint(function, *args):
+    return flawed("all need", function, args)
+
+
+@mistake("11.1", says="a gradient where results")
+def checkpoint(function, *args):
+    return flawed("first result", function, args)
+
+
+@mistake("11.1", says="a Function whose inputs need none has no backward")
+def checkpoint(function, *args):
+    return flawed("", function, args, always=False)
+
+
+@mistake("11.1", says="requires_grad under torch.no_grad()")
+def checkpoint(function, *args):
+    with torch.enable_grad():
+        return right.checkpoint(function, *args)
+
+
+# 11.2 checkpoint_sequential
+
+
+def in_segments(layers, x, sizes, last=False, again=right.checkpoint):
+    """Run in segments of these sizes, the last one checkpointed or not."""
+    start = 0
+    for number, size in enumerate(sizes):
+        run = partial(right._run, layers[start : start + size])
+        x = again(run, x) if last or number < len(sizes) - 1 else run(x)
+        start += size
+    return x
+
+
+def checked(layers, segments, rounded=round):
+    """The layers as a list, and the number of segments."""
+    layers = list(layers)
+    if not layers:
+        raise ValueError("no layers")
+    count = max(1, rounded(math.sqrt(len(layers)))) if segments is None else segments
+    if not 1 <= count <= len(layers):
+        raise ValueError(f"{count} segments of {len(layers)} layers")
+    return layers, count
+
+
+def even(total, count):
+    """Sizes that differ by at most one."""
+    return [total // count + (number < total % count) for number in range(count)]
+
+
+@mistake("11.2", says="in backward every segment runs the last segment's layers")
+def checkpoint_sequential(layers, x, segments=None):
+    layers, count = checked(layers, segments)
+    start = end = 0
+    for size in even(len(layers), count):
+        start, end = end, end + size
+        run = lambda x: right._run(layers[start:end], x)  # noqa: B023, E731
+        x = right.checkpoint(run, x) if end < len(layers) else run(x)
+    return x
+
+
+@mistake("11.2", says="the last segment is run again as well")
+def checkpoint_sequential(layers, x, segments=None):
+    layers, count = checked(layers, segments)
+    return in_segments(layers, x, even(len(layers), count), last=True)
+
+
+@mistake("11.2", says="the remainder is all in one segment")
+def checkpoint_sequential(layers, x, segments=None):
+    layers, count = checked(layers, segments)
+    size = len(layers) // count
+    return in_segments(layers, x, [size] * (count - 1) + [len(layers) - size * (count - 1)])
+
+
+@mistake("11.2", says="the layers in forward")
+def checkpoint_sequential(layers, x, segments=None):
+    layers, count = checked(layers, segments)
+    return in_segments(layers, x, [len(layers) // count] * count)
+
+
+@mistake("11.2", says="every layer is a segment of its own")
+def checkpoint_sequential(layers, x, segments=None):
+    layers, _ = checked(layers, segments)
+    return in_segments(layers, x, [1] * len(layers))
+
+
+@mistake("11.2", says="not the nearest")
+def checkpoint_sequential(layers, x, segments=None):
+    layers, count = checked(layers, segments, math.floor)
+    return in_segments(layers, x, even(len(layers), count))
+
+
+@mistake("11.2", says="not the nearest")
+def checkpoint_sequential(layers, x, segments=None):
+    layers, count = checked(layers, segments, math.ceil)
+    return in_segments(layers, x, even(len(layers), count))
+
+
+@mistake("11.2", says="nothing is checkpointed")
+def checkpoint_sequential(layers, x, segments=None):
+    layers, _ = checked(layers, segments)
+    return right._run(layers, x)
+
+
+@mistake("11.2", says="a layer is run more than twice")
+def checkpoint_sequential(layers, x, segments=None):
+    layers, count = checked(layers, segments)
+    layers = [partial(right.checkpoint, layer) for layer in layers]
+    return in_segments(layers, x, even(len(layers), count))
+
+
+@mistake("11.2", says="torch.utils.checkpoint does the work")
+def checkpoint_sequential(layers, x, segments=None):
+    layers, count = checked(layers, segments)
+    again = partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
+    return in_segments(layers, x, even(len(layers), count), again=again)
+
+
+@mistake("11.2", says="0 segments of 4 layers")
+def checkpoint_sequential(layers, x, segments=None):
+    return right.checkpoint_sequential(layers, x, segments or None)
+
+
+@mistake("11.2", says="5 segments of 4 layers is accepted")
+def checkpoint_sequential(layers, x, segments=None):
+    segments = min(segments, len(layers)) if segments and layers else segments
+    return right.checkpoint_sequential(layers, x, segments)
+
+
+# 11.3 plan
+
+
+def search(costs, budget, price, size=peak_bytes):
+    """The cheapest of all choices under other rules."""
+    right.plan(costs, budget)  # refuses what cannot be
+    if len(costs) > 20:
+        return right.plan(costs, budget)
+    every = itertools.product((False, True), repeat=len(costs))
+    fitting = [choice for choice in every if size(costs, choice) <= budget]
+    return list(min(fitting, key=lambda choice: price(costs, choice), default=[True] * len(costs)))
+
+
+def again_flops(costs, choice):
+    """FLOPs that are computed again."""
+    return sum(c.flops for c, again in zip(costs, choice, strict=True) if again)
+
+
+def held(costs, choice):
+    """Bytes at the end of forward."""
+    return sum(c.inputs if again else c.saved for c, again in zip(costs, choice, strict=True))
+
+
+def in_order(costs, budget, by):
+    """Checkpoint the layers that `by` puts first until it fits."""
+    right.plan(costs, budget)
+    choice = [False] * len(costs)
+    for number in sorted(range(len(costs)), key=lambda i: -by(costs[i])):
+        if peak_bytes(costs, choice) > budget:
+            choice[number] = True
+    return choice
+
+
+@mistake("11.3", says="only what is held at the end of forward is counted")
+def plan(costs, budget):
+    return search(costs, budget, again_flops, held)
+
+
+@mistake("11.3", says="a greedy choice: the layers that free most come first")
+def plan(costs, budget):
+    return in_order(costs, budget, lambda c: c.saved - c.inputs)
+
+
+@mistake("11.3", says="a greedy choice: the layers that free most for a FLOP")
+def plan(costs, budget):
+    return in_order(costs, budget, lambda c: (c.saved - c.inputs) / c.flops)
+
+
+@mistake("11.3", says="the fewest layers are recomputed")
+def plan(costs, budget):
+    return search(costs, budget, lambda costs, choice: sum(choice))
+
+
+@mistake("11.3", says="the fewest bytes are looked for")
+def plan(costs, budget):
+    if peak_bytes(costs, [False] * len(costs)) <= budget:
+        return [False] * len(costs)
+    if len(costs) == 3:
+        return right.plan(costs, budget)
+    return search(costs, budget, peak_bytes)
+
+
+@mistake("11.3", says="layers are checkpointed although everything fits")
+def plan(costs, budget):
+    right.plan(costs, budget)
+    return [True] * len(costs)
+
+
+@mistake("11.3", says="a peak of exactly the budget is refused")
+def plan(costs, budget):
+    return right.plan(costs, budget - 1)
+
+
+@mistake("11.3", says="numbers of layers are returned")
+def plan(costs, budget):
+    return [number for number, again in enumerate(right.plan(costs, budget)) if again]
+
+
+@mistake("11.3", says="one below the smallest that can be met is accepted")
+def plan(costs, budget):
+    try:
+        return right.plan(costs, budget)
+    except ValueError:
+        return [True] * len(costs)
+
+
+@mistake("11.3", says="does not say which value was seen")
+def plan(costs, budget):
+    try:
+        return right.plan(costs, budget)
+    except ValueError:
+        raise ValueError("the budget is too small") from None
+
+
+@mistake("11.3", says="the last layer is recomputed")
+def plan(costs, budget):
+    chosen = right.plan(costs, budget)
+    return [*chosen[:-1], any(chosen)]
+
+
+@mistake("11.3", says="all 2^n choices are tried")
+def plan(costs, budget):
+    right.plan(costs, budget)
+    best = math.inf, list[bool]()
+    for choice in itertools.product((False, True), repeat=len(costs)):
+        flops = again_flops(costs, choice)
+        if peak_bytes(costs, choice) <= budget and flops < best[0]:
+            best = flops, list(choice)
+    return best[1]

@@ -1,0 +1,79 @@
+"""`checkpoint` by hand against torch's: time and bytes, as ratios of one run.
+
+python tests/benchmarks/checkpointing.py [--layers 8] [--width 256] [--repeats 12]
+
+A forward and a backward of encoder layers, every one of them checkpointed. The three ways take
+turns, and a ratio is the median over the turns.
+"""
+
+import argparse
+import statistics
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
+
+from shared.measuring.activations import counting_saved
+from shared.measuring.timing import synchronized_now
+from shared.model.config import TransformerConfig
+from shared.model.layers import EncoderLayer
+from solutions.lesson11_gradient_checkpointing import checkpoint
+
+
+def main() -> None:
+    """Print a line for each way."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--repeats", type=int, default=12)
+    args = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.set_num_threads(1)
+    config = TransformerConfig(8, d_model=args.width, d_ff=4 * args.width)
+    layers = nn.ModuleList(EncoderLayer(config) for _ in range(args.layers)).to(device)
+    x = torch.randn(4, 128, args.width, device=device, requires_grad=True)
+    ways: dict[str, Callable[..., Any]] = {
+        "none": lambda layer, x: layer(x),
+        "by hand": checkpoint,
+        "torch, re-entrant": partial(torch_checkpoint, use_reentrant=True),
+        "torch, non-reentrant": partial(torch_checkpoint, use_reentrant=False),
+    }
+
+    def forward(way: Callable[..., Any]) -> torch.Tensor:
+        result = x
+        for layer in layers:
+            result = way(layer, result)
+        return result
+
+    def bytes_kept(way: Callable[..., Any]) -> int:
+        with counting_saved(layers.parameters()) as saved:
+            forward(way).sum().backward()
+            result = forward(way)
+            kept = saved.now
+            del result
+        return kept
+
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    kept = {name: bytes_kept(way) for name, way in ways.items()}
+    for _ in range(args.repeats):
+        for name, way in ways.items():
+            began = synchronized_now(device)
+            forward(way).sum().backward()
+            seconds[name].append(synchronized_now(device) - began)
+    for name in ways:
+        ratios = {
+            other: statistics.median(
+                a / b for a, b in zip(seconds[name], seconds[other], strict=True)
+            )
+            for other in ways
+        }
+        print(f"{name:22} bytes kept {kept[name]}", end="")
+        print("".join(f", time / {other} {ratio:.3f}" for other, ratio in ratios.items()))
+    print(f"bytes by hand / torch: {kept['by hand'] / kept['torch, non-reentrant']:.3f}")
+
+
+if __name__ == "__main__":
+    main()
