@@ -61,7 +61,7 @@ def record_trace(run: Callable[[], Any], device: torch.device | str = "cpu") -> 
     with tempfile.TemporaryDirectory(prefix="trace_") as folder:
         path = Path(folder) / "trace.json"
         # acc_events changes nothing where there is one cycle, but torch 2.11 warns without it.
-        with _quiet_stderr(), profile(activities=activities, acc_events=True) as profiler:
+        with quiet_stderr(), profile(activities=activities, acc_events=True) as profiler:
             run()
             if torch.device(device).type == "cuda":
                 torch.cuda.synchronize()
@@ -70,8 +70,11 @@ def record_trace(run: Callable[[], Any], device: torch.device | str = "cpu") -> 
 
 
 @contextlib.contextmanager
-def _quiet_stderr() -> Generator[None]:
-    # The profiler announces its start and end on the file descriptor itself, in every process.
+def quiet_stderr() -> Generator[None]:
+    """Send what is written to stderr nowhere, for as long as the block lasts.
+
+    The profiler announces its start and end on the file descriptor itself, in every process.
+    """
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)

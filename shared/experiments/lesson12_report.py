@@ -1,0 +1,161 @@
+"""What lesson 12's script shows: a table of shares, a merged trace, the memory of a step."""
+
+import argparse
+import json
+import math
+import resource
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import torch
+import torch.distributed as dist
+from torch.profiler import profile
+
+from shared.errors import InputError
+from shared.experiments.lesson12_drawing import draw_memory, draw_step
+from shared.measuring.chrome import memory_timeline, merge_ranks, rank_of, read_chrome, step_seconds
+from shared.measuring.peak import product_flops
+from shared.measuring.trace import quiet_stderr
+from shared.model.config import TransformerConfig
+from shared.plots import save_figure, use_style
+from shared.ranks.group import Rank
+from shared.script import checked_out, write_metrics
+
+Trace = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run on this rank: its fault, its trace, seconds of a step without the profiler."""
+
+    slow: str
+    path: Path
+    seconds: float
+    losses: list[float]
+    tokens: tuple[int, int]  # rows and length on this rank
+
+
+def recorded_memory(rank: Rank, folder: Path, step: Callable[[], Any]) -> None:
+    """Write the memory of one forward and backward: a snapshot on a GPU, a figure on a CPU.
+
+    The snapshot is for https://pytorch.org/memory_viz. Only rank 0 records, and all ranks train.
+    """
+    if rank.device.type == "cuda":
+        torch.cuda.memory._record_memory_history(max_entries=100_000)
+        step()
+        if rank.is_main:
+            torch.cuda.memory._dump_snapshot(str(folder / "memory_snapshot.pickle"))
+        torch.cuda.memory._record_memory_history(enabled=None)
+        return
+    with quiet_stderr(), profile(profile_memory=True, acc_events=True) as profiler:
+        step()
+    path = folder / f"memory_{rank.rank}.json"
+    profiler.export_chrome_trace(str(path))
+    timeline = memory_timeline(json.loads(path.read_text()))
+    path.unlink()
+    if rank.is_main:
+        use_style()
+        figure, ax = plt.subplots()
+        draw_memory(ax, timeline)
+        save_figure(figure, folder / "memory.png")
+
+
+def conclude(
+    args: argparse.Namespace, rank: Rank, runs: Sequence[Run], config: TransformerConfig, parts: Any
+) -> None:
+    """Read what all ranks wrote; rank 0 prints the table. Call on all ranks.
+
+    Raises InputError where a loss is not finite.
+    """
+    dist.barrier()  # every rank has written its traces
+    slowest = torch.tensor([run.seconds for run in runs], device=rank.device)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    bytes_now = torch.tensor(peak_bytes(rank.device), device=rank.device)
+    dist.all_reduce(bytes_now, op=dist.ReduceOp.MAX)
+    if not all(math.isfinite(loss) for run in runs for loss in run.losses):
+        raise InputError(f"--slow {args.slow}: a loss is not finite")
+    if not rank.is_main:
+        return
+    peak = product_flops(rank.device)
+    traces = [read_chrome(run.path) for run in runs]
+    table = []
+    for run, trace, seconds in zip(runs, traces, slowest.tolist(), strict=True):
+        row = {"slow": run.slow, "step, ms": round(1000 * seconds, 2)}
+        row["tokens/s"] = round(math.prod(run.tokens) * rank.world_size / seconds)
+        share = parts.model_flops_utilization(config, run.tokens, seconds, peak)
+        row["MFU, %"] = round(100 * share, 2)
+        row |= shares(trace, traces[0], parts)
+        row["peak MiB"] = round(bytes_now.item() / 2**20)
+        table.append(row)
+        if rank.world_size > 1:
+            write_merged(run.path.parent, rank.world_size)
+    figure, axes = plt.subplots(len(runs), 1, figsize=(9, 2.4 * len(runs)), squeeze=False)
+    for ax, run, trace in zip(axes[:, 0], runs, traces, strict=True):
+        draw_step(ax, trace)
+        ax.set_title(f"--slow {run.slow}: one step of rank 0")
+    save_figure(figure, args.out / "steps.png")
+    ratio = slowest[-1].item() / slowest[0].item()
+    last = table[-1]
+    words = f"{last['slow']}: {last['step, ms']} ms a step, MFU {last['MFU, %']} % of a measured "
+    words += f"{peak / 1e9:.0f} GFLOP/s"
+    words += f", {ratio:.2f} times the healthy step" if len(runs) > 1 else ""
+    losses = {run.slow: run.losses for run in runs}
+    write_metrics(args.out, rank, headline=words, table=table, losses=losses, peak_flops=peak)
+
+
+def shares(trace: Trace, healthy: Trace, parts: Any) -> dict[str, Any]:
+    """The columns that are read from a trace."""
+    sent = any(
+        e.get("name", "").startswith("gloo:") or "nccl" in e.get("name", "").lower()
+        for e in trace["traceEvents"]
+    )
+    return {
+        "profiled, ms": round(1000 * step_seconds(trace), 2),
+        "data stall, %": round(100 * parts.data_stall_fraction(trace), 1),
+        "overlap, %": round(100 * parts.overlap_fraction(trace), 1) if sent else "-",
+        "diagnosis": parts.diagnose(trace, healthy),
+    }
+
+
+def write_merged(folder: Path, world_size: int) -> Path:
+    """Merge the ranks' traces of a folder into merged.json, where all of them can be read here.
+
+    On several machines each holds its own: copy them together, then use --read.
+    """
+    paths = [folder / f"rank_{rank}.json" for rank in range(world_size)]
+    here = [read_chrome(path) for path in paths if path.exists()]
+    merged = folder / "merged.json"
+    if len(here) > 1:
+        merged.write_text(json.dumps(merge_ranks(here)))
+    return merged
+
+
+def read_folder(args: argparse.Namespace, rank: Rank, parts: Any) -> None:
+    """A table of the traces rank_*.json in --read, one row a rank, and merged.json in --out.
+
+    Raises InputError where there are fewer than two, and where one cannot be read.
+    """
+    if not rank.is_main:
+        return
+    paths = sorted(args.read.glob("rank_*.json"))
+    if not paths:
+        raise InputError(f"--read {args.read}: no rank_*.json there")
+    traces = [read_chrome(path) for path in paths]
+    merged = merge_ranks(traces)
+    table = [{"rank": rank_of(each), **shares(each, traces[0], parts)} for each in traces]
+    times = [row["profiled, ms"] for row in table]
+    words = f"{len(traces)} ranks, steps of {min(times)} to {max(times)} ms"
+    (checked_out(args.out) / "merged.json").write_text(json.dumps(merged))
+    write_metrics(args.out, rank, headline=words, table=table)
+
+
+def peak_bytes(device: torch.device) -> float:
+    """The most memory that was in use: tensors on a GPU, the whole process on a CPU."""
+    if device.type == "cuda":
+        return float(torch.cuda.max_memory_allocated(device))
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return float(used if sys.platform == "darwin" else 1024 * used)

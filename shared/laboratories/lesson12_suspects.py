@@ -1,0 +1,188 @@
+"""Lesson 12's four slow runs and a healthy one: one model, one batch, two ranks, one fault each."""
+
+import functools
+import random
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import profile, record_function, schedule
+
+from shared.measuring.chrome import read_chrome, step_spans
+from shared.measuring.trace import quiet_stderr
+from shared.ranks.forked import run_ranks
+
+FAULTS = ("loader", "item", "buckets", "kernels")
+STEPS = {"wait": 1, "warmup": 1, "active": 3}
+ROWS, LENGTH, VOCAB, WIDTH, LAYERS = 6, 80, 32, 32, 3
+
+
+class Net(nn.Module):
+    """A small language model of torch's own layers: 39 parameters, small messages."""
+
+    def __init__(self, row_by_row: bool = False) -> None:
+        super().__init__()
+        self.row_by_row = row_by_row
+        self.embedding = nn.Embedding(VOCAB, WIDTH)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(WIDTH, 4, 64, 0.0, batch_first=True) for _ in range(LAYERS)
+        )
+        self.output = nn.Linear(WIDTH, VOCAB)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits; the whole batch at once, or one row after the other."""
+        if self.row_by_row:
+            return torch.cat([self._logits(row) for row in tokens.split(1)])
+        return self._logits(tokens)
+
+    def _logits(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.output(x)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One run on rank 0: its trace, its losses, and its fastest traced step in seconds."""
+
+    trace: dict[str, Any]
+    losses: list[float]
+    seconds: float
+
+
+@functools.cache
+def record_runs(names: tuple[str, ...] = ("none", *FAULTS)) -> dict[str, Seen]:
+    """Train under each fault on two ranks, and trace it; `names` begins with "none".
+
+    Once in a process: notebook and checks look at the same runs. The slow loader waits three times
+    as long as a healthy step takes on this machine, whatever it is busy with.
+    """
+    assert names[0] == "none", f"the healthy run comes first, got {names}"
+    import torch._dynamo  # what optimizers import: once here, and not in each forked rank  # noqa: F401
+
+    return run_ranks(_all_runs, 2, names, timeout=240)[0]
+
+
+def _all_runs(rank: int, names: tuple[str, ...]) -> dict[str, Seen]:
+    runs: dict[str, Seen] = {}
+    for name in names:
+        pause = 3 * runs["none"].seconds if name == "loader" else 0.0
+        runs[name] = train_with_fault(rank, name, pause)
+    return runs
+
+
+def _build(name: str) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    net = Net(row_by_row=name == "kernels")
+    # The model is a tenth of a MiB. 1e-6 MiB are a byte: every parameter is a bucket of its own.
+    model = DistributedDataParallel(net, bucket_cap_mb=1e-6 if name == "buckets" else 0.05)
+    return model, torch.optim.SGD(model.parameters(), lr=0.05)
+
+
+def train_with_fault(rank: int, name: str, pause: float) -> Seen:
+    """Some steps on one batch: the losses are the same, whatever the fault."""
+    model, optimizer = _build(name)
+    losses: list[Tensor] = []
+    with TemporaryDirectory(prefix="trace_") as folder:
+        path = Path(folder) / "trace.json"
+        plan = schedule(**STEPS, repeat=1)
+
+        def write(profiler: profile) -> None:
+            profiler.export_chrome_trace(str(path))
+
+        with (
+            quiet_stderr(),
+            profile(schedule=plan, on_trace_ready=write, acc_events=True) as profiler,
+        ):
+            for _ in range(sum(STEPS.values())):
+                losses.append(_step(model, optimizer, _batches(rank, pause), name == "item"))
+                profiler.step()
+        trace = read_chrome(path)
+    trace.pop("traceName", None)
+    fastest = min(end - start for start, end in step_spans(trace))
+    return Seen(trace, torch.stack(losses).tolist(), fastest / 1e6)
+
+
+def ratios(rounds: int, names: tuple[str, ...] = FAULTS) -> dict[str, float]:
+    """How many times a healthy step's time a step takes under each fault, without the profiler.
+
+    The runs take turns at each round, and the median over rounds counts: a machine is faster in
+    one second than in the next.
+    """
+    import torch._dynamo  # noqa: F401
+
+    return run_ranks(_take_turns, 2, rounds, names, timeout=240)[0]
+
+
+def _take_turns(rank: int, rounds: int, names: tuple[str, ...]) -> dict[str, float]:
+    built = {name: _build(name) for name in ("none", *names)}
+    taken: dict[str, list[float]] = {name: [] for name in built}
+    for number in range(rounds + 2):
+        for name, (model, optimizer) in built.items():
+            pause = 3 * taken["none"][-1] if name == "loader" else 0.0
+            dist.barrier()
+            began = time.perf_counter()
+            _step(model, optimizer, _batches(rank, pause), name == "item")
+            taken[name].append(time.perf_counter() - began)
+        if number == 1:  # the first steps are slower
+            taken = {name: times[-1:] for name, times in taken.items()}
+    return {
+        name: statistics.median(
+            slow / healthy for slow, healthy in zip(taken[name], taken["none"], strict=True)
+        )
+        for name in names
+    }
+
+
+def _step(model: nn.Module, optimizer: Any, batches: Iterator[Tensor], read_all: bool) -> Tensor:
+    with record_function("data"):
+        tokens = next(batches)
+    with record_function("forward"):
+        logits, wanted = model(tokens[:, :-1]), tokens[:, 1:]
+        loss = cross_entropy(logits.flatten(0, 1), wanted.flatten())
+        if read_all:
+            count_right(logits, wanted)
+    with record_function("backward"):
+        loss.backward()
+    with record_function("optimizer"):
+        optimizer.step()
+        optimizer.zero_grad()
+    return loss.detach()
+
+
+def count_right(logits: Tensor, wanted: Tensor) -> int:
+    """The tokens that are predicted right and with a logit above 0, counted one by one."""
+    right = 0
+    for row, targets in zip(logits.detach(), wanted, strict=True):
+        for place, target in zip(row, targets, strict=True):
+            right += (place.argmax().item() == target.item()) * (place.max().item() > 0)
+    return right
+
+
+def _batches(rank: int, pause: float) -> Iterator[Tensor]:
+    generator = torch.Generator().manual_seed(rank)
+    tokens = torch.randint(VOCAB, (ROWS, LENGTH + 1), generator=generator)
+    time.sleep(pause)  # a disk or a network that takes its time
+    yield tokens
+
+
+def letters(seed: int) -> dict[str, str]:
+    """Which fault each of the letters A to D stands for, in an order that depends on the seed."""
+    order = list(FAULTS)
+    random.Random(seed).shuffle(order)
+    return dict(zip("ABCD", order, strict=True))
+
+
+def anonymous(runs: dict[str, Seen], seed: int) -> dict[str, Seen]:
+    """The slow runs under their letters."""
+    return {letter: runs[fault] for letter, fault in letters(seed).items()}

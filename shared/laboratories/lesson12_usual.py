@@ -1,0 +1,110 @@
+"""Lesson 12: what the usual mistakes say of a made trace, each with the words for it."""
+
+from shared.laboratories.lesson12_made import (
+    MAIN,
+    Trace,
+    both,
+    is_compute,
+    is_kernel,
+    is_message,
+    is_step,
+    is_waiting,
+    moments,
+    share,
+    spans_in,
+    stall_by_moments,
+)
+
+
+def overlap_mistakes(trace: Trace) -> dict[str, float]:
+    """What the usual mistakes say of a CPU trace."""
+    steps, sent, busy = (moments(trace, each) for each in (is_step, is_message, is_compute))
+    inside = [a * bool(b) for a, b in zip(sent, steps, strict=True)]
+    once, hidden = both(inside), both(inside, busy)
+    twice = [a * bool(b) for a, b in zip(busy, once, strict=True)]
+    labelled = moments(trace, lambda e: not is_message(e) and not is_step(e))
+    operators = moments(trace, lambda e: e["cat"] == "cpu_op")
+    one_thread = moments(trace, lambda e: is_compute(e) and e["tid"] == MAIN)
+    whole = [0, 0]
+    for each in spans_in(trace, is_message):
+        under = range(each["ts"], each["ts"] + each["dur"])
+        whole[0] += each["dur"] * any(busy[moment] for moment in under)
+        whole[1] += each["dur"]
+    return {
+        "nested operators count twice: unite compute before measuring it": share(twice, once),
+        "two messages at a time count twice: unite the messages first": share(
+            [a * bool(b) for a, b in zip(inside, busy, strict=True)], inside
+        ),
+        "what lies outside the steps counts: clip at both ends": share(
+            both(sent, busy), both(sent)
+        ),
+        "a message counts as hidden whole when a part of it is": whole[0] / whole[1],
+        "labels count as compute: 'backward' covers every wait inside it": share(
+            both(once, labelled), once
+        ),
+        "operators that are not aten:: count as compute": share(both(once, operators), once),
+        "only one thread's operators count": share(both(once, one_thread), once),
+        "that is a share of the compute time": share(hidden, both(busy, steps)),
+        "that is a share of the steps' time": share(hidden, both(steps)),
+        "that is the share that is not hidden": 1 - share(hidden, once),
+    }
+
+
+def gpu_overlap_mistakes(trace: Trace) -> dict[str, float]:
+    """What the usual mistakes say of a GPU's trace."""
+    steps, sent = moments(trace, is_step), moments(trace, is_message)
+    once, kernels = both(sent, steps), moments(trace, is_kernel)
+    lower = both(moments(trace, lambda e: "nccl" in e["name"]), steps)
+    rest = moments(trace, lambda e: is_kernel(e) and "nccl" not in e["name"])
+    return {
+        "the CPU's operators count as compute on a GPU": share(
+            both(once, moments(trace, is_compute)), once
+        ),
+        "NCCL's kernels count as compute and hide themselves": share(both(once, kernels), once),
+        "'nccl' is looked for in one case only": share(both(lower, rest), lower),
+    }
+
+
+def stall_mistakes(trace: Trace) -> dict[str, float]:
+    """What the usual mistakes say of a trace's waits."""
+    steps, waits = moments(trace, is_step), moments(trace, is_waiting)
+    idle = [int(not count) for count in moments(trace, is_kernel)]
+    inside = [a * bool(b) * c for a, b, c in zip(waits, steps, idle, strict=True)]
+    named = moments(trace, lambda e: e["name"] == "data" and e["cat"] == "user_annotation")
+    everywhere = moments(trace, lambda e: e["name"] == "data" or is_waiting(e))
+    begins = moments(trace, lambda e: e["name"].startswith("data") and e["cat"] != "cpu_op")
+    numbers = [m for m, count in enumerate(steps) if count]
+    hull = [int(numbers[0] <= m <= numbers[-1]) for m in range(len(steps))]
+    true = stall_by_moments(trace)
+    return {
+        "waits that lie in one another count twice": share(inside, both(steps)),
+        "what lies outside the steps counts: clip at both ends": share(
+            both(waits, idle), both(steps)
+        ),
+        "the pause between the steps is part of the time": share(both(waits, hull, idle), hull),
+        "the waits are divided by the time between the steps, too": share(both(inside), hull),
+        "what torch's DataLoader records itself is left out": share(
+            both(named, steps, idle), both(steps)
+        ),
+        "names count whatever their category: not every 'data' is a wait": share(
+            both(everywhere, steps, idle), both(steps)
+        ),
+        "names that only begin with 'data' count": share(both(begins, steps, idle), both(steps)),
+        "that is the share in which nothing waits": 1 - true,
+    }
+
+
+def gpu_stall_mistakes(trace: Trace) -> dict[str, float]:
+    """What the usual mistakes say of a GPU's trace."""
+    steps, waits = moments(trace, is_step), moments(trace, is_waiting)
+    idle = [int(not count) for count in moments(trace, is_kernel)]
+    copied = moments(trace, lambda e: e["name"] == "data")
+    by_cpu = moments(trace, lambda e: is_step(e) and e["cat"] == "user_annotation")
+    return {
+        "a wait counts although a kernel runs meanwhile": share(both(waits, steps), both(steps)),
+        "the label's copy on the GPU's own track counts as a wait": share(
+            both(copied, steps, idle), both(steps)
+        ),
+        "only the CPU's steps count: the GPU's end later": share(both(waits, idle), both(by_cpu)),
+        "that is the share in which nothing waits": 1 - stall_by_moments(trace),
+    }

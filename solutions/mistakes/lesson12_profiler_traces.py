@@ -1,0 +1,634 @@
+"""Wrong answers to lesson 12, each with the words that the check must say to it."""
+
+from pathlib import Path
+
+from torch.profiler import profile, record_function, schedule
+
+from shared.exercises.mistakes import mistake
+from shared.ranks.group import current_rank
+
+# 12.1 profile_training
+
+END = object()
+
+
+def variant(
+    model,
+    optimizer,
+    batches,
+    loss_of,
+    folder,
+    wait,
+    warmup,
+    active,
+    *,
+    repeat=1,
+    name=None,
+    clear=True,
+    read=False,
+    counting=True,
+    stops=False,
+    labels=("data", "forward", "backward", "optimizer"),
+    outer=None,
+    draw_inside=True,
+    step_calls=True,
+    plan=None,
+):
+    """The reference with parts that can be exchanged."""
+    path = folder / (name or f"rank_{current_rank()}.json")
+    plan = plan or schedule(wait=wait, warmup=warmup, active=active, repeat=repeat)
+    data, forward, backward, update = labels
+    waiting, steps = iter(batches), 0
+
+    def write(profiler):
+        profiler.export_chrome_trace(str(path))
+
+    with profile(schedule=plan, on_trace_ready=write, acc_events=True) as profiler:
+        while not (stops and steps == wait + warmup + active):
+            around = record_function(outer or "step")
+            with around if outer else record_function("nothing"):
+                if draw_inside:
+                    with record_function(data):
+                        batch = next(waiting, END)
+                else:
+                    batch = next(waiting, END)
+                    with record_function(data):
+                        pass
+                if batch is END:
+                    break
+                with record_function(forward):
+                    loss = loss_of(model, batch)
+                with record_function(backward):
+                    loss.backward()
+                with record_function(update):
+                    optimizer.step()
+                    if clear:
+                        optimizer.zero_grad()
+            if read:
+                loss.item()
+            steps += 1
+            if step_calls:
+                profiler.step()
+    if counting and steps < wait + warmup + active:
+        raise ValueError(f"{wait + warmup + active} batches needed, got {steps}")
+    return path
+
+
+@mistake("12.1", says="the first steps are in the trace")
+def profile_training(
+    model, optimizer, batches, loss_of, folder, *, wait=1, warmup=1, active=3
+) -> Path:
+    plan = schedule(wait=0, warmup=0, active=wait + warmup + active, repeat=1)
+    return variant(model, optimizer, batches, loss_of, folder, wait, warmup, active, plan=plan)
+
+
+@mistake("12.1", says="the warm-up steps are in the trace")
+def profile_training(
+    model, optimizer, batches, loss_of, folder, *, wait=1, warmup=1, active=3
+) -> Path:
+    plan = schedule(wait=wait, warmup=0, active=warmup + active, repeat=1)
+    return variant(model, optimizer, batches, loss_of, folder, wait, warmup, active, plan=plan)
+
+
+@mistake("12.1", says="the schedule begins again after its first cycle")
+def profile_training(
+    model, optimizer, batches, loss_of, folder, *, wait=1, warmup=1, active=3
+) -> Path:
+    return variant(model, optimizer, batches, loss_of, folder, wait, warmup, active, repeat=0)
+
+
+@mistake("12.1", says="profiler.step() is not called")
+def profile_training(
+    model, optimizer, batches, loss_of, folder, *, wait=1, warmup=1, active=3
+) -> Path:
+    path = folder / f"rank_{current_rank()}.json"
+    with profile(acc_events=True) as profiler:
+        for batch in batches:
+            with record_function("forward"):
+                loss = loss_of(model, batch)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    profiler.export_chrome_trace(str(path))
+    return path
+
+
+@mistake("12.1", says="the batch is drawn outside of its label")
+def profile_training(
+    model, optimizer, batches, loss_of, folder, *, wait=1, warmup=1, active=3
+) -> Path:
+    return variant(
+        model, optimizer, batches, loss_of, folder, wait, warmup, active, draw_inside=False
+    )
+
+
+@mistake("12.1", says="all batches are drawn before the first step")
+def profile_training(
+    model, optimizer, batches, loss_of, folder, *, wait=1, warmup=1, active=3
+) -> Path:
+    return variant(model, optimizer, list(batches), loss_of, folder, wait, warmup, active)
+
+
+@mistake("12.1", says='there is no label "optimizer"')
+def profile_training(
+    model, optimizer, batches, loss_of, folder, *, wait=1, warmup=1, active=3
+) -> Path:
+    labels = ("data", "forward", "backward", "update")
+    return variant(model, optimizer, batches, loss_of, folder, wait, warmup, active, labels=labels)
+
+
+@mistake("12.1", says="the labels lie in one another")
+def profile_training(
+    model, optimizer, batches, loss_of, folder, *, wait=1, warmup=1, active=3
+) -> Path:
+    path = folder / f"rank_{current_rank()}.json"
+
+    def write(profiler):
+        profiler.export_chrome_trace(str(path))
+
+    plan, waiting = schedule(wait=wait, warmup=warmup, active=active, repeat=1), iter(batches)
+    with profile(schedule=plan, on_trace_ready=write, acc_events=True) as profiler:
+        while True:
+            with record_function("data"):
+                batch = next(waiting, END)
+            if batch is END:
+                return path
+            with record_function("backward"):
+                with record_function("forward"):
+                    loss = loss_of(model, batch)
+                loss.backward()
+            with record_function("optimizer"):
+                optimizer.step()
+                optimizer.zero_grad()
+            profiler.step()
+
+
+@mistake("12.1", says="training ends with the trace")
+def profile_training(
+    model, optimizer, batches, loss_of, folder, *, wait=1, warmup=1, active=3
+) -> Path:
+    return variant(model, optimizer, batches, loss_of, folder, wait, warmup, active, stops=True)
+
+
+@mistake("12.1", says="the loss is read in every step")
+def profile_training(
+    model, optimizer, batches, loss_of, folder, *, wait=1, warmup=1, active=3
+) -> Path:
+    return variant(model, optimizer, batches, loss_of, folder, wait, warmup, active, read=True)
+
+
+@mistake("12.1", says="the weights after 9 batches")
+def profile_training(
+    model, optimizer, batches, loss_of, folder, *, wait=1, warmup=1, active=3
+) -> Path:
+    return variant(model, optimizer, batches, loss_of, folder, wait, warmup, active, clear=False)
+
+
+@mistake("12.1", says="the name of the returned path")
+def profile_training(
+    model, optimizer, batches, loss_of, folder, *, wait=1, warmup=1, active=3
+) -> Path:
+    return variant(
+        model, optimizer, batches, loss_of, folder, wait, warmup, active, name="trace.json"
+    )
+
+
+@mistake("12.1", says="all ranks write to one file")
+def profile_training(
+    model, optimizer, batches, loss_of, folder, *, wait=1, warmup=1, active=3
+) -> Path:
+    return variant(
+        model, optimizer, batches, loss_of, folder, wait, warmup, active, name="rank_0.json"
+    )
+
+
+@mistake("12.1", says="4 batches for a trace that ends with the fifth step")
+def profile_training(
+    model, optimizer, batches, loss_of, folder, *, wait=1, warmup=1, active=3
+) -> Path:
+    return variant(model, optimizer, batches, loss_of, folder, wait, warmup, active, counting=False)
+
+
+# 12.2 overlap_fraction
+
+
+def complete(trace, wanted):
+    """Start and end of the spans that are wanted, as they come."""
+    return [
+        (event["ts"], event["ts"] + event["dur"])
+        for event in trace["traceEvents"]
+        if event.get("ph") == "X" and "dur" in event and wanted(event)
+    ]
+
+
+def union(intervals):
+    """Sorted, and none touches the next."""
+    united = []
+    for start, end in sorted(intervals):
+        if united and start <= united[-1][1]:
+            united[-1] = united[-1][0], max(end, united[-1][1])
+        else:
+            united.append((start, end))
+    return united
+
+
+def common(one, other):
+    """What each of one has in common with each of the other."""
+    pairs = [(max(a, c), min(b, d)) for a, b in one for c, d in other]
+    return [(start, end) for start, end in pairs if start < end]
+
+
+def length(intervals):
+    """The sum of the lengths."""
+    return sum(end - start for start, end in intervals)
+
+
+def is_kernel(event):
+    """Whether it ran on a GPU."""
+    return event.get("cat") == "kernel"
+
+
+def is_nccl(event):
+    """Whether it is a kernel of NCCL's."""
+    return is_kernel(event) and "nccl" in event["name"].lower()
+
+
+def is_gloo(event):
+    """Whether it is a collective of gloo's."""
+    return event["name"].startswith("gloo:")
+
+
+def is_aten(event):
+    """Whether it is an operator of torch's."""
+    return event.get("cat") == "cpu_op" and event["name"].startswith("aten::")
+
+
+def is_step(event):
+    """Whether it is a step."""
+    return event["name"].startswith("ProfilerStep#")
+
+
+def overlap(trace, *, sent=None, busy=None, steps=None, unite=union, unite_sent=union, clip=True):
+    """The share in the reference's way, with parts that can be exchanged."""
+    within = union(complete(trace, is_step))
+    if not within:
+        raise ValueError("no steps")
+    on_gpu = bool(complete(trace, is_kernel))
+    sent = sent or (is_nccl if on_gpu else is_gloo)
+    busy = busy or ((lambda e: is_kernel(e) and not is_nccl(e)) if on_gpu else is_aten)
+    messages = unite_sent(complete(trace, sent))
+    if clip:
+        messages = common(messages, within)
+    hidden = length(common(messages, unite(complete(trace, busy))))
+    return hidden / length(messages) if messages else 1.0
+
+
+@mistake("12.2", says="nested operators count twice")
+def overlap_fraction(trace):
+    return overlap(trace, unite=list)
+
+
+@mistake("12.2", says="two messages at a time count twice")
+def overlap_fraction(trace):
+    return overlap(trace, unite_sent=list)
+
+
+@mistake("12.2", says="what lies outside the steps counts")
+def overlap_fraction(trace):
+    return overlap(trace, clip=False)
+
+
+@mistake("12.2", says="a message counts as hidden whole")
+def overlap_fraction(trace):
+    sent, busy = complete(trace, is_gloo), complete(trace, is_aten)
+    hidden = [(a, b) for a, b in sent if any(a < d and c < b for c, d in busy)]
+    return length(hidden) / length(sent)
+
+
+@mistake("12.2", says="labels count as compute")
+def overlap_fraction(trace):
+    return overlap(trace, busy=lambda e: not is_gloo(e) and not is_step(e))
+
+
+@mistake("12.2", says="operators that are not aten:: count as compute")
+def overlap_fraction(trace):
+    return overlap(trace, busy=lambda e: e.get("cat") == "cpu_op")
+
+
+@mistake("12.2", says="only one thread's operators count")
+def overlap_fraction(trace):
+    main = next(e["tid"] for e in trace["traceEvents"] if e.get("ph") == "X" and is_step(e))
+    return overlap(trace, busy=lambda e: is_aten(e) and e["tid"] == main)
+
+
+@mistake("12.2", says="that is a share of the compute time")
+def overlap_fraction(trace):
+    return overlap(trace, sent=is_aten, busy=is_gloo)
+
+
+@mistake("12.2", says="that is the share that is not hidden")
+def overlap_fraction(trace):
+    return 1 - overlap(trace)
+
+
+@mistake("12.2", says="the CPU's operators count as compute on a GPU")
+def overlap_fraction(trace):
+    return overlap(trace, busy=is_aten)
+
+
+@mistake("12.2", says="NCCL's kernels count as compute")
+def overlap_fraction(trace):
+    on_gpu = bool(complete(trace, is_kernel))
+    return overlap(trace, busy=is_kernel if on_gpu else is_aten)
+
+
+@mistake("12.2", says="is looked for in one case only")
+def overlap_fraction(trace):
+    if not complete(trace, is_kernel):
+        return overlap(trace)
+    return overlap(trace, sent=lambda e: is_kernel(e) and "nccl" in e["name"])
+
+
+@mistake("12.2", says="overlap_fraction where nothing communicates")
+def overlap_fraction(trace):
+    return overlap(trace) if any(is_gloo(e) or is_nccl(e) for e in trace["traceEvents"]) else 0.0
+
+
+@mistake("12.2", says="a trace without a step is accepted")
+def overlap_fraction(trace):
+    return overlap(trace) if complete(trace, is_step) else 1.0
+
+
+# 12.3 data_stall_fraction
+
+
+def is_label(event):
+    """Whether it is a span by record_function on the CPU."""
+    return event.get("cat") == "user_annotation"
+
+
+def is_waiting(event):
+    """Whether it waits for data."""
+    ours = event["name"] == "data" or event["name"].startswith("enumerate(DataLoader)")
+    return ours and is_label(event)
+
+
+def stall(trace, *, waits=is_waiting, unite=union, clip=True, hull=False, steps=is_step, gpu=True):
+    """The share in the reference's way, with parts that can be exchanged."""
+    within = union(complete(trace, steps))
+    if not within:
+        raise ValueError("no steps")
+    if hull:
+        within = [(within[0][0], within[-1][1])]
+    waiting = unite(complete(trace, waits))
+    if clip:
+        waiting = common(waiting, within)
+    kernels = union(complete(trace, is_kernel)) if gpu else []
+    return (length(waiting) - length(common(waiting, kernels))) / length(within)
+
+
+@mistake("12.3", says="waits that lie in one another count twice")
+def data_stall_fraction(trace):
+    return stall(trace, unite=list)
+
+
+@mistake("12.3", says="what lies outside the steps counts")
+def data_stall_fraction(trace):
+    return stall(trace, clip=False)
+
+
+@mistake("12.3", says="the pause between the steps is part of the time")
+def data_stall_fraction(trace):
+    return stall(trace, hull=True)
+
+
+@mistake("12.3", says="what torch's DataLoader records itself is left out")
+def data_stall_fraction(trace):
+    return stall(trace, waits=lambda e: e["name"] == "data" and is_label(e))
+
+
+@mistake("12.3", says="names count whatever their category")
+def data_stall_fraction(trace):
+    return stall(trace, waits=lambda e: e["name"] == "data" or is_waiting(e))
+
+
+@mistake("12.3", says="names that only begin with 'data' count")
+def data_stall_fraction(trace):
+    return stall(trace, waits=lambda e: e["name"].startswith("data") and is_label(e))
+
+
+@mistake("12.3", says="that is the share in which nothing waits")
+def data_stall_fraction(trace):
+    return 1 - stall(trace)
+
+
+@mistake("12.3", says="a wait counts although a kernel runs meanwhile")
+def data_stall_fraction(trace):
+    return stall(trace, gpu=False)
+
+
+@mistake("12.3", says="the label's copy on the GPU's own track counts as a wait")
+def data_stall_fraction(trace):
+    copies = ("user_annotation", "gpu_user_annotation")
+    return stall(
+        trace,
+        waits=lambda e: is_waiting({**e, "cat": "user_annotation"}) and e.get("cat") in copies,
+    )
+
+
+@mistake("12.3", says="only the CPU's steps count")
+def data_stall_fraction(trace):
+    return stall(trace, steps=lambda e: is_step(e) and is_label(e))
+
+
+@mistake("12.3", says="a trace without a step is accepted")
+def data_stall_fraction(trace):
+    return stall(trace) if complete(trace, is_step) else 0.0
+
+
+# 12.4 model_flops_utilization
+
+
+def mfu(
+    config, tokens, seconds, peak, *, products=1.0, output=1.0, attention=1.0, d_ff=None, factor=6
+):
+    """The formula with weights for its terms."""
+    for value in (seconds, peak):
+        if value <= 0:
+            raise ValueError(f"must be above 0, got {value}")
+    (rows, length), D = tokens, config.d_model
+    body = config.num_layers * (4 * D * D + 2 * D * (d_ff or config.d_ff)) * products
+    body += output * config.vocab_size * D + attention * config.num_layers * 2 * length * D
+    return factor * rows * length * body / (seconds * peak)
+
+
+@mistake("12.4", says="the products of attention are left out")
+def model_flops_utilization(config, tokens, seconds, peak):
+    return mfu(config, tokens, seconds, peak, attention=0)
+
+
+@mistake("12.4", says="the output matrix is left out")
+def model_flops_utilization(config, tokens, seconds, peak):
+    return mfu(config, tokens, seconds, peak, output=0)
+
+
+@mistake("12.4", says="looking up is free")
+def model_flops_utilization(config, tokens, seconds, peak):
+    return mfu(config, tokens, seconds, peak, output=2)
+
+
+@mistake("12.4", says="the backward is left out")
+def model_flops_utilization(config, tokens, seconds, peak):
+    return mfu(config, tokens, seconds, peak, factor=2)
+
+
+@mistake("12.4", says="the backward is counted as one forward")
+def model_flops_utilization(config, tokens, seconds, peak):
+    return mfu(config, tokens, seconds, peak, factor=4)
+
+
+@mistake("12.4", says="a multiplication with its addition is two FLOPs")
+def model_flops_utilization(config, tokens, seconds, peak):
+    return mfu(config, tokens, seconds, peak, factor=3)
+
+
+@mistake("12.4", says="d_ff is taken for 4 d_model")
+def model_flops_utilization(config, tokens, seconds, peak):
+    return mfu(config, tokens, seconds, peak, d_ff=4 * config.d_model)
+
+
+@mistake("12.4", says="the causal mask is taken to halve attention")
+def model_flops_utilization(config, tokens, seconds, peak):
+    return mfu(config, tokens, seconds, peak, attention=0.5)
+
+
+@mistake("12.4", says="recomputation counts")
+def model_flops_utilization(config, tokens, seconds, peak):
+    return mfu(config, tokens, seconds, peak, factor=8)
+
+
+@mistake("12.4", says="that is in percent")
+def model_flops_utilization(config, tokens, seconds, peak):
+    return 100 * mfu(config, tokens, seconds, peak)
+
+
+@mistake("12.4", says="rows are left out")
+def model_flops_utilization(config, tokens, seconds, peak):
+    return mfu(config, (1, tokens[1]), seconds, peak)
+
+
+@mistake("12.4", says="peak 0.0")
+def model_flops_utilization(config, tokens, seconds, peak):
+    if seconds <= 0:
+        raise ValueError(f"seconds must be above 0, got {seconds}")
+    return mfu(config, tokens, seconds, peak) if peak > 0 else 0.0
+
+
+# 12.5 diagnose
+
+
+def counts(trace, per_step=True, everything=False):
+    """What happens in a step: reads, messages, operators."""
+    steps = complete(trace, is_step)
+    if not steps:
+        raise ValueError("no steps")
+    names = [
+        event
+        for event in trace["traceEvents"]
+        if event.get("ph") == "X"
+        and "dur" in event
+        and (everything or any(a <= event["ts"] < b for a, b in steps))
+    ]
+    found = {
+        "item": sum(e["name"] == "aten::item" for e in names),
+        "buckets": sum(is_gloo(e) or is_nccl(e) for e in names),
+        "kernels": sum(e["name"].startswith("aten::") for e in names),
+    }
+    return {name: count / (len(steps) if per_step else 1) for name, count in found.items()}
+
+
+def reason(
+    trace,
+    healthy,
+    *,
+    order=("item", "buckets", "kernels"),
+    stalled=0.2,
+    count=counts,
+    factor=2.0,
+    most=10,
+    loader_first=False,
+):
+    """The reference's questions, in an order and with limits that can be exchanged."""
+    here, usual = count(trace), count(healthy)
+    more = stall(trace) - stall(healthy)
+    if loader_first and more >= stalled:
+        return "loader"
+    for name in order:
+        if here[name] >= factor * usual[name] and here[name] - usual[name] >= most:
+            return name
+    return "loader" if more >= stalled else "none"
+
+
+@mistake("12.5", says="a healthy run is called slow")
+def diagnose(trace, healthy):
+    found = reason(trace, healthy)
+    return "kernels" if found == "none" else found
+
+
+@mistake("12.5", says="counts of the whole trace are compared")
+def diagnose(trace, healthy):
+    return reason(trace, healthy, count=lambda each: counts(each, per_step=False))
+
+
+@mistake("12.5", says="operators are asked first")
+def diagnose(trace, healthy):
+    return reason(trace, healthy, order=("kernels", "item", "buckets"))
+
+
+@mistake("12.5", says="the messages are not counted")
+def diagnose(trace, healthy):
+    return reason(trace, healthy, order=("item", "kernels"))
+
+
+@mistake("12.5", says="messages that bring operators along")
+def diagnose(trace, healthy):
+    return reason(trace, healthy, order=("item", "kernels", "buckets"))
+
+
+@mistake("12.5", says="waiting is asked first")
+def diagnose(trace, healthy):
+    return reason(trace, healthy, loader_first=True)
+
+
+@mistake("12.5", says="nine reads more count as many")
+def diagnose(trace, healthy):
+    return reason(trace, healthy, most=1)
+
+
+@mistake("12.5", says="less than twice as many operators count as grown")
+def diagnose(trace, healthy):
+    return reason(trace, healthy, factor=1.5)
+
+
+@mistake("12.5", says="0.15 more of waiting counts")
+def diagnose(trace, healthy):
+    return reason(trace, healthy, stalled=0.1)
+
+
+@mistake("12.5", says="0.21 more of waiting does not count")
+def diagnose(trace, healthy):
+    return reason(trace, healthy, stalled=0.5)
+
+
+@mistake("12.5", says="NCCL's kernels are not counted as messages")
+def diagnose(trace, healthy):
+    def without_kernels(each):
+        events = [event for event in each["traceEvents"] if not is_kernel(event)]
+        return counts({"traceEvents": events})
+
+    return reason(trace, healthy, count=without_kernels)
+
+
+@mistake("12.5", says="what lies before the first step is counted")
+def diagnose(trace, healthy):
+    return reason(trace, healthy, count=lambda each: counts(each, everything=True))
