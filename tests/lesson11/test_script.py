@@ -1,5 +1,7 @@
 """The script: every way of checkpointing, on several ranks; bad input."""
 
+import json
+
 import pytest
 
 from shared.exercises.lessons import ROOT
@@ -26,11 +28,12 @@ def test_ranks_change_neither_bytes_nor_flops(on_ranks):
 
 
 def test_less_memory_for_more_flops_and_the_same_loss(tmp_path, run_script):
-    import json
-
+    text = tmp_path / "text"
+    text.mkdir()
+    text.joinpath("story.txt").write_text("a line of text to train on\n" * 200)
     rows = {}
     for args in (("none",), ("all",), ("sqrt",), ("plan", "--budget-mib", "0.3")):
-        run = (*TINY, "--steps", 2, "--out", tmp_path, "--checkpoint", *args)
+        run = (*TINY, "--steps", 2, "--out", tmp_path, "--dataset", text, "--checkpoint", *args)
         status, _, err = run_script(SCRIPT, *run)
         assert status == 0, err
         rows[args[0]] = json.loads((tmp_path / "metrics.json").read_text())["table"][0]
