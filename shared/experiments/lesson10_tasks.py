@@ -3,17 +3,17 @@
 Every function runs on all ranks of a gloo group, on the CPU, with the rank's number first.
 """
 
-import gc
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from shared.experiments.lesson09_deepspeed import quiet_deepspeed
+from shared.experiments.lesson10_counting import deepspeed_bytes, live_storages
 from shared.training.reference_run import (
     GLOBAL_BATCH,
     learning_rate,
@@ -33,7 +33,6 @@ from deepspeed.runtime.zero.stage_1_and_2 import (  # noqa: E402
 )
 
 SETTLE = 0.03  # seconds in which gloo's thread lets go of what it has sent
-CRUMB = 1024  # bytes; smaller storages are inputs, losses, step counts
 
 
 def curve(rank: int, config: dict[str, Any], steps: int) -> dict[str, Any]:
@@ -88,7 +87,7 @@ def count(rank: int, configs: list[dict[str, Any]], layers: int, width: int) -> 
 
 
 def _count(config: dict[str, Any], layers: int, width: int) -> dict[str, Any]:
-    known = {storage.data_ptr() for storage in _storages()}
+    known = {storage.data_ptr() for storage in live_storages()}
     model = stack(layers, width)
     number = sum(parameter.numel() for parameter in model.parameters())
     seen: dict[str, dict[str, float]] = {}
@@ -98,7 +97,7 @@ def _count(config: dict[str, Any], layers: int, width: int) -> dict[str, Any]:
 
     def look(moment: str) -> None:
         time.sleep(SETTLE)
-        kinds = bytes_by_kind(engine, known)
+        kinds = deepspeed_bytes(engine, known)
         kinds = {kind: size / number for kind, size in kinds.items()}
         if sum(kinds.values()) > sum(seen.get(moment, {}).values()):
             seen[moment] = kinds
@@ -129,43 +128,6 @@ def _count(config: dict[str, Any], layers: int, width: int) -> dict[str, Any]:
     }
     engine.destroy()
     return found
-
-
-def bytes_by_kind(engine: Any, known: set[int]) -> dict[str, int]:
-    """Bytes of every live storage that is not `known`, by what DeepSpeed uses it for.
-
-    Found through the garbage collector and .grad: what Python can reach. Buckets are what is
-    neither weight nor optimizer state: gradients on their way, gathered weights.
-    """
-    sizes = {s.data_ptr(): s.nbytes() for s in _storages() if s.data_ptr() not in known}
-    sizes = {address: size for address, size in sizes.items() if size >= CRUMB}
-    weights, states, gradients = [], [], []
-    for parameter in engine.module.parameters():
-        weights += [parameter, getattr(parameter, "ds_tensor", None)]
-    base = engine.basic_optimizer
-    masters = [p for group in base.param_groups for p in group["params"]]
-    for name in ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat"):
-        masters += getattr(engine.optimizer, name, [])
-    for master in masters:
-        states += [master, *base.state.get(master, {}).values()]
-        gradients.append(master.grad)
-    found = {}
-    own = {"weights": weights, "optimizer states": states, "fp32 gradients": gradients}
-    for kind, tensors in own.items():
-        found[kind] = sum(sizes.pop(address, 0) for address in _addresses(tensors))
-    found["gradients, buckets"] = sum(sizes.values())
-    return found
-
-
-def _addresses(tensors: Iterable[Any]) -> set[int]:
-    return {x.untyped_storage().data_ptr() for x in tensors if isinstance(x, Tensor)}
-
-
-def _storages() -> list[torch.UntypedStorage]:
-    gc.collect()
-    tensors = [x for x in gc.get_objects() if issubclass(type(x), Tensor)]
-    tensors += [x.grad for x in tensors if x.is_leaf and x.grad is not None]
-    return [x.untyped_storage() for x in tensors if x.device.type != "meta"]
 
 
 def refused(rank: int, configs: list[dict[str, Any]]) -> list[str]:

@@ -1,0 +1,226 @@
+"""What lesson 10's script keeps of a run, saves, and shows."""
+
+import argparse
+import json
+import logging
+import math
+import os
+import resource
+import statistics
+import sys
+import warnings
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import torch
+import torch.distributed as dist
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from shared.errors import InputError
+from shared.experiments.lesson09_deepspeed import quiet_deepspeed
+from shared.experiments.lesson10_counting import deepspeed_bytes, engine_bytes
+from shared.experiments.lesson10_text import Recipe, largest_that_fits
+from shared.model.language_model import LanguageModel
+from shared.plots import MEANING, save_figure, use_style
+from shared.ranks.group import Rank
+from shared.script import checked_out, write_metrics
+from shared.zero.counting import formula
+
+
+@dataclass
+class Run:
+    """A model under an engine, and what has been seen of it. `deepspeed` is its engine, or None."""
+
+    name: str
+    stage: int
+    model: nn.Module
+    optimizer: Any
+    micro_batch: int
+    micro_batches: int
+    peak_rate: float
+    half: bool
+    deepspeed: Any = None
+    known: set[int] = field(default_factory=set)  # storages that were there before
+    losses: list[Tensor] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    kinds: dict[str, int] = field(default_factory=dict)
+
+    def count(self) -> None:
+        """Count this rank's bytes by kind; after backward, before the step."""
+        if self.deepspeed is not None:
+            self.kinds = deepspeed_bytes(self.deepspeed, self.known)
+        else:
+            self.kinds = engine_bytes(self.model, self.optimizer, self.known)
+
+
+@contextmanager
+def _one_line(what: str) -> Generator[None]:
+    """Turn whatever DeepSpeed raises for a configuration into an InputError of one line."""
+    try:
+        yield
+    except (InputError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # pydantic's, asserts, its own: no common class
+        words = str(error).replace("1 validation error for ", "").partition(" [type=")[0]
+        words = " ".join(words.split())
+        raise InputError(f"{what}: DeepSpeed refuses it: {words[:300]}") from error
+
+
+def save(run: Run, folder: Path, rank: Rank, steps: int) -> None:
+    """Save each rank's part, and what has to be the same when it is loaded. Call on all ranks."""
+    checked_out(folder)
+    if run.deepspeed is not None:
+        run.deepspeed.save_checkpoint(str(folder), tag="last")
+    else:
+        torch.save(run.optimizer.state_dict(), folder / f"rank_{rank.rank}.pt")
+    if rank.is_main:
+        (folder / "about.json").write_text(json.dumps(_about(run, rank) | {"steps": steps}) + "\n")
+    dist.barrier()
+
+
+def resume(run: Run, folder: Path, rank: Rank) -> int:
+    """Load what `save` has saved; return the number of steps that it had made.
+
+    Raises InputError for no checkpoint, and for one of another engine, stage, number of ranks,
+    precision or model.
+    """
+    try:
+        about = json.loads((folder / "about.json").read_text())
+    except (OSError, ValueError):
+        raise InputError(f"--resume {folder} holds no checkpoint of this script") from None
+    for key, value in _about(run, rank).items():
+        if about.get(key) != value:
+            advice = ""
+            if key == "ranks" and run.deepspeed is not None:
+                advice = "; DeepSpeed's ds_to_universal makes one for any number"
+            raise InputError(
+                f"--resume {folder}: {key} {about.get(key)} there, {value} in this run{advice}"
+            )
+    if run.deepspeed is not None:
+        with _one_line(f"--resume {folder}"):
+            run.deepspeed.load_checkpoint(str(folder), tag="last")
+    else:
+        run.optimizer.load_state_dict(torch.load(folder / f"rank_{rank.rank}.pt"))
+    return about["steps"]
+
+
+def _about(run: Run, rank: Rank) -> dict[str, Any]:
+    sizes = [list(getattr(p, "ds_shape", p.shape)) for p in run.model.parameters()]
+    own = {} if run.deepspeed is None and run.stage == 3 else {"parameters": str(sizes)}
+    kind = "DeepSpeed" if run.deepspeed is not None else "by hand"
+    place = {"engine": kind, "stage": run.stage, "ranks": rank.world_size, "bf16": run.half}
+    return place | own
+
+
+def conclude(args: argparse.Namespace, rank: Rank, run: Run, tokens: int, count: int) -> None:
+    """Add up the ranks' losses; rank 0 writes table and figure. Call on all ranks.
+
+    `tokens` are those of a step on all ranks, `count` the model's parameters. Raises InputError
+    where a loss is not finite.
+    """
+    losses = torch.stack(run.losses).float().to(rank.device)
+    seconds = torch.tensor(run.seconds, device=rank.device)
+    dist.all_reduce(losses)
+    dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
+    losses = (losses / rank.world_size).tolist()
+    if not math.isfinite(sum(losses)):
+        raise InputError("a loss is not finite: use a lower learning rate or bf16 in place of fp16")
+    if not rank.is_main:
+        return
+    step = statistics.median(seconds.tolist())
+    kinds = {f"{kind}, B": round(size / count, 2) for kind, size in run.kinds.items()}
+    row = {
+        "engine": run.name,
+        "parameters": count,
+        "last loss": round(losses[-1], 4),
+        "tokens/s": round(tokens / step),
+        "ms a step": round(1000 * step, 1),
+        **kinds,
+        "bytes a parameter": round(sum(run.kinds.values()) / count, 2),
+        "formula": round(formula(run.stage, rank.world_size, half=run.half), 2),
+        "peak, MiB": round(peak_bytes(rank.device) / 2**20),
+    }
+    save_figure(draw(losses, row, list(kinds)), args.out / "zero.png")
+    words = f"{run.name}: {row['bytes a parameter']:.2f} bytes a parameter on each of "
+    words += f"{rank.world_size} rank(s), formula {row['formula']:g}, loss {row['last loss']:.3f}"
+    write_metrics(args.out, rank, headline=words, table=[row], losses=losses)
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The most memory so far: a GPU's tensors, or on a CPU this whole process, imports included."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def draw(losses: list[float], row: dict[str, Any], kinds: list[str]) -> Figure:
+    """Left: the loss; right: the bytes a parameter by kind, and the formula as a line."""
+    use_style()
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.4))
+    left.plot(range(1, len(losses) + 1), losses, color=MEANING["by hand"])
+    left.set(xlabel="step", ylabel="loss (nats per token)", title=f"Training with {row['engine']}")
+    names, sizes = [*(kind[:-3] for kind in kinds), "all"], [*(row[kind] for kind in kinds)]
+    bars = right.barh(names, [*sizes, row["bytes a parameter"]], color=MEANING["gradients"])
+    right.bar_label(bars, fmt="%.2f")
+    right.axvline(row["formula"], color=MEANING["theory"], linestyle="--", linewidth=1)
+    right.invert_yaxis()
+    right.set(xlabel="bytes a parameter on rank 0 (dashed: formula)", title="What a rank keeps")
+    return figure
+
+
+def start_deepspeed(rank: Rank, file: Path, **given: Any) -> Any:
+    """deepspeed.initialize on this rank's device: its engine; quiet, its errors in one line.
+
+    Raises InputError where DeepSpeed is missing, and where it refuses the configuration.
+    """
+    place = {"RANK": rank.rank, "LOCAL_RANK": rank.local_rank, "WORLD_SIZE": rank.world_size}
+    os.environ |= {name: str(value) for name, value in place.items()}
+    os.environ["DS_ACCELERATOR"] = rank.device.type
+    logging.getLogger("DeepSpeed").setLevel(logging.CRITICAL)
+    warnings.filterwarnings("ignore", category=FutureWarning)  # torch's new names of collectives
+    deepspeed = quiet_deepspeed()
+    with _one_line(str(file)):
+        return deepspeed.initialize(model_parameters=given["model"].parameters(), **given)[0]
+
+
+def search(
+    args: argparse.Namespace, rank: Rank, folder: Path, recipe: Recipe, build: Callable[..., Run]
+) -> None:
+    """The most layers of width 2048 that train on one GPU, for each of the lesson's files.
+
+    Raises InputError on a CPU: it swaps or is stopped where a GPU says that it is full.
+    """
+    if rank.device.type != "cuda" or rank.world_size > 1:
+        raise InputError(
+            "--search fills the memory of one GPU until it says that it is full; "
+            f"here {'are several ranks' if rank.world_size > 1 else 'is none'}, "
+            "and a CPU without memory does not say so but stops the process"
+        )
+    table = []
+    for file in sorted(folder.glob("ds_zero*.json")):
+
+        def layers_fit(number: int, file: Path = file) -> bool:
+            wide = replace(recipe, d_model=2048, num_heads=16, num_layers=number, batch=8)
+            with torch.device(rank.device):
+                model = LanguageModel(wide.config(wide.vocab_size))
+            run = build(file, model, wide, rank)
+            tokens = torch.zeros(1, wide.length, dtype=torch.long, device=rank.device)
+            for _ in range(2 * run.micro_batches):  # the first step makes Adam's states
+                logits = run.deepspeed(tokens)
+                run.deepspeed.backward(logits.float().mean())
+                run.deepspeed.step()
+            run.deepspeed.destroy()
+            return True
+
+        layers = largest_that_fits(layers_fit)
+        size = 12 * 2048**2 * layers + 2048 * recipe.vocab_size
+        table.append({"file": file.name, "layers": layers, "billion parameters": size / 1e9})
+    best = max(table, key=lambda row: row["layers"])
+    words = f"{best['billion parameters']:.1f} billion parameters fit with {best['file']}"
+    write_metrics(args.out, rank, headline=words, table=table)
