@@ -1,7 +1,9 @@
 """Lesson 10: the reference model under a stage of ZeRO; what a rank keeps, sends and needs."""
 
+import gc
 import hashlib
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -59,23 +61,31 @@ def part(model: nn.Module, batch: Batch, rank: int) -> Tensor:
     return loss_of(model, shard(batch, rank, n), batch.num_tokens) * n
 
 
+def each_stage(rank: int, run: Callable[..., Any], stages: Stages, *args: Any) -> dict[int, Any]:
+    """What `run(rank, stages, stage, *args)` returns for every stage, on the same ranks."""
+    return {stage: run(rank, stages, stage, *args) for stage in stages}
+
+
 def kept_bytes(rank: int, stages: Stages, stage: int) -> dict[str, int]:
     """Live bytes of a rank after the backward of a second step in bf16, by kind.
 
     What is bfloat16 are weights, and after backward gradients too; what is float32 are masters
     and AdamW's moments. There are no activations before and after a step.
     """
+    gc.freeze()  # what was there before is not looked through: collecting is quick
     with count_live_bytes() as live:
         model = reference_model(BF16)
         optimizer = under(stages, stage, model)
         for batch in reference_batches()[:2]:
             optimizer.zero_grad()
+            gc.collect()
             buffers = sum(b.nbytes for b in model.buffers())  # positions: no model state
             weights = live.now(BF16) - buffers
             part(model, batch, rank).backward()
             gradients = live.now(BF16) - buffers - weights
             optimizer.step()
         optimizer.zero_grad()
+        gc.collect()
         states = live.now(torch.float32)
     return {"parameters": weights, "gradients": gradients, "optimizer states": states}
 
@@ -110,10 +120,16 @@ def step_seconds(rank: int, stages: Stages, stage: int, steps: int) -> float:
     return min(times[2:])
 
 
+def without_buffers(model: nn.Module) -> DistributedDataParallel:
+    """DDP that does not send the buffers in every forward: positions never change."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 has another name for it
+        return DistributedDataParallel(model, broadcast_buffers=False)
+
+
 def stepping(rank: int, stages: Stages, stage: int, model: nn.Module) -> Callable[[Batch], None]:
     """A training step under a stage, or under torch's DDP (0)."""
-    # The model's buffers never change, so DDP need not send them in every forward.
-    trained = DistributedDataParallel(model, broadcast_buffers=False) if stage == 0 else model
+    trained = without_buffers(model) if stage == 0 else model
     optimizer = (
         reference_optimizer(list(model.parameters())) if stage == 0 else under(stages, stage, model)
     )
