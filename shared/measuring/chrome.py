@@ -119,7 +119,7 @@ def memory_timeline(trace: Mapping[str, Any]) -> list[tuple[float, int]]:
     Needs profile(profile_memory=True). What was allocated before the profiler began is not in it,
     so only differences mean something. Raises InputError for a trace without such events.
     """
-    found = [event for event in trace["traceEvents"] if event.get("name") == "[memory]"]
+    found = [e for e in trace["traceEvents"] if e.get("name") == "[memory]" and "args" in e]
     if not found:
         raise InputError("the trace holds no memory events: profile with profile_memory=True")
     device = max(event["args"]["Device Type"] for event in found)  # 0 CPU, 1 CUDA

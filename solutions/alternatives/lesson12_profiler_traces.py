@@ -176,36 +176,25 @@ def gridded_overlap(trace):
 
 
 def summed_by_step(trace):
-    """Step by step: the pieces of waits that are left when everything covered is cut out."""
+    """Between each two neighbouring borders the same things run: add up the pieces."""
     spans = [e for e in trace["traceEvents"] if e.get("ph") == "X" and "dur" in e]
 
-    def ends(wanted):
-        return sorted((e["ts"], e["ts"] + e["dur"]) for e in spans if wanted(e))
+    def during(a, b, wanted):
+        return any(e["ts"] <= a and b <= e["ts"] + e["dur"] for e in spans if wanted(e))
 
-    def measure(low, high, *sorts):
-        borders = sorted({low, high, *(t for s in sorts for pair in s for t in pair)})
-        inside = [(a, b) for a, b in itertools.pairwise(borders) if low <= a and b <= high]
-        return inside
+    def waits(e):
+        named = e["name"] == "data" or e["name"].startswith("enumerate(DataLoader)")
+        return named and e.get("cat") == "user_annotation"
 
-    steps = ends(lambda e: e["name"].startswith("ProfilerStep#"))
-    if len(steps) == 0:
-        raise ValueError("a trace without steps")
-    named = [e for e in spans if e.get("cat") == "user_annotation"]
-    waits = sorted(
-        (e["ts"], e["ts"] + e["dur"])
-        for e in named
-        if e["name"] == "data" or e["name"].startswith("enumerate(DataLoader)")
-    )
-    kernels = ends(lambda e: e.get("cat") == "kernel")
-
-    def within(a, b, these):
-        return any(c <= a and b <= d for c, d in these)
-
+    borders = sorted({t for e in spans for t in (e["ts"], e["ts"] + e["dur"])})
     total = waited = 0
-    for a, b in measure(steps[0][0], max(end for _, end in steps), steps, waits, kernels):
-        if within(a, b, steps):
+    for a, b in itertools.pairwise(borders):
+        if during(a, b, lambda e: e["name"].startswith("ProfilerStep#")):
             total += b - a
-            waited += (b - a) * (within(a, b, waits) and not within(a, b, kernels))
+            kernel = during(a, b, lambda e: e.get("cat") == "kernel")
+            waited += (b - a) * (during(a, b, waits) and not kernel)
+    if total == 0:
+        raise ValueError("a trace without steps")
     return waited / total
 
 
@@ -298,7 +287,7 @@ def by_ratios(trace, healthy):
         a, b = now.get(kind, 0), then.get(kind, 0)
         if a - b >= 10 and (b == 0 or a / b >= 2):
             return word
-    return "none" if summed_by_step(trace) - summed_by_step(healthy) < 0.2 else "loader"
+    return "none" if swept_stall(trace) - swept_stall(healthy) < 0.2 else "loader"
 
 
 ALTERNATIVES = {
