@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from shared.data.batching import Batch
 from shared.experiments.lesson09_deepspeed import quiet_deepspeed
 from shared.experiments.lesson10_counting import deepspeed_bytes, live_storages
 from shared.training.reference_run import (
@@ -24,6 +25,7 @@ from shared.training.reference_run import (
     shard,
 )
 from shared.training.schedules import set_learning_rate
+from shared.zero.reference import SETTINGS, build_zero, reference_step
 
 deepspeed = quiet_deepspeed()
 from deepspeed.accelerator import get_accelerator  # noqa: E402
@@ -69,6 +71,38 @@ def start(
         model=model, optimizer=optimizer, model_parameters=model.parameters(), config=config
     )
     return engine
+
+
+def race(rank: int, stage: int, steps: int, config: dict[str, Any]) -> dict[str, list[float]]:
+    """Seconds of the steps of a stage by hand and of DeepSpeed's, which take turns."""
+    ranks = dist.get_world_size()
+    models = {"by hand": reference_model(), "DeepSpeed": reference_model()}
+    ours = build_zero(stage, models["by hand"], **SETTINGS)
+    own_step = reference_step(models["by hand"], ours)
+    theirs = reference_optimizer(list(models["DeepSpeed"].parameters()))
+    config = config | {"train_micro_batch_size_per_gpu": GLOBAL_BATCH // ranks}
+    engine = start(models["DeepSpeed"], config, theirs)
+
+    def their_step(batch: Batch, rate: float) -> float:
+        set_learning_rate(theirs, rate)
+        part = loss_of(engine, shard(batch, rank, ranks), batch.num_tokens)
+        engine.backward(part * ranks)
+        engine.step()
+        total = part.detach().clone()
+        dist.all_reduce(total)
+        return total.item()
+
+    seconds: dict[str, list[float]] = {"by hand": [], "DeepSpeed": []}
+    turns = [("by hand", own_step), ("DeepSpeed", their_step)]
+    for number, batch in enumerate(reference_batches()[: steps + 3]):
+        for name, step in turns if number % 2 else turns[::-1]:
+            dist.barrier()
+            began = time.perf_counter()
+            step(batch, learning_rate(number + 1))
+            if number >= 3:  # DeepSpeed's stage 3 learns the order of the modules first
+                seconds[name].append(time.perf_counter() - began)
+    engine.destroy()
+    return seconds
 
 
 def stack(layers: int, width: int) -> nn.Sequential:

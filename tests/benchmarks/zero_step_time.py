@@ -1,0 +1,48 @@
+"""Step time of lesson 10's stages as a ratio to DeepSpeed's, two CPU ranks, taking turns.
+
+python tests/benchmarks/zero_step_time.py [--steps 20] [--ranks 2]
+
+Both in float32 with torch's AdamW on the same model and rows, in one process with each other.
+"""
+
+import argparse
+import statistics
+
+from shared.experiments.lesson10_deepspeed import ask_deepspeed, parity_config
+from shared.script import format_table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--ranks", type=int, default=2)
+    args = parser.parse_args()
+    rows = []
+    for stage in (1, 2, 3):
+        config = parity_config(stage, reduce_bucket_size=1_000_000)
+        config["zero_optimization"] |= {"allgather_bucket_size": 1_000_000}
+        given = {"stage": stage, "steps": args.steps, "config": config}
+        by_rank = ask_deepspeed("race", args.ranks, timeout=900, **given)
+        mine, theirs = (
+            [max(step) for step in zip(*(rank[name] for rank in by_rank), strict=True)]
+            for name in ("by hand", "DeepSpeed")
+        )
+        low, middle, high = statistics.quantiles(
+            [a / b for a, b in zip(mine, theirs, strict=True)], n=4
+        )
+        rows.append(
+            {
+                "stage": stage,
+                "by hand, ms": round(1000 * statistics.median(mine), 1),
+                "DeepSpeed, ms": round(1000 * statistics.median(theirs), 1),
+                "median ratio": round(middle, 3),
+                "quarter": round(low, 3),
+                "three quarters": round(high, 3),
+                "fastest / fastest": round(min(mine) / min(theirs), 3),
+            }
+        )
+    print(format_table(rows))
+
+
+if __name__ == "__main__":
+    main()
