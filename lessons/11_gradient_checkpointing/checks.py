@@ -360,8 +360,10 @@ def look_at_segments(chain: lab.Chain, count: int | None) -> None:
             "every layer is a segment of its own": 1 < near < total == len(sizes),
             "the remainder is all in one segment": len(sizes) == near
             and max(sizes) - min(sizes) > 1,
-            "the number of segments is sqrt(n) rounded down or up, not the nearest": count is None
-            and abs(len(sizes) - near) == 1,
+            "the number of segments is sqrt(n) rounded down": count is None
+            and len(sizes) == near - 1,
+            "the number of segments is sqrt(n) rounded up": count is None
+            and len(sizes) == near + 1,
         },
         expected=f"{total} layers in {near} segments whose sizes differ by at most one, of which "
         "the last is not run again",

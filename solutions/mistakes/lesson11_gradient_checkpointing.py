@@ -125,11 +125,6 @@ def checkpoint(function, *args):
     return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False)
 
 
-@mistake("11.1", says="torch.utils.checkpoint does the work")
-def checkpoint(function, *args):
-    return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=True)
-
-
 @mistake("11.1", says="everything is kept")
 def checkpoint(function, *args):
     return function(*args)
@@ -298,13 +293,13 @@ def checkpoint_sequential(layers, x, segments=None):
     return in_segments(layers, x, [1] * len(layers))
 
 
-@mistake("11.2", says="not the nearest")
+@mistake("11.2", says="rounded down")
 def checkpoint_sequential(layers, x, segments=None):
     layers, count = checked(layers, segments, math.floor)
     return in_segments(layers, x, even(len(layers), count))
 
 
-@mistake("11.2", says="not the nearest")
+@mistake("11.2", says="rounded up")
 def checkpoint_sequential(layers, x, segments=None):
     layers, count = checked(layers, segments, math.ceil)
     return in_segments(layers, x, even(len(layers), count))
