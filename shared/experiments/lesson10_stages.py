@@ -108,16 +108,18 @@ def sent(rank: int, stages: Stages, stage: int) -> tuple[float, list[str]]:
     return ring_bytes(traffic) / (whole * (n - 1) / n), traffic.ops
 
 
-def step_seconds(rank: int, stages: Stages, stage: int, steps: int) -> float:
-    """The fastest of some steps, in seconds; 0: DDP."""
-    step = stepping(rank, stages, stage, reference_model())
-    times = []
-    for batch in [reference_batches()[0]] * (steps + 2):
-        dist.barrier()
-        began = time.perf_counter()
-        step(batch)
-        times.append(time.perf_counter() - began)
-    return min(times[2:])
+def step_seconds(rank: int, stages: Stages, steps: int) -> dict[int, float]:
+    """The fastest of some steps by stage (0: DDP), in seconds; the stages take turns."""
+    step_of = {stage: stepping(rank, stages, stage, reference_model()) for stage in stages}
+    times: dict[int, list[float]] = {stage: [] for stage in stages}
+    batch = reference_batches()[0]
+    for _ in range(steps + 2):
+        for stage, step in step_of.items():
+            dist.barrier()
+            began = time.perf_counter()
+            step(batch)
+            times[stage].append(time.perf_counter() - began)
+    return {stage: min(each[2:]) for stage, each in times.items()}
 
 
 def without_buffers(model: nn.Module) -> DistributedDataParallel:
