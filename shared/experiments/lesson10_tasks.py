@@ -154,10 +154,7 @@ def _count(config: dict[str, Any], layers: int, width: int) -> dict[str, Any]:
     look("at rest")
     found = {
         "moments": seen,
-        "stage": engine.zero_optimization_stage(),
-        "dtype": str(last.dtype).removeprefix("torch."),
         "clipping": engine.gradient_clipping(),
-        "micro batches": micro_batches,
         "train batch": engine.train_batch_size(),
     }
     engine.destroy()
