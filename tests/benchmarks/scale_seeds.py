@@ -1,0 +1,73 @@
+"""Lesson 02's scale from other seeds: gradients with and without it, and the reader four ways.
+
+python tests/benchmarks/scale_seeds.py     about two minutes on two cores
+
+The reader is the notebook's own: its cells with the tags "setup" and "reader" run here.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import torch
+
+from shared.script import format_table
+from solutions import lesson02_attention
+
+NOTEBOOK = Path(__file__).parents[2] / "lessons" / "02_attention" / "lesson.ipynb"
+EXERCISES = ("MultiHeadAttention", "scaled_dot_product_attention", "split_heads")
+
+
+def gradient_ratios(head_dim: int, seed: int) -> tuple[float, float]:
+    """Median gradient norm of a row of scores, and of queries, without the scale over with it."""
+    generator = torch.Generator().manual_seed(seed)
+    query, key = (torch.randn(n, head_dim, generator=generator) for n in (512, 64))
+    upstream = torch.randn(512, 64, generator=generator)
+    norms = []
+    for scale in (1.0, head_dim**-0.5):
+        leaf = query.clone().requires_grad_()
+        scores = leaf @ key.T * scale
+        scores.retain_grad()
+        scores.softmax(dim=-1).backward(upstream)
+        norms.append([x.grad.norm(dim=-1).median().item() for x in (scores, leaf)])
+    return norms[0][0] / norms[1][0], norms[0][1] / norms[1][1]
+
+
+def reader_cells() -> dict[str, Any]:
+    """The names that the notebook's cells about the reader define."""
+    names = {name: getattr(lesson02_attention, name) for name in EXERCISES}
+    for cell in nbformat.read(NOTEBOOK, as_version=4).cells:
+        if {"setup", "reader"} & set(cell.metadata.get("tags", ())):
+            exec(cell.source, names)
+    return names | {name: getattr(lesson02_attention, name) for name in EXERCISES}
+
+
+def main() -> None:
+    """Print the smallest and largest ratio of twelve seeds, then the readers of eight seeds."""
+    torch.set_num_threads(1)
+    rows = []
+    for head_dim in (4, 16, 32, 64, 256, 1024):
+        ratios = [gradient_ratios(head_dim, seed) for seed in range(12)]
+        row: dict[str, Any] = {"d_k": head_dim}
+        for name, values in zip(("scores", "queries"), zip(*ratios, strict=True), strict=True):
+            row[f"{name}, unscaled / scaled"] = f"{min(values):.2g} to {max(values):.2g}"
+        rows.append(row)
+    print(format_table(rows))
+    notebook = reader_cells()
+    root = math.sqrt(32)
+    versions = {
+        "with the scale": {},
+        "without": {"stretch": root},
+        "without, w_q starts smaller": {"stretch": root, "start_q": 1 / root},
+        "without, w_q's rate smaller": {"stretch": root, "rate_q": 1 / root},
+        "both smaller": {"stretch": root, "start_q": 1 / root, "rate_q": 1 / root},
+    }
+    for name, change in versions.items():
+        models = [notebook["train"](seed, 2, **change) for seed in range(10, 18)]
+        known = sorted(round(notebook["accuracy"](model, notebook["seen"]), 1) for model in models)
+        print(f"{name:28} accuracy on the sentences learned from (%):", *known)
+
+
+if __name__ == "__main__":
+    main()
