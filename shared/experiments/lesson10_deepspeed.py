@@ -5,6 +5,7 @@ notebook's process. `ask_deepspeed` starts the process at its first call and reu
 """
 
 import atexit
+import contextlib
 import gc
 import importlib.util
 import json
@@ -12,7 +13,7 @@ import os
 import subprocess
 import sys
 import warnings
-from functools import cache
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -53,7 +54,7 @@ def ask_deepspeed(task: str, world_size: int, timeout: float = 120.0, **given: A
     """
     if importlib.util.find_spec("deepspeed") is None:
         raise InputError("DeepSpeed is not installed here: pip install deepspeed")
-    host = _host(os.getpid())
+    host = _host()
     assert host.stdin is not None
     assert host.stdout is not None
     asked = {"task": task, "world_size": world_size, "timeout": timeout, "given": given}
@@ -61,7 +62,7 @@ def ask_deepspeed(task: str, world_size: int, timeout: float = 120.0, **given: A
     host.stdin.flush()
     line = host.stdout.readline()
     if not line:
-        _host.cache_clear()
+        del _hosts[os.getpid()]
         raise RuntimeError(f"DeepSpeed's process ended with status {host.wait()}")
     answer = json.loads(line)
     if "error" in answer:
@@ -69,9 +70,24 @@ def ask_deepspeed(task: str, world_size: int, timeout: float = 120.0, **given: A
     return answer["results"]
 
 
-@cache
-def _host(pid: int) -> subprocess.Popen:
-    """This process's DeepSpeed process, which ends when its input does; a fork has its own."""
+@contextlib.contextmanager
+def deepspeed_ended() -> Generator[None]:
+    """End DeepSpeed's process after the block, unless it was there before."""
+    there = os.getpid() in _hosts
+    try:
+        yield
+    finally:
+        if not there and (host := _hosts.pop(os.getpid(), None)) is not None:
+            _stop(host)
+
+
+_hosts: dict[int, subprocess.Popen] = {}  # by the process that asks: a fork has its own
+
+
+def _host() -> subprocess.Popen:
+    """This process's DeepSpeed process, which ends when its input does."""
+    if os.getpid() in _hosts:
+        return _hosts[os.getpid()]
     host = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-m", __name__],
         stdin=subprocess.PIPE,
@@ -83,6 +99,7 @@ def _host(pid: int) -> subprocess.Popen:
         start_new_session=True,  # Ctrl-C in the notebook is not for it
     )
     atexit.register(_stop, host)
+    _hosts[os.getpid()] = host
     return host
 
 

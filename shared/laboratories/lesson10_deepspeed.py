@@ -4,7 +4,13 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from shared.experiments.lesson10_deepspeed import BATCH_KEYS, STACK, STACK_SIZE, ask_deepspeed
+from shared.experiments.lesson10_deepspeed import (
+    BATCH_KEYS,
+    STACK,
+    STACK_SIZE,
+    ask_deepspeed,
+    deepspeed_ended,
+)
 
 ROOM = 0.9  # the share of a budget that the states may take; the rest is for buckets
 
@@ -77,4 +83,5 @@ def count_bytes(configs: list[dict[str, Any]], num_ranks: int) -> list[dict[str,
 
     Raises RuntimeError with DeepSpeed's error where it cannot be started.
     """
-    return ask_deepspeed("count", num_ranks, configs=configs, **STACK)[0]
+    with deepspeed_ended():
+        return ask_deepspeed("count", num_ranks, configs=configs, **STACK)[0]
