@@ -3,6 +3,8 @@
 `ALTERNATIVES` maps an exercise's id to the answers to it.
 """
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -47,7 +49,8 @@ class WholeGroups(Optimizer):
     """Stage 1 with one flat tensor for each group and dtype, and one update of all parts."""
 
     def __init__(self, params, optimizer_class, *, bucket_size=1_000_000, **kwargs):
-        self.inner, self.flats = None, []
+        self.inner: Any = None
+        self.flats = []
         self.make = lambda groups: optimizer_class(groups, **kwargs)
         super().__init__(params, self.make([{"params": []}]).defaults)
 

@@ -108,6 +108,7 @@ class ZeroStage1(right.ZeroStage1):
     def reduce_gradients(self):
         super().reduce_gradients()
         for bucket in self.buckets:
+            assert bucket.grad is not None
             bucket.grad *= dist.get_world_size()
 
 
@@ -117,6 +118,7 @@ class ZeroStage1(right.ZeroStage1):
         for bucket in self.buckets:
             for parameter in list(bucket.missing):
                 bucket.take(parameter)
+            assert bucket.filling is not None
             own = bucket.filling.view(dist.get_world_size(), -1)[dist.get_rank()].clone()
             forget(bucket)
             bucket.grad = own * dist.get_world_size()
@@ -219,6 +221,7 @@ class ZeroStage1(right.ZeroStage1):
         for bucket in self.buckets:
             for parameter in list(bucket.missing):
                 bucket.take(parameter)
+            assert bucket.filling is not None
             dist.all_reduce(bucket.filling)
             bucket.grad = bucket.filling.view(dist.get_world_size(), -1)[dist.get_rank()].clone()
             forget(bucket)
@@ -291,6 +294,7 @@ class ZeroStage2(right.ZeroStage2):
     def reduce_gradients(self):
         super().reduce_gradients()
         for bucket in self.buckets:
+            assert bucket.grad is not None
             bucket.grad *= dist.get_world_size()
 
 
@@ -361,6 +365,7 @@ class ZeroStage3(right.ZeroStage3):
     def reduce_gradients(self):
         super().reduce_gradients()
         for bucket in self.buckets:
+            assert bucket.grad is not None
             bucket.grad *= dist.get_world_size()
 
 
