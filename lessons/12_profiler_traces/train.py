@@ -1,7 +1,6 @@
 """Train a language model under the profiler: a trace a rank, a merged one, and where time goes.
 
---slow gives the run one fault and puts a healthy one beside it; --read DIR trains nothing.
-"""
+--slow gives the run one fault and puts a healthy one beside it; --read DIR trains nothing."""
 
 import argparse
 import time
@@ -110,14 +109,15 @@ def train(slow: str, size: Size, text: bytes, rank: Rank, args: argparse.Namespa
     first = (next(batches) for _ in progress(range(profiled), rank, f"{slow}, profiled"))
     path = parts.profile_training(model, optimizer, first, remembered, folder, **PLAN)
     dist.barrier()
-    began = synchronized_now(rank.device)
+    began, taken = synchronized_now(rank.device), list[float]()
     for batch in batches:
         remembered(model, batch).backward()
         optimizer.step()
         optimizer.zero_grad()
-    seconds = (synchronized_now(rank.device) - began) / PLAIN
+        taken.append((now := synchronized_now(rank.device)) - began)
+        began = now
     recorded_memory(rank, folder, lambda: loss_of(model, batch).backward())
-    return Run(slow, path, seconds, torch.stack(losses).tolist(), (size.rows, size.length))
+    return Run(slow, path, min(taken), torch.stack(losses).tolist(), (size.rows, size.length))
 
 
 def main() -> None:

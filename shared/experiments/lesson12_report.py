@@ -30,7 +30,7 @@ Trace = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Run:
-    """One run on this rank: its fault, its trace, seconds of a step without the profiler."""
+    """One run on this rank: its fault, its trace, its fastest step without the profiler."""
 
     slow: str
     path: Path
