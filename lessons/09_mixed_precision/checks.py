@@ -26,6 +26,7 @@ INF, NAN = math.inf, math.nan
 # No two settings are each other's inverse, so that none can stand in for another.
 SETTINGS = {"init_scale": 2.0**10, "growth_factor": 3.0, "backoff_factor": 0.25}
 TORCH = partial(torch.amp.GradScaler, "cpu")
+FLOOR = "the scale stops falling: it has no lower limit here, a scale below 1 is allowed"
 
 exercise_09_1 = checks_for(
     "09.1",
@@ -49,22 +50,29 @@ def scaled_loss(make) -> None:
     recognise(
         {
             "the caller's loss is changed in place": loss.item() != value,
-            "the scaled loss has no graph: backward() cannot start from it": not got.requires_grad,
+            "the scaled loss has no graph: backward() cannot start from it": got.grad_fn is None,
             "the loss is not scaled": got.item() == value,
         },
         expected=f"{value:.6g} times 96, with its graph",
-        seen=f"{got.item():.6g}, requires_grad {got.requires_grad}",
+        seen=f"{got.item():.6g}, grad_fn {got.grad_fn}",
     )
     expect_close(got, loss * 96, what="the scaled loss")
     expect_equal(make().get_scale(), 65536.0, what="the scale at the start, by default")
     small, what = torch.tensor(2.0, dtype=torch.float16), "scale() of a loss of 2 in fp16"
     narrow = "an fp16 loss is multiplied in fp16, whose largest number is 65504"
     expect_equal(make().scale(small).item(), 131072.0, what=what, mistake=narrow)
+    double = make().scale(torch.ones(2, dtype=torch.float64).sum())
+    expect_equal(double.dtype, torch.float64, what="the dtype of a scaled float64 loss")
 
 
 @exercise_09_1.check("a step without overflow, and clipping before it")
 def clean_step(make) -> None:
     seed = fresh_seed()
+    scaler, weights = make(init_scale=64.0), lab.new_weights(seed, torch.bfloat16)
+    scaler.scale(weights.loss()).backward()
+    scaler.step(weights.optimizer)
+    what = "the number of steps with bf16 gradients"
+    expect_equal(len(weights.optimizer.seen), 1, what=what)
     for clip in (False, True):
         scaler, weights, twin = make(init_scale=64.0), lab.new_weights(seed), lab.new_weights(seed)
         twin.loss().backward()
@@ -145,6 +153,10 @@ def finite_extremes(make) -> None:
         seen="the step is skipped",
         hint="a sum of finite numbers may be infinite: isfinite() of each",
     )
+    low, falling = {"init_scale": 2.0, "growth_interval": 9}, [INF, INF, NAN]
+    want = lab.scaled_steps(TORCH(**low), falling, 0).scales
+    got = lab.scaled_steps(make(**low), falling, 0).scales
+    expect_equal(got, want, what="the scale after three overflows from 2", mistake=FLOOR)
     near = {"init_scale": 2.0**126, "growth_interval": 1}
     want = lab.growing(TORCH(**near), 4)
     expect_equal(lab.growing(make(**near), 4), want, what="the scale near float32's largest number")
@@ -182,6 +194,15 @@ def scaler_state(make) -> None:
     for scaler in (ours, theirs):
         lab.scaled_steps(scaler, planted, seed)
     expect_equal(other.get_scale(), 1.0, what="the scale of a second scaler, which was not used")
+    calm, weights, stranger = make(init_scale=8.0), lab.new_weights(seed), lab.new_weights(seed)
+    calm.scale(weights.loss()).backward()
+    stranger.first.grad = torch.full((5,), INF)
+    other.unscale_(stranger.optimizer)
+    calm.step(weights.optimizer)
+    calm.update()
+    shared = "an overflow that another scaler met is counted: the flags are shared by all"
+    what = "the scale after an overflow that a second scaler met"
+    expect_equal(calm.get_scale(), 8.0, what=what, mistake=shared)
     expect_equal(ours.state_dict(), theirs.state_dict(), what="state_dict()")
     anew = lab.scales_by_rule(rest, {**kept, "init_scale": theirs.get_scale()})
     want = lab.scaled_steps(theirs, rest, seed).scales
@@ -210,8 +231,13 @@ def refused(make) -> None:
     expect_raises(
         ValueError, make(init_scale=2.0).unscale_, half.optimizer, what="an fp16 gradient"
     )
-    limits = {"init_scale": 0.0, "growth_factor": 1.0, "backoff_factor": 1.0, "growth_interval": 0}
-    for name, value in limits.items():
+    limits = {
+        "init_scale": (0.0, -1.0),
+        "growth_factor": (1.0, 0.75),
+        "backoff_factor": (1.0, 0.0),
+        "growth_interval": (0, -2),
+    }
+    for name, value in ((name, value) for name, values in limits.items() for value in values):
         expect_raises(ValueError, make, **{name: value}, what=f"{name} {value}", mentions=[value])
     theirs = lab.holds_a(torch.amp.GradScaler, scaler)
     recognise(
@@ -306,7 +332,7 @@ def kept_states(make) -> None:
         storages = [p.data_ptr() for p in parameters]
         optimizer = grouped(make, parameters)
         grads = lab.gradients(parameters, 1, fresh_seed())
-        lab.descend(optimizer, parameters, grads, [1e-2])
+        engine = lab.torch_adam_runs(partial(lab.descend, optimizer, parameters, grads, [1e-2]))
         names = STATES[1:] if dtype == torch.float32 else STATES
         found, theirs = dtypes_of(optimizer.state[parameters[1]]), torch.optim.AdamW
         kept = [torch.equal(p.grad, g) for p, g in zip(parameters, grads[0], strict=True)]
@@ -314,9 +340,8 @@ def kept_states(make) -> None:
         twice = dtype == torch.float32 and found["master"] is not None
         recognise(
             {
-                "torch's AdamW does the work: this one is to be built by hand": lab.holds_a(
-                    theirs, optimizer
-                ),
+                "torch's AdamW does the work: this one is to be built by hand": engine
+                or lab.holds_a(theirs, optimizer),
                 "the master copy is kept in 16 bits": found["master"] in lab.HALVES,
                 "m and v are kept in 16 bits": bool(moments & set(lab.HALVES)),
                 "a float32 parameter has a master copy: it is its own": twice,
@@ -337,9 +362,19 @@ def kept_states(make) -> None:
 
 @exercise_09_2.check("torch's AdamW in float32, group by group")
 def same_as_adamw(make) -> None:
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        follows_adamw(make, dtype)
+    defaults = make([nn.Parameter(torch.ones(1))]).defaults
+    settings = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2}
+    kept = {name: defaults.get(name) for name in settings}
+    expect_equal(kept, settings, what="the settings where none is given")
+
+
+def follows_adamw(make, dtype: torch.dtype) -> None:
+    """Six steps beside torch's AdamW on float32 weights, from the same rounded ones."""
     seed, rates = fresh_seed(), [1e-2, 1e-2, 3e-2, 1e-3, 2e-2, 5e-3]
-    halves, starts = lab.half_parameters(seed), lab.half_parameters(seed)
-    twins = [nn.Parameter(p.detach().float()) for p in halves]
+    halves, starts = lab.half_parameters(seed, dtype), lab.half_parameters(seed, dtype)
+    twins = [nn.Parameter(p.detach().to(torch.float32, copy=True)) for p in halves]
     grads = lab.gradients(halves, len(rates), seed)
     ours, theirs = grouped(make, halves), grouped(torch.optim.AdamW, twins)
     lab.descend(ours, halves, grads, rates)
@@ -348,11 +383,11 @@ def same_as_adamw(make) -> None:
         group, slow = GROUPS[place > 0], [GROUPS[0]["lr"]] * len(rates)
         own, first = rates if place else slow, [group["lr"]] * len(rates)
         by = partial(lab.adamw_by_formula, starts[place], [step[place] for step in grads])
-        master = ours.state[p]["master"]
+        master = ours.state[p].get("master", p)
         expect_close(
             master,
             twin,
-            what=f"the master of parameter {place + 1} after {len(rates)} steps",
+            what=f"the master of {dtype} parameter {place + 1} after {len(rates)} steps",
             looks_like={
                 "every group is given the first group's settings": by(slow, GROUPS[0]),
                 "the learning rate is that of the beginning: groups' lr is not read again": by(
@@ -364,15 +399,15 @@ def same_as_adamw(make) -> None:
                 ),
                 "the bias correction is missing": by(own, group, corrected=False),
                 "eps stands under the root": by(own, group, inner_eps=True),
-                "the gradient is squared in bf16": by(own, group, half_square=True),
+                "the gradient is squared in 16 bits": by(own, group, half_square=True),
             },
             atol=3e-6,
             rtol=3e-6,
         )
-        apart = int((p != master.bfloat16()).sum())
+        apart = int((p != master.to(dtype)).sum())
         recognise(
             {"the parameter is not its master, rounded": apart > 0},
-            expected="parameter == master.bfloat16(), every bit",
+            expected=f"parameter == master.to({dtype}), every bit",
             seen=f"{apart} of {p.numel()} differ",
         )
 
@@ -393,7 +428,10 @@ def edges(make) -> None:
         seen=f"its state: {list(state or {})}",
     )
 
+    calls = []
+
     def closure() -> torch.Tensor:
+        calls.append(1)
         optimizer.zero_grad()
         loss = first.float().square().sum()
         loss.backward()
@@ -404,6 +442,7 @@ def edges(make) -> None:
     what = "what step(closure) returns: the closure's loss"
     recognise({"the closure is not called": got is None}, expected=what, seen="None")
     expect_close(got, want, what=what)
+    expect_equal(len(calls), 1, what="how often step(closure) calls the closure")
 
 
 @exercise_09_2.check("a state_dict, through a file and back")
@@ -414,7 +453,12 @@ def optimizer_state(make) -> None:
     lab.descend(whole, parameters, grads[:4], [1e-2] * 4)
     copies = [nn.Parameter(p.detach().clone()) for p in parameters]
     fresh = grouped(make, copies)
+    fresh.param_groups[0].update(lr=0.5, weight_decay=0.9)
     fresh.load_state_dict(lab.through_a_file(whole.state_dict()))
+    kept = [{name: group[name] for name in GROUPS[0]} for group in fresh.param_groups]
+    want = [{name: group[name] for name in GROUPS[0]} for group in whole.param_groups]
+    lost = "the groups' settings are not restored, only the states"
+    expect_equal(kept, want, what="the settings of the groups after loading", mistake=lost)
 
     def masters_apart() -> bool:
         pairs = zip(parameters, copies, strict=True)
@@ -438,6 +482,15 @@ def optimizer_state(make) -> None:
         lab.descend(optimizer, own, grads[4:], [1e-2] * 3)
     what = "whether the masters are equal 3 steps later, with and without the file"
     expect_equal(not masters_apart(), True, what=what)
+    partly = make(parameters)  # the first has no gradient, and so no state
+    parameters[0].grad = None
+    partly.step()
+    again = make(copies)
+    again.load_state_dict(lab.through_a_file(partly.state_dict()))
+    found = [name for p in copies[:1] for name in again.state.get(p, {})]
+    expect_equal(found, [], what="the state, after loading, of a parameter that had none")
+    moved = torch.equal(again.state[copies[1]]["master"], partly.state[parameters[1]]["master"])
+    expect_equal(moved, True, what="whether the next parameter has its own master after loading")
 
 
 exercise_09_3 = checks_for(
@@ -518,6 +571,12 @@ def before_and_scaled(accumulate) -> None:
         what="the gradient where every .grad was 7 before",
         looks_like={"what .grad held before is thrown away": want},
     )
+    expect(
+        net.training,
+        expected="the model in training mode, as before",
+        seen="model.training is False",
+        mistake="the model is left in evaluation mode",
+    )
     net.zero_grad()
     loss = float(accumulate(net, parts, watch.loss_of, TORCH(init_scale=1024.0)))
     near(
@@ -538,16 +597,23 @@ def before_and_scaled(accumulate) -> None:
 
 @exercise_09_3.check("two ranks under torch's DDP: the whole batch, sent once")
 def across_ranks(accumulate) -> None:
-    two_ranks(accumulate, COUNTS[:2], (2, 9))
-    two_ranks(accumulate, COUNTS, (2, 9))
+    two_ranks(accumulate, COUNTS[:2], (2, 301))
+    two_ranks(accumulate, COUNTS, (9,), before=7.0, scale=64.0)
 
 
-def two_ranks(accumulate, ours: tuple[int, ...], theirs: tuple[int, ...]) -> None:
+def two_ranks(
+    accumulate,
+    ours: tuple[int, ...],
+    theirs: tuple[int, ...],
+    before: float = 0.0,
+    scale: float | None = None,
+) -> None:
     """One step of both ranks, with these numbers of tokens in their micro-batches."""
     shares = [lab.micro_batches(ours), lab.micro_batches(theirs)]
     net, parts = lab.small_net(), [part for share in shares for part in share]
-    apart = "the ranks do not send the same messages: they have 3 and 2 micro-batches here"
-    seen = on_ranks(lab.accumulate_on, 2, accumulate, shares, quiet=3.0, apart=apart)
+    numbers = f"they have {len(ours)} and {len(theirs)} micro-batches here"
+    apart, case = f"the ranks do not send the same messages: {numbers}", (shares, before, scale)
+    seen = on_ranks(lab.accumulate_on, 2, accumulate, *case, quiet=3.0, apart=apart)
     first, second = (rank["gradient"] for rank in seen)
     recognise(
         {
@@ -561,11 +627,14 @@ def two_ranks(accumulate, ours: tuple[int, ...], theirs: tuple[int, ...]) -> Non
     counts = [part.num_tokens for part in parts]
     total, by = sum(counts), partial(lab.weighed, net, parts)
     own = [n / sum(share) for share in (ours, theirs) for n in share]
+    factor = 1.0 if scale is None else scale
     near(
         first,
-        by([n / total for n in counts]),
+        before + factor * by([n / total for n in counts]),
         what="the gradient of the mean over all ranks' tokens",
         looks_like={
+            "the scaler is not used": before + by([n / total for n in counts]),
+            "what .grad held before is thrown away": factor * by([n / total for n in counts]),
             "DDP divides by the number of ranks, and nothing makes up for it": by(
                 [n / total / 2 for n in counts]
             ),

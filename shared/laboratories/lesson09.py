@@ -1,13 +1,16 @@
 """Lesson 09: scaled steps with planted infinities, AdamW by formula, micro-batches on ranks."""
 
+import contextlib
 import copy
 import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
+import torch._dynamo  # what optimizers import: once here, not in every forked rank
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -152,6 +155,20 @@ def holds_a(kind: type, thing: Any) -> bool:
 # 09.2
 
 
+def torch_adam_runs(act: Callable[[], Any]) -> bool:
+    """Call `act`; return whether torch's own Adam or AdamW computed anything in it."""
+    from torch.optim import adam
+
+    names = ("_single_tensor_adam", "_multi_tensor_adam", "_fused_adam")
+    with contextlib.ExitStack() as stack:
+        spies = [
+            stack.enter_context(mock.patch.object(adam, name, wraps=getattr(adam, name)))
+            for name in names
+        ]
+        act()
+    return any(spy.called for spy in spies)
+
+
 def half_parameters(seed: int, dtype: torch.dtype = torch.bfloat16) -> list[nn.Parameter]:
     """Three 16-bit parameters of odd sizes."""
     generator = torch.Generator().manual_seed(seed)
@@ -281,15 +298,24 @@ def mean_loss(net: nn.Module, parts: Sequence[Tokens]) -> Tensor:
 
 
 def accumulate_on(
-    rank: int, accumulate: Callable[..., Any], shares: Sequence[Sequence[Tokens]]
+    rank: int,
+    accumulate: Callable[..., Any],
+    shares: Sequence[Sequence[Tokens]],
+    before: float = 0.0,
+    scale: float | None = None,
 ) -> dict[str, Any]:
-    """Accumulate on this rank under torch's DDP; what the third time sent and gave."""
+    """Accumulate on this rank under torch's DDP; what the third time sent and gave.
+
+    Every .grad holds `before` at the start; with a `scale` it goes through a scaler.
+    """
+    scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale)
     net = small_net()
     ddp = DistributedDataParallel(net)
     for _ in range(3):  # torch's DDP rebuilds its buckets at the second
-        net.zero_grad()
+        for parameter in net.parameters():
+            parameter.grad = torch.full_like(parameter, before)
         with count_traffic() as traffic:
-            loss = accumulate(ddp, shares[rank], Watch().loss_of)
+            loss = accumulate(ddp, shares[rank], Watch().loss_of, scaler)
     return {
         "gradient": flat_gradient(net),
         "loss": float(loss),

@@ -349,6 +349,48 @@ class DynamicLossScaler(Alone):
             self._overflowed[optimizer] = bool(bad)
 
 
+@mistake("09.1", says="an overflow that another scaler met is counted")
+class DynamicLossScaler(right.DynamicLossScaler):
+    everyone = {}  # noqa: RUF012
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self._overflowed = self.everyone
+
+
+@mistake("09.1", says="the scale stops falling")
+class DynamicLossScaler(right.DynamicLossScaler):
+    def update(self):
+        super().update()
+        self._scale = max(self._scale, 1.0)
+
+
+@mistake("09.1", says="the number of steps with bf16 gradients")
+class DynamicLossScaler(right.DynamicLossScaler):
+    def step(self, optimizer):
+        if any(grad.dtype == torch.bfloat16 for grad in grads_of(optimizer)):
+            return False
+        return super().step(optimizer)
+
+
+@mistake("09.1", says="the dtype of a scaled float64 loss")
+class DynamicLossScaler(right.DynamicLossScaler):
+    def scale(self, loss):
+        return loss.float() * self._scale
+
+
+@mistake("09.1", says="the scaled loss has no graph")
+class DynamicLossScaler(right.DynamicLossScaler):
+    def scale(self, loss):
+        return (loss.detach().float() * self._scale).requires_grad_()
+
+
+@mistake("09.1", says="backoff_factor 0.0 is accepted")
+class DynamicLossScaler(right.DynamicLossScaler):
+    def __init__(self, init_scale=2.0**16, growth_factor=2.0, backoff_factor=0.5, **options):
+        super().__init__(init_scale, growth_factor, backoff_factor or 0.5, **options)
+
+
 # 09.2 MasterWeightAdamW
 
 
@@ -500,7 +542,7 @@ class MasterWeightAdamW(right.MasterWeightAdamW):
         written_out(self, parameter, group, root=lambda v, eps: (v + eps).sqrt())
 
 
-@mistake("09.2", says="the gradient is squared in bf16")
+@mistake("09.2", says="the gradient is squared in 16 bits")
 class MasterWeightAdamW(right.MasterWeightAdamW):
     def _update(self, parameter, group):
         written_out(self, parameter, group, square=lambda grad: (grad * grad).float())
@@ -578,6 +620,76 @@ class MasterWeightAdamW(right.MasterWeightAdamW):
         loss = super().step(closure)
         torch.set_grad_enabled(False)
         return loss
+
+
+@mistake("09.2", says="torch's AdamW does the work")
+class MasterWeightAdamW(right.MasterWeightAdamW):
+    def _update(self, parameter, group):
+        state = self.state[parameter]
+        if not state:
+            state["step"] = 0
+            for name in ("exp_avg", "exp_avg_sq"):
+                state[name] = torch.zeros_like(parameter, dtype=torch.float32)
+            if parameter.dtype != torch.float32:
+                state["master"] = parameter.detach().float()
+        twin = torch.nn.Parameter(state.get("master", parameter).detach().clone())
+        twin.grad = parameter.grad.float()
+        settings = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
+        engine = torch.optim.AdamW([twin], **settings)
+        moments = {name: state[name] for name in ("exp_avg", "exp_avg_sq")}
+        engine.state[twin] = {"step": torch.tensor(float(state["step"])), **moments}
+        engine.step()
+        state["step"] += 1
+        state.get("master", parameter).copy_(twin.detach())
+        parameter.copy_(twin.detach())
+
+
+@mistake("09.2", says="of torch.float32 parameter 1")
+class MasterWeightAdamW(Variant):
+    def _update(self, parameter, group):
+        if parameter.dtype == torch.float32:
+            group = {**group, "eps": 10 * group["eps"]}
+        super()._update(parameter, group)
+
+
+@mistake("09.2", says="of torch.float16 parameter 1")
+class MasterWeightAdamW(Variant):
+    def _update(self, parameter, group):
+        super()._update(parameter, group)
+        if parameter.dtype == torch.float16:
+            self.state[parameter]["exp_avg"].mul_(1.01)
+
+
+@mistake("09.2", says="the settings where none is given")
+class MasterWeightAdamW(right.MasterWeightAdamW):
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-6, weight_decay=1e-2):
+        super().__init__(params, lr, betas, eps, weight_decay)
+
+
+@mistake("09.2", says="how often step(closure) calls the closure")
+class MasterWeightAdamW(right.MasterWeightAdamW):
+    def step(self, closure=None):
+        if closure is not None:
+            closure()
+        return super().step(closure)
+
+
+@mistake("09.2", says="the groups' settings are not restored")
+class MasterWeightAdamW(right.MasterWeightAdamW):
+    def load_state_dict(self, state_dict):
+        kept = [{k: v for k, v in group.items() if k != "params"} for group in self.param_groups]
+        super().load_state_dict(state_dict)
+        for group, settings in zip(self.param_groups, kept, strict=True):
+            group.update(settings)
+
+
+@mistake("09.2", says="KeyError: 0")
+class MasterWeightAdamW(right.MasterWeightAdamW):
+    def load_state_dict(self, state_dict):
+        super().load_state_dict(state_dict)
+        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        for number in numbers:
+            state_dict["state"][number]
 
 
 # 09.3 accumulate
@@ -738,3 +850,32 @@ def accumulate(model, micro_batches, loss_of, scaler=None):
 @mistake("09.3", says="the last micro-batch is not sent")
 def accumulate(model, micro_batches, loss_of, scaler=None):
     return weighed_by(model, micro_batches, loss_of, scaler, weight=share, quiet="last")
+
+
+@mistake("09.3", says="the scaler is not used")
+def accumulate(model, micro_batches, loss_of, scaler=None):
+    alone = current_world_size() == 1
+    return right.accumulate(model, micro_batches, loss_of, scaler if alone else None)
+
+
+@mistake("09.3", says="what .grad held before is thrown away")
+def accumulate(model, micro_batches, loss_of, scaler=None):
+    if current_world_size() > 1:
+        model.zero_grad()
+    return right.accumulate(model, micro_batches, loss_of, scaler)
+
+
+@mistake("09.3", says="the model is left in evaluation mode")
+def accumulate(model, micro_batches, loss_of, scaler=None):
+    loss = right.accumulate(model, micro_batches, loss_of, scaler)
+    model.eval()
+    return loss
+
+
+@mistake("09.3", says="the gradient of the mean over all ranks' tokens")
+def accumulate(model, micro_batches, loss_of, scaler=None):
+    def rounded(each, micro_batches):
+        share(each, micro_batches)
+        return each.num_tokens / torch.tensor(SEEN["tokens"]).bfloat16().item()
+
+    return weighed_by(model, micro_batches, loss_of, scaler, weight=rounded)
