@@ -121,11 +121,22 @@ def memory(checkpoint) -> None:
         got.sum().backward()
     expect_equal(block.calls, 2, what="the number of calls after backward")
     expect_equal(saved.now, 0, what="the bytes that are kept after backward")
+    with counting_saved(block.parameters()) as saved:
+        got = checkpoint(block, x)
+        del got
+        recognise(
+            {
+                "the result is kept on ctx: it holds its own graph, and the two keep each other "
+                "alive": saved.now > 0
+            },
+            expected="nothing kept once the result is dropped without a backward",
+            seen=f"{saved.now} bytes",
+        )
     with torch.no_grad(), counting_saved() as saved:
         got = checkpoint(block, x)
         seen = block.calls, saved.now, got.requires_grad
     what = "calls, bytes kept and requires_grad under torch.no_grad()"
-    expect_equal(seen, (3, 0, False), what=what)
+    expect_equal(seen, (4, 0, False), what=what)
     del kept
 
 
@@ -224,6 +235,14 @@ def arguments(checkpoint) -> None:
         expect(mine.grad is not None, expected=f"a gradient of argument {name}", seen="None")
         expect_close(mine.grad, twin.grad, what=f"the gradient of argument {name}")
 
+    x = lab.batch(3, 4)
+    y = x.detach().clone().requires_grad_()
+    backward_of(checkpoint(lambda a, b: a.sin() * b, x, x))
+    backward_of(y.sin() * y)
+    what = "the gradient of a tensor that is given as two arguments"
+    twice = {"each of the two places gets the gradient of both": 2 * y.grad}
+    expect_close(x.grad, y.grad, what=what, looks_like=twice)
+
 
 @exercise_11_1.check("several results, some of them unused")
 def several_results(checkpoint) -> None:
@@ -266,11 +285,33 @@ def weights_alone(checkpoint) -> None:
     backward_of(twin(x))
     expect_same_gradients(block, twin)
 
+    with counting_saved(block.parameters()) as saved:
+        got = checkpoint(block, x)
+        what = "the bytes that are kept where no argument needs a gradient"
+        plain = {"the function is just called, without a checkpoint": saved.now > 2 * x.nbytes}
+        recognise(plain, expected=f"{what}: {x.nbytes}", seen=f"{saved.now}")
+        expect_equal(saved.now, x.nbytes, what=what)
+    del got
+
+    for each in (block, twin):
+        each.zero_grad()
+    x = lab.batch(5, 6)
+    backward_of(checkpoint(lambda x: block(x), x))
+    backward_of(twin(x))
+    asked = "the weights are those that the function has as a module; a lambda has none to ask for"
+    recognise(
+        {asked: block.first.weight.grad is None},
+        expected="gradients of the weights that a lambda uses",
+        seen="None",
+        hint="torch.autograd.backward adds gradients to every leaf on the way",
+    )
+    expect_same_gradients(block, twin)
+
 
 @exercise_11_1.check("changes in place, a checkpoint in a checkpoint, a second backward")
 def edges(checkpoint) -> None:
     block, twin = lab.block_and_twin()
-    hidden = lab.batch(5, 6).exp()
+    hidden = 3 * lab.batch(5, 6)  # exp() keeps its result, and would itself notice the change
     got = checkpoint(block, hidden)
     with torch.no_grad():
         hidden.mul_(2)
@@ -329,6 +370,12 @@ def segments(checkpoint_sequential) -> None:
         expect_close(got, want, what="the result")
         backward_of(got)
         mine = [p.grad for p in chain.modules.parameters()]
+        cut = num_layers > 1 and mine[0] is None and chain.passes()[1] == []
+        recognise(
+            {"the last segment's input is detached: no gradient reaches the ones before": cut},
+            expected="a gradient of every layer's weights",
+            seen="None, and no layer was run again",
+        )
         chain.modules.zero_grad()
         backward_of(want)
         look_at_segments(chain, count)
@@ -351,6 +398,8 @@ def look_at_segments(chain: lab.Chain, count: int | None) -> None:
     recognise(
         {
             ENGINE: chain.by_engine,
+            "the first segment is left alone and the last is run again: backward begins with the "
+            "last": many and max(calls) == 1 and calls[0] == 0 and calls[-1] == 1,
             "in backward every segment runs the last segment's layers: the function looks its "
             "layers up when it is called": many and again != [] and min(again) >= start - 1 > 0,
             "nothing is checkpointed": many and not again,
@@ -455,6 +504,14 @@ def the_moment(plan) -> None:
         seen=f"{got}: {peak} bytes at the worst moment of a budget of 180",
     )
     expect_equal(got, [True, False, False], what="the plan of three layers under 180 bytes")
+    costs = [costs[1], costs[0], costs[2]]  # the second: 60 + 10 + 90 at the last layer
+    earlier = (
+        "the plan of an earlier call comes back, which had the same budget but other layers: "
+        "something is remembered between calls"
+    )
+    what = "the plan of the same layers in another order, under 180 bytes again"
+    got = as_choice(plan(costs, 180), 3)
+    expect_equal(got, [False, True, False], what=what, looks_like={earlier: [True, False, False]})
 
 
 @exercise_11_3.check("the best of all 2^n choices")
@@ -499,14 +556,32 @@ def too_small(plan) -> None:
     # A layer that keeps less than its input is better left alone.
     costs = [LayerCost(5, 40, 1), LayerCost(50, 10, 1)]
     expect_equal(as_choice(plan(costs, 55), 2), [False, False], what="the plan of a cheap layer")
+    try:
+        plan(costs, 54)
+    except ValueError as error:
+        high = "the smallest budget is named too high: a layer may keep less than its input has"
+        recognise({high: "55" not in str(error)}, expected="55 bytes", seen=str(error))
 
 
 @exercise_11_3.check("forty layers in little time")
 def many_layers(plan) -> None:
-    costs, budget = [LayerCost(90, 10, 3)] * 40, 2000
-    needed = next(m for m in range(40) if (39 - m) * 90 + m * 10 + 90 <= budget)
     too_long = "all 2^n choices are tried: 40 layers would take years"
-    answer = lambda rank: plan(costs, budget)  # noqa: E731 (a fork calls it)
-    (got,) = on_ranks(answer, 1, apart=too_long, expected="a plan within a second", timeout=LIMIT)
-    count = sum(as_choice(got, 40))
-    expect_equal(count, needed, what="the number of 40 equal layers that are recomputed")
+    a_byte = "the time grows with the bytes of the budget: is there a table with a place for each?"
+    alike = [LayerCost(90, 10, 3)] * 40, 2000
+    for (costs, budget), apart in ((alike, too_long), (lab.kinds_of_layers(fresh_seed()), a_byte)):
+        answer = lambda rank: plan(costs, budget)  # noqa: B023, E731 (a fork calls it, now)
+        expected = "a plan within a second"
+        (got,) = on_ranks(answer, 1, apart=apart, expected=expected, timeout=LIMIT)
+        got = as_choice(got, 40)
+        what = "whether a plan of 40 layers holds its budget"
+        expect_equal(peak_bytes(costs, got) <= budget, True, what=what)
+        what = "the FLOPs that 40 layers of a few kinds compute again"
+        rules = {
+            f"few layers are planned exactly, forty by {words.replace(':', ',')}": lab.flops_of(
+                costs, other
+            )
+            for words, other in lab.greedy_plans(costs, budget)
+        }
+        least = lab.least_flops(costs, budget)
+        rules = {words: flops for words, flops in rules.items() if flops != least}
+        expect_equal(lab.flops_of(costs, got), least, what=what, looks_like=rules)

@@ -174,16 +174,23 @@ def freed_bytes(cost: LayerCost) -> int:
     return cost.saved - cost.inputs
 
 
+def greedy_plans(costs: Sequence[LayerCost], budget: int) -> list[tuple[str, Choice]]:
+    """What a greedy choice would be, after the words for it."""
+    rules: dict[str, Callable[[LayerCost], float]] = {
+        "the layers that free most": freed_bytes,
+        "the layers that free most for a FLOP": lambda cost: freed_bytes(cost) / cost.flops,
+        "the cheapest layers": lambda cost: -cost.flops,
+    }
+    return [
+        (f"a greedy choice: {words} come first", greedy(costs, budget, by))
+        for words, by in rules.items()
+    ]
+
+
 def wrong_plans(costs: Sequence[LayerCost], budget: int) -> dict[str, Choice | None]:
     """What other rules would choose, by the words for them."""
     return {
-        "a greedy choice: the layers that free most come first": greedy(costs, budget, freed_bytes),
-        "a greedy choice: the layers that free most for a FLOP come first": greedy(
-            costs, budget, lambda cost: freed_bytes(cost) / cost.flops
-        ),
-        "a greedy choice: the cheapest layers come first": greedy(
-            costs, budget, lambda cost: -cost.flops
-        ),
+        **dict(greedy_plans(costs, budget)),
         "the first layers are checkpointed until it fits, whatever they cost": greedy(
             costs, budget, lambda cost: -costs.index(cost)
         ),
@@ -215,7 +222,7 @@ def random_costs(draw: random.Random, num_layers: int) -> list[LayerCost]:
 def telling_case(seed: int, num_layers: int) -> tuple[list[LayerCost], int]:
     """Costs and a budget for which every other rule's FLOPs differ from the least, and mostly."""
     draw, found = random.Random(seed), (0, list[LayerCost](), 0)
-    for _ in range(60):
+    for _ in range(400):  # one in sixty tells all rules apart
         costs = random_costs(draw, num_layers)
         least = max(c.saved + sum(d.inputs for d in costs[:i]) for i, c in enumerate(costs))
         budget = least + draw.randrange(sum(c.saved for c in costs) - least) * 2 // 3
@@ -227,3 +234,34 @@ def telling_case(seed: int, num_layers: int) -> tuple[list[LayerCost], int]:
         if different == len(prices):
             break
     return found[1], found[2]
+
+
+def least_flops(costs: Sequence[LayerCost], budget: int) -> int:
+    """The fewest FLOPs computed again, for many layers of a few kinds, which hold few sums."""
+    states = {0: 0}  # bytes held: FLOPs
+    for cost in costs:
+        grown: dict[int, int] = {}
+        for held, flops in states.items():
+            if held + cost.saved <= budget:
+                keep, drop = held + cost.saved, held + cost.inputs
+                grown[keep] = min(grown.get(keep, flops), flops)
+                grown[drop] = min(grown.get(drop, flops + cost.flops), flops + cost.flops)
+        states = grown
+    return min(states.values())
+
+
+def kinds_of_layers(seed: int) -> tuple[list[LayerCost], int]:
+    """Forty layers of three kinds, as large as real ones, for which no greedy choice is right."""
+    draw, case = random.Random(seed), (list[LayerCost](), 0)
+    for _ in range(60):
+        kinds = [
+            LayerCost(draw.randrange(200_000, 900_000), 24_576, draw.randrange(20, 90))
+            for _ in range(3)
+        ]
+        costs = draw.choices(kinds, k=40)
+        full = sum(cost.saved for cost in costs)
+        case = costs, full // 2 + draw.randrange(full // 4)
+        least = least_flops(*case)
+        if all(flops_of(costs, other) != least for _, other in greedy_plans(*case)):
+            break
+    return case

@@ -23,9 +23,15 @@ class Flawed(torch.autograd.Function):
         if flaw == "a seed":
             ctx.seed = torch.initial_seed()
             torch.default_generator.manual_seed(ctx.seed)
-        if flaw != "on ctx":
+        if flaw == "copies":
+            ctx.save_for_backward(
+                *(x.clone().requires_grad_(x.requires_grad) for x in args if isinstance(x, Tensor))
+            )
+        elif flaw != "on ctx":
             ctx.save_for_backward(*(x for x in args if isinstance(x, Tensor)))
         result = function(*args)
+        if flaw == "result on ctx":
+            ctx.result = result
         if flaw == "put back at once":
             torch.set_rng_state(ctx.surroundings.random)
         if flaw == "result kept":
@@ -40,7 +46,11 @@ class Flawed(torch.autograd.Function):
             args = [next(saved) if isinstance(x, Tensor) else x for x in args]
         if ctx.flaw != "attached":
             needy = ctx.flaw == "all need"
-            args = [cut(x, needy) if isinstance(x, Tensor) else x for x in args]
+            cuts = [cut(x, needy) if isinstance(x, Tensor) else x for x in args]
+            if ctx.flaw == "one leaf":
+                places = [next(i for i, y in enumerate(args) if y is x) for x in args]
+                cuts = [cuts[place] for place in places]
+            args = cuts
         outputs = second_run(ctx, args)
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         if ctx.flaw == "first result":
@@ -56,16 +66,21 @@ class Flawed(torch.autograd.Function):
             found = iter(torch.autograd.grad(outs, needing, given))
             need = [next(found) if any(x is n for n in needing) else None for x in args]
             return None, None, None, *need
-        if pairs or ctx.flaw == "no graph":
+        if ctx.flaw == "of a module":
+            weights = getattr(ctx.function, "parameters", list)()
+            leaves = [*(x for x in args if isinstance(x, Tensor) and x.requires_grad), *weights]
+            back(pairs, inputs=leaves)
+        elif pairs or ctx.flaw == "no graph":
             back(pairs) if pairs else raise_as_torch()
         if ctx.flaw == "twice":
             back([(second_run(ctx, args), grads[0])])
         return None, None, None, *(x.grad if isinstance(x, Tensor) else None for x in args)
 
 
-def back(pairs):
-    """Backward from results with their gradients."""
-    torch.autograd.backward([output for output, _ in pairs], [grad for _, grad in pairs])
+def back(pairs, inputs=None):
+    """Backward from results with their gradients, to all leaves or to some."""
+    outputs, grads = [output for output, _ in pairs], [grad for _, grad in pairs]
+    torch.autograd.backward(outputs, grads, inputs=inputs)
 
 
 def raise_as_torch():
@@ -217,6 +232,33 @@ def checkpoint(function, *args):
     return flawed("first result", function, args)
 
 
+@mistake("11.1", says="each of the two places gets the gradient of both")
+def checkpoint(function, *args):
+    return flawed("one leaf", function, args)
+
+
+@mistake("11.1", says="a lambda has none to ask for")
+def checkpoint(function, *args):
+    return flawed("of a module", function, args)
+
+
+@mistake("11.1", says="an input that is changed in place before backward is accepted")
+def checkpoint(function, *args):
+    return flawed("copies", function, args)
+
+
+@mistake("11.1", says="the result is kept on ctx")
+def checkpoint(function, *args):
+    return flawed("result on ctx", function, args)
+
+
+@mistake("11.1", says="just called, without a checkpoint")
+def checkpoint(function, *args):
+    if not any(isinstance(x, Tensor) and x.requires_grad for x in args):
+        return function(*args)
+    return right.checkpoint(function, *args)
+
+
 @mistake("11.1", says="a Function whose inputs need none has no backward")
 def checkpoint(function, *args):
     return flawed("", function, args, always=False)
@@ -303,6 +345,24 @@ def checkpoint_sequential(layers, x, segments=None):
 def checkpoint_sequential(layers, x, segments=None):
     layers, count = checked(layers, segments, math.ceil)
     return in_segments(layers, x, even(len(layers), count))
+
+
+@mistake("11.2", says="the last segment's input is detached")
+def checkpoint_sequential(layers, x, segments=None):
+    layers, count = checked(layers, segments)
+    start = len(layers) - even(len(layers), count)[-1]
+    if start:
+        x = right.checkpoint_sequential([*layers[:start], torch.clone], x, count)
+        x = x.detach().requires_grad_()
+    return right._run(layers[start:], x)
+
+
+@mistake("11.2", says="the first segment is left alone")
+def checkpoint_sequential(layers, x, segments=None):
+    layers, count = checked(layers, segments)
+    size, *rest = even(len(layers), count)
+    x = right._run(layers[:size], x)
+    return in_segments(layers[size:], x, rest, last=True)
 
 
 @mistake("11.2", says="nothing is checkpointed")
@@ -445,3 +505,49 @@ def plan(costs, budget):
         if peak_bytes(costs, choice) <= budget and flops < best[0]:
             best = flops, list(choice)
     return best[1]
+
+
+@mistake("11.3", says="a table with a place for each")
+def plan(costs, budget):
+    right.plan(costs, budget)
+    states = [None] * (budget + 1)  # at each number of bytes: FLOPs and choice
+    states[0] = 0, []
+    for cost in costs:
+        grown = [None] * (budget + 1)
+        for held in range(budget - cost.saved + 1):
+            if states[held] is None:
+                continue
+            flops, choice = states[held]
+            for again, more, price in ((False, cost.saved, 0), (True, cost.inputs, cost.flops)):
+                old = grown[min(held + more, budget)]
+                if old is None or flops + price < old[0]:
+                    grown[min(held + more, budget)] = flops + price, [*choice, again]
+        states = grown
+    return min((state for state in states if state), key=lambda state: state[0])[1]
+
+
+@mistake("11.3", says="few layers are planned exactly")
+def plan(costs, budget):
+    if len(costs) <= 12:
+        return right.plan(costs, budget)
+    return in_order(costs, budget, lambda c: (c.saved - c.inputs) / c.flops)
+
+
+@mistake("11.3", says="the smallest budget is named too high")
+def plan(costs, budget):
+    try:
+        return right.plan(costs, budget)
+    except ValueError:
+        least = max(c.saved + sum(d.inputs for d in costs[:i]) for i, c in enumerate(costs))
+        raise ValueError(f"{budget} bytes, at least {least} are needed") from None
+
+
+REMEMBERED: dict[tuple[int, int], list[bool]] = {}
+
+
+@mistake("11.3", says="the plan of an earlier call comes back")
+def plan(costs, budget):
+    key = len(costs), budget
+    if key not in REMEMBERED:
+        REMEMBERED[key] = right.plan(costs, budget)
+    return REMEMBERED[key]
