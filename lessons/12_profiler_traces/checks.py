@@ -110,9 +110,13 @@ def same_training(answer) -> None:
             "training ends with the trace: the batches after it are not used": stopped,
             "the loss is read in every step: on a GPU each .item() waits for all that was "
             "launched": reads > 0,
+            "numbers are copied from the device (.tolist(), .numpy(), .cpu()): on a GPU each such "
+            "call waits for all that was launched": seen.copied > 0,
+            "the model is left in eval mode": not seen.training,
         },
-        expected="the weights of a plain loop over 9 batches, and no .item()",
-        seen=f"{reads} numbers read in the traced steps",
+        expected="the weights of a plain loop over 9 batches, and no number read from the device",
+        seen=f"{reads} .item() in the traced steps, {seen.copied} copies, "
+        f"model.training is {seen.training}",
     )
     expect_close(
         seen.weights,
@@ -128,6 +132,8 @@ def files(answer) -> None:
     expect_equal(seen.steps, [2, 3], what="the steps where the batches end with the trace")
     expect_equal(Path(str(seen.path)).name, "rank_0.json", what="the name of the returned path")
     expect_equal(seen.files, ["rank_0.json"], what="the files in the folder")
+    at_once = lab.profiled(answer, 4, 0, 1, 2)
+    expect_equal(at_once.steps, [1, 2], what="the steps in the trace with wait=0, warmup=1")
     with TemporaryDirectory(prefix="ranks_") as folder:
         words = "not every rank trains to the end"
         on_two = on_ranks(lab.profile_on_rank, 2, answer, folder, apart=words, timeout=40)
@@ -326,6 +332,13 @@ def flops_at_random(answer) -> None:
         got = torch.tensor(float(answer(config, (rows, 5 * length), 0.25, 3e10)))
         expect_close(got, torch.tensor(want), what=f"MFU of {layers} layers", rtol=1e-5)
     small = TransformerConfig(vocab_size=10, d_model=8, num_heads=2, num_layers=1, d_ff=8)
+    want = lab.counted_flops(small, 2, 3) / (0.5 * 1e3)
+    got = float(answer(small, (2, 3), 0.5, 1e3))
+    recognise(
+        {"a share above 1 is cut off: it is what says that the peak is wrong": got == 1.0},
+        expected=f"{want:.6g}",
+        seen=f"{got:.6g}",
+    )
     for seconds, peak in ((0.0, 1e9), (-0.25, 1e9), (1.0, 0.0), (1.0, -2.5)):
         bad = min(seconds, peak)
         what = f"{'seconds' if bad == seconds else 'peak'} {bad}"
@@ -361,6 +374,8 @@ CASES = [
     ("none", {"waits": 200}, 2, "0.15 more of waiting counts: 0.2 are asked for"),
     ("loader", {"waits": 260}, 2, "0.21 more of waiting does not count: 0.2 are asked for"),
     ("item", {"items": 13}, 2, "ten reads more, and twice as many, do not count"),
+    ("kernels", {"operators": 403}, 2, "exactly twice as many operators do not count"),
+    ("item", {"items": 40, "operators": 4000}, 1, "the largest growth is taken, not the first"),
 ]
 
 
@@ -371,18 +386,41 @@ def made_reasons(answer) -> None:
         got = answer(made.counted_trace(steps, **{**HEALTHY, **change}), healthy)
         differs = ", ".join(f"{value} {name}" for name, value in change.items()) or "nothing"
         expect_equal(got, want, what=f"the reason ({differs} beside the healthy)", mistake=words)
+    slow = made.counted_trace(2, **{**HEALTHY, "messages": 60})
+    slow["traceEvents"] = [  # the first step sends nothing
+        e for e in slow["traceEvents"] if not (e["name"][:5] == "gloo:" and e["ts"] < 3000)
+    ]
+    words = "one step is looked at, not the average of all"
+    got = answer(slow, healthy)
+    expect_equal(got, "buckets", what="the reason (60 messages in one of 2)", mistake=words)
+    none = made.counted_trace(3, **{**HEALTHY, "items": 0})
+    words = "where the healthy run reads nothing, reads cannot grow: do not divide by its count"
+    got = answer(made.counted_trace(2, **{**HEALTHY, "items": 60}), none)
+    expect_equal(got, "item", what="the reason (60 items, none in the healthy)", mistake=words)
+    words = "the waits' quotient is asked for, not their difference"
+    waits = made.counted_trace(3, **{**HEALTHY, "waits": 400})
+    got = answer(made.counted_trace(2, **{**HEALTHY, "waits": 650}), waits)
+    expect_equal(got, "loader", what="the reason (650 waits, 400 in the healthy)", mistake=words)
 
 
 @exercise_12_5.check("kernels of a GPU, and traces without steps")
 def gpu_reasons(answer) -> None:
-    def on_gpu(count: int):
+    def on_gpu(count: int, at: int = 10):
         names = ["sgemm", *["ncclDevKernel_AllReduce_Sum_f32"] * count]
-        kernels = [made.kernel(name, 10 + k, 15 + k) for k, name in enumerate(names)]
-        return made.trace_of([made.label("ProfilerStep#3", 0, 400), *kernels])
+        kernels = [made.kernel(name, at + k, at + k + 5) for k, name in enumerate(names)]
+        step = made.label("ProfilerStep#3", 0, 200)
+        copy = {**made.label("ProfilerStep#3", 5, 400), "cat": "gpu_user_annotation", "pid": 0}
+        return made.trace_of([step, copy, *kernels])
 
-    words = "NCCL's kernels are not counted as messages"
-    got = answer(on_gpu(60), on_gpu(2))
-    expect_equal(got, "buckets", what="the reason of 60 NCCL kernels", mistake=words)
+    for count, at, words in (
+        (60, 10, "NCCL's kernels are not counted as messages"),
+        (14, 10, "the step's copy on the GPU's own track is counted as one more step"),
+        (60, 250, "only the CPU's steps count: the GPU's end later"),
+        (12, 387, "what begins in a step and ends after it is left out"),
+    ):
+        got = answer(on_gpu(count, at), on_gpu(2))
+        what = f"the reason of {count} NCCL kernels from microsecond {at} on"
+        expect_equal(got, "buckets", what=what, mistake=words)
     without = made.trace_of([made.op("aten::mm", 0, 5)])
     for pair in ((without, on_gpu(2)), (on_gpu(2), without)):
         expect_raises(ValueError, answer, *pair, what="a trace without a step")

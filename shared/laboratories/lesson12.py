@@ -1,11 +1,14 @@
 """Lesson 12: a training whose parts leave marks in its trace."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +61,8 @@ class Profiled:
     weights: Tensor
     twin: Tensor
     first_only: Tensor  # the twin's weights where only the traced steps are made
+    copied: int  # how often numbers were read that leave no aten::item on a CPU
+    training: bool  # the model's mode afterwards
 
     def spans(self, name: str) -> list[Interval]:
         """Start and end of the spans whose name begins so, in order."""
@@ -108,6 +113,26 @@ def plain_weights(count: int) -> Tensor:
     return _flat(model)
 
 
+@contextmanager
+def counted_copies() -> Iterator[Counter[str]]:
+    """Count the calls that wait for a GPU's numbers and leave no operator in a CPU's trace."""
+    calls: Counter[str] = Counter()
+
+    def counting(name: str) -> Callable[..., Any]:
+        original = getattr(Tensor, name)
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            calls[name] += 1
+            return original(*args, **kwargs)
+
+        return called
+
+    with ExitStack() as stack:
+        for name in ("tolist", "numpy", "cpu"):
+            stack.enter_context(patch.object(Tensor, name, counting(name)))
+        yield calls
+
+
 @once_an_answer
 def profiled(
     answer: Callable[..., Any], count: int, wait: int, warmup: int, active: int
@@ -117,11 +142,12 @@ def profiled(
     sizes = {"wait": wait, "warmup": warmup, "active": active}
     with TemporaryDirectory(prefix="profiled_") as folder, quiet_stderr():
         place = Path(folder)
-        path = answer(model, optimizer, marked_batches(count), marked_loss, place, **sizes)
+        with counted_copies() as calls:
+            path = answer(model, optimizer, marked_batches(count), marked_loss, place, **sizes)
         files = sorted(each.name for each in place.iterdir())
         trace = json.loads((place / files[0]).read_text()) if files else {"traceEvents": []}
     twins = plain_weights(count), plain_weights(wait + warmup + active)
-    return Profiled(path, files, trace, _flat(model), *twins)
+    return Profiled(path, files, trace, _flat(model), *twins, sum(calls.values()), model.training)
 
 
 def too_few(answer: Callable[..., Any], count: int, folder: Path) -> Any:

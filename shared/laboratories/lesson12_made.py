@@ -29,9 +29,9 @@ def op(name: str, start: int, end: int, thread: int = MAIN) -> Event:
     return span(name, "cpu_op", start, end, thread)
 
 
-def message(start: int, end: int, thread: int = GLOO) -> Event:
+def message(start: int, end: int, thread: int = GLOO, name: str = "all_reduce") -> Event:
     """A collective of gloo's."""
-    return span("gloo:all_reduce", "user_annotation", start, end, thread)
+    return span(f"gloo:{name}", "user_annotation", start, end, thread)
 
 
 def kernel(name: str, start: int, end: int, stream: int = STREAM) -> Event:
@@ -65,11 +65,14 @@ def is_kernel(event: Mapping[str, Any]) -> bool:
     return event["cat"] == "kernel"
 
 
+def is_nccl(event: Mapping[str, Any]) -> bool:
+    """Whether it is one of NCCL's kernels."""
+    return is_kernel(event) and "nccl" in event["name"].lower()
+
+
 def is_message(event: Mapping[str, Any]) -> bool:
     """Whether it is a collective, gloo's or NCCL's."""
-    return event["name"].startswith("gloo:") or (
-        is_kernel(event) and "nccl" in event["name"].lower()
-    )
+    return event["name"].startswith("gloo:") or is_nccl(event)
 
 
 def is_compute(event: Mapping[str, Any]) -> bool:
@@ -113,7 +116,7 @@ def overlap_by_moments(trace: Trace) -> float:
     """The share of the communication time that compute covers, microsecond by microsecond."""
     on_gpu = bool(spans_in(trace, is_kernel))
     steps = moments(trace, is_step)
-    sent = both(moments(trace, is_message), steps)
+    sent = both(moments(trace, is_nccl if on_gpu else is_message), steps)
     busy = moments(trace, (lambda e: is_kernel(e) and not is_message(e)) if on_gpu else is_compute)
     return share(both(sent, busy), sent)
 
@@ -136,7 +139,7 @@ def planted_overlap() -> Trace:
             message(140, 160),
             message(150, 170, GLOO + 1),  # two at a time
             message(230, 260),  # nothing computes but another thread
-            message(290, 347),  # ends after the last step
+            message(290, 347, name="broadcast"),  # ends after the last step
             op("aten::linear", 135, 155),
             op("aten::addmm", 138, 150),  # inside linear
             op("AddmmBackward0", 156, 166),  # would also cover a wait in a hook
@@ -162,6 +165,8 @@ def planted_gpu() -> Trace:
             kernel("ampere_sgemm_64x64", 114, 150),
             kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 140, 180, STREAM + 2),
             kernel("NCCLDevKernel_Broadcast", 186, 190, STREAM + 2),
+            kernel("void pg_nccl_copy", 193, 196, STREAM + 2),
+            message(118, 128),  # between the CPUs
             kernel("vectorized_elementwise", 160, 170),
         ]
     )
@@ -183,6 +188,7 @@ def planted_stall() -> Trace:
             {**label("data", 215, 240)},  # between the cycles
             op("data", 110, 117),  # an operator of that name
             label("database", 170, 175),
+            label("enumerate(files)", 185, 193),
             label("forward", 163, 180),
             op("aten::stack", 151, 159),
             op("aten::mm", 300, 333),
@@ -206,10 +212,12 @@ def random_trace(seed: int, gpu: bool) -> Trace:
     if gpu:
         kinds += [
             lambda a, b: kernel(draw.choice(("sgemm", "ncclDevKernel_AllReduce")), a, b),
+            lambda a, b: message(a, b),
             lambda a, b: {**label("data", a, b), "cat": "gpu_user_annotation"},
         ]
     else:
-        kinds += [lambda a, b: message(a, b, draw.choice((GLOO, GLOO + 1)))]
+        names = "all_reduce", "broadcast", "allgather"
+        kinds += [lambda a, b: message(a, b, draw.choice((GLOO, GLOO + 1)), draw.choice(names))]
     for kind in kinds * 6:
         start = draw.randrange(0, at + 10)
         events.append(kind(start, start + draw.randrange(1, 40)))

@@ -135,7 +135,7 @@ def _take_turns(rank: int, rounds: int, names: tuple[str, ...]) -> dict[str, flo
             _step(model, optimizer, _batches(rank, pause), name == "item")
             taken[name].append(time.perf_counter() - began)
         if number == 1:  # the first steps are slower
-            taken = {name: times[-1:] for name, times in taken.items()}
+            taken = {name: [] for name in taken}
     return {
         name: statistics.median(
             slow / healthy for slow, healthy in zip(taken[name], taken["none"], strict=True)

@@ -7,6 +7,7 @@ from shared.laboratories.lesson12_made import (
     is_compute,
     is_kernel,
     is_message,
+    is_nccl,
     is_step,
     is_waiting,
     moments,
@@ -25,6 +26,7 @@ def overlap_mistakes(trace: Trace) -> dict[str, float]:
     labelled = moments(trace, lambda e: not is_message(e) and not is_step(e))
     operators = moments(trace, lambda e: e["cat"] == "cpu_op")
     one_thread = moments(trace, lambda e: is_compute(e) and e["tid"] == MAIN)
+    reduced = both(moments(trace, lambda e: e["name"] == "gloo:all_reduce"), steps)
     whole = [0, 0]
     for each in spans_in(trace, is_message):
         under = range(each["ts"], each["ts"] + each["dur"])
@@ -43,6 +45,9 @@ def overlap_mistakes(trace: Trace) -> dict[str, float]:
             both(once, labelled), once
         ),
         "operators that are not aten:: count as compute": share(both(once, operators), once),
+        "only gloo:all_reduce counts: every name that begins with gloo: is a message": share(
+            both(reduced, busy), reduced
+        ),
         "only one thread's operators count": share(both(once, one_thread), once),
         "that is a share of the compute time": share(hidden, both(busy, steps)),
         "that is a share of the steps' time": share(hidden, both(steps)),
@@ -52,16 +57,31 @@ def overlap_mistakes(trace: Trace) -> dict[str, float]:
 
 def gpu_overlap_mistakes(trace: Trace) -> dict[str, float]:
     """What the usual mistakes say of a GPU's trace."""
-    steps, sent = moments(trace, is_step), moments(trace, is_message)
+    steps, sent = moments(trace, is_step), moments(trace, is_nccl)
     once, kernels = both(sent, steps), moments(trace, is_kernel)
+    by_cpu = both(sent, moments(trace, lambda e: is_step(e) and e["cat"] == "user_annotation"))
+    gloo = both(moments(trace, lambda e: e["name"].startswith("gloo:")), steps)
+    begins = moments(trace, lambda e: is_nccl(e) and e["name"].lower().startswith("nccl"))
+    begins = both(begins, steps)
     lower = both(moments(trace, lambda e: "nccl" in e["name"]), steps)
     rest = moments(trace, lambda e: is_kernel(e) and "nccl" not in e["name"])
+    busy = moments(trace, lambda e: is_kernel(e) and not is_nccl(e))
+    other = moments(trace, lambda e: is_kernel(e) and not e["name"].lower().startswith("nccl"))
+    all_sent = [int(bool(a or b)) for a, b in zip(once, gloo, strict=True)]
     return {
         "the CPU's operators count as compute on a GPU": share(
             both(once, moments(trace, is_compute)), once
         ),
         "NCCL's kernels count as compute and hide themselves": share(both(once, kernels), once),
         "'nccl' is looked for in one case only": share(both(lower, rest), lower),
+        "'nccl' is looked for at the beginning of the name only": share(
+            both(begins, other), begins
+        ),
+        "only the CPU's steps count: the GPU's end later": share(both(by_cpu, busy), by_cpu),
+        "a GPU's trace is read as a CPU's: what the trace holds decides": share(
+            both(gloo, moments(trace, is_compute)), gloo
+        ),
+        "gloo's spans count as messages on a GPU, too": share(both(all_sent, busy), all_sent),
     }
 
 
@@ -73,6 +93,7 @@ def stall_mistakes(trace: Trace) -> dict[str, float]:
     named = moments(trace, lambda e: e["name"] == "data" and e["cat"] == "user_annotation")
     everywhere = moments(trace, lambda e: e["name"] == "data" or is_waiting(e))
     begins = moments(trace, lambda e: e["name"].startswith("data") and e["cat"] != "cpu_op")
+    counted = moments(trace, lambda e: e["name"].startswith("enumerate") or is_waiting(e))
     numbers = [m for m, count in enumerate(steps) if count]
     hull = [int(numbers[0] <= m <= numbers[-1]) for m in range(len(steps))]
     true = stall_by_moments(trace)
@@ -90,6 +111,9 @@ def stall_mistakes(trace: Trace) -> dict[str, float]:
             both(everywhere, steps, idle), both(steps)
         ),
         "names that only begin with 'data' count": share(both(begins, steps, idle), both(steps)),
+        "names that only begin with 'enumerate' count": share(
+            both(counted, steps, idle), both(steps)
+        ),
         "that is the share in which nothing waits": 1 - true,
     }
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import torch
 from torch.profiler import profile, record_function, schedule
 
 from shared.exercises.mistakes import mistake
@@ -25,7 +26,7 @@ def variant(
     repeat=1,
     name=None,
     clear=True,
-    read=False,
+    read=None,
     counting=True,
     stops=False,
     labels=("data", "forward", "backward", "optimizer"),
@@ -65,7 +66,7 @@ def variant(
                     if clear:
                         optimizer.zero_grad()
             if read:
-                loss.item()
+                read(loss.detach())
             steps += 1
             if step_calls:
                 profiler.step()
@@ -174,7 +175,33 @@ def profile_training(
 def profile_training(
     model, optimizer, batches, loss_of, folder, *, wait=1, warmup=1, active=3
 ) -> Path:
-    return variant(model, optimizer, batches, loss_of, folder, wait, warmup, active, read=True)
+    read = torch.Tensor.item
+    return variant(model, optimizer, batches, loss_of, folder, wait, warmup, active, read=read)
+
+
+@mistake("12.1", says="numbers are copied from the device")
+def profile_training(
+    model, optimizer, batches, loss_of, folder, *, wait=1, warmup=1, active=3
+) -> Path:
+    def read(loss):
+        return loss.tolist()
+
+    return variant(model, optimizer, batches, loss_of, folder, wait, warmup, active, read=read)
+
+
+@mistake("12.1", says="the model is left in eval mode")
+def profile_training(
+    model, optimizer, batches, loss_of, folder, *, wait=1, warmup=1, active=3
+) -> Path:
+    model.eval()
+    return variant(model, optimizer, batches, loss_of, folder, wait, warmup, active)
+
+
+@mistake("12.1", says="the steps in the trace with wait=0")
+def profile_training(
+    model, optimizer, batches, loss_of, folder, *, wait=1, warmup=1, active=3
+) -> Path:
+    return variant(model, optimizer, batches, loss_of, folder, wait or 1, warmup, active)
 
 
 @mistake("12.1", says="the weights after 9 batches")
@@ -349,6 +376,39 @@ def overlap_fraction(trace):
     return overlap(trace, sent=lambda e: is_kernel(e) and "nccl" in e["name"])
 
 
+@mistake("12.2", says="only gloo:all_reduce counts")
+def overlap_fraction(trace):
+    on_gpu = bool(complete(trace, is_kernel))
+    return overlap(trace, sent=None if on_gpu else lambda e: e["name"] == "gloo:all_reduce")
+
+
+@mistake("12.2", says="at the beginning of the name only")
+def overlap_fraction(trace):
+    if not complete(trace, is_kernel):
+        return overlap(trace)
+
+    def begins(event):
+        return is_kernel(event) and event["name"].lower().startswith("nccl")
+
+    return overlap(trace, sent=begins, busy=lambda e: is_kernel(e) and not begins(e))
+
+
+@mistake("12.2", says="only the CPU's steps count")
+def overlap_fraction(trace):
+    events = trace["traceEvents"]
+    return overlap({"traceEvents": [e for e in events if not is_step(e) or is_label(e)]})
+
+
+@mistake("12.2", says="a GPU's trace is read as a CPU's")
+def overlap_fraction(trace):
+    return overlap(trace, sent=is_gloo, busy=is_aten)
+
+
+@mistake("12.2", says="gloo's spans count as messages on a GPU")
+def overlap_fraction(trace):
+    return overlap(trace, sent=lambda e: is_gloo(e) or is_nccl(e))
+
+
 @mistake("12.2", says="overlap_fraction where nothing communicates")
 def overlap_fraction(trace):
     return overlap(trace) if any(is_gloo(e) or is_nccl(e) for e in trace["traceEvents"]) else 0.0
@@ -415,6 +475,11 @@ def data_stall_fraction(trace):
 @mistake("12.3", says="names that only begin with 'data' count")
 def data_stall_fraction(trace):
     return stall(trace, waits=lambda e: e["name"].startswith("data") and is_label(e))
+
+
+@mistake("12.3", says="names that only begin with 'enumerate' count")
+def data_stall_fraction(trace):
+    return stall(trace, waits=lambda e: is_waiting(e) or e["name"].startswith("enumerate"))
 
 
 @mistake("12.3", says="that is the share in which nothing waits")
@@ -512,6 +577,11 @@ def model_flops_utilization(config, tokens, seconds, peak):
     return 100 * mfu(config, tokens, seconds, peak)
 
 
+@mistake("12.4", says="a share above 1 is cut off")
+def model_flops_utilization(config, tokens, seconds, peak):
+    return min(1.0, mfu(config, tokens, seconds, peak))
+
+
 @mistake("12.4", says="rows are left out")
 def model_flops_utilization(config, tokens, seconds, peak):
     return mfu(config, (1, tokens[1]), seconds, peak)
@@ -527,7 +597,7 @@ def model_flops_utilization(config, tokens, seconds, peak):
 # 12.5 diagnose
 
 
-def counts(trace, per_step=True, everything=False):
+def counts(trace, per_step=True, everything=False, copies=False):
     """What happens in a step: reads, messages, operators."""
     steps = complete(trace, is_step)
     if not steps:
@@ -544,7 +614,9 @@ def counts(trace, per_step=True, everything=False):
         "buckets": sum(is_gloo(e) or is_nccl(e) for e in names),
         "kernels": sum(e["name"].startswith("aten::") for e in names),
     }
-    return {name: count / (len(steps) if per_step else 1) for name, count in found.items()}
+    names = {e["name"] for e in trace["traceEvents"] if e.get("ph") == "X" and is_step(e)}
+    number = len(steps) if copies else len(names)
+    return {name: count / (number if per_step else 1) for name, count in found.items()}
 
 
 def reason(
@@ -632,3 +704,71 @@ def diagnose(trace, healthy):
 @mistake("12.5", says="what lies before the first step is counted")
 def diagnose(trace, healthy):
     return reason(trace, healthy, count=lambda each: counts(each, everything=True))
+
+
+@mistake("12.5", says="exactly twice as many operators do not count")
+def diagnose(trace, healthy):
+    return reason(trace, healthy, factor=2.0001)
+
+
+@mistake("12.5", says="the largest growth is taken, not the first")
+def diagnose(trace, healthy):
+    here, usual = counts(trace), counts(healthy)
+    grown = {k: here[k] / max(usual[k], 1) for k in here if here[k] >= max(10 + usual[k], 1)}
+    grown = {name: growth for name, growth in grown.items() if growth >= 2}
+    return max(grown, key=lambda name: grown[name]) if grown else reason(trace, healthy)
+
+
+@mistake("12.5", says="one step is looked at, not the average of all")
+def diagnose(trace, healthy):
+    def first(each):
+        names = [e["name"] for e in each["traceEvents"] if e.get("ph") == "X" and is_step(e)]
+        kept = min(names, default="")
+        events = [e for e in each["traceEvents"] if not is_step(e) or e["name"] == kept]
+        return counts({"traceEvents": events})
+
+    return reason(trace, healthy, count=first)
+
+
+@mistake("12.5", says="where the healthy run reads nothing")
+def diagnose(trace, healthy):
+    here, usual = counts(trace), counts(healthy)
+    for name in here:
+        if usual[name] and here[name] / usual[name] >= 2 and here[name] - usual[name] >= 10:
+            return name
+    return "loader" if stall(trace) - stall(healthy) >= 0.2 else "none"
+
+
+@mistake("12.5", says="the waits' quotient is asked for")
+def diagnose(trace, healthy):
+    found = reason(trace, healthy, stalled=2)
+    waits = stall(trace) >= 2 * stall(healthy) and stall(trace) >= 0.25
+    return "loader" if found == "none" and waits else found
+
+
+@mistake("12.5", says="the step's copy on the GPU's own track")
+def diagnose(trace, healthy):
+    return reason(trace, healthy, count=lambda each: counts(each, copies=True))
+
+
+@mistake("12.5", says="only the CPU's steps count")
+def diagnose(trace, healthy):
+    def by_cpu(each):
+        events = [e for e in each["traceEvents"] if not is_step(e) or is_label(e)]
+        return counts({"traceEvents": events})
+
+    return reason(trace, healthy, count=by_cpu)
+
+
+@mistake("12.5", says="what begins in a step and ends after it is left out")
+def diagnose(trace, healthy):
+    def whole(each):
+        steps = complete(each, is_step)
+        inside = [
+            e
+            for e in each["traceEvents"]
+            if "dur" in e and any(a <= e["ts"] and e["ts"] + e["dur"] <= b for a, b in steps)
+        ]
+        return counts({"traceEvents": inside})
+
+    return reason(trace, healthy, count=whole)
