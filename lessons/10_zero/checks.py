@@ -41,7 +41,7 @@ exercise_10_1 = checks_for(
 
 @exercise_10_1.check("the numbers, their order, the padding")
 def partition_values(partition) -> None:
-    draw = partial(torch.randn, generator=fresh_generator())
+    draw = partial(torch.randn, generator=fresh_generator(), dtype=torch.float64)
     for shapes, n in (([(3, 5), (7,), (2, 2, 2)], 4), ([(4,), (), (2, 5)], 3), ([(2,)], 5)):
         for dtype in (torch.float32, torch.bfloat16, torch.float64):
             tensors = [draw(shape).to(dtype) for shape in shapes]
@@ -75,10 +75,16 @@ def partition_views(partition) -> None:
         ]
         before = [x.detach().clone() for x in tensors]
         flat, parts = partition(tensors, 3)
+        frozen = not all(x.requires_grad for x in tensors)
         recognise(
-            {"the flat tensor belongs to a graph: it could not be written to": flat.requires_grad},
-            expected="numbers alone, detached from the parameters",
-            seen="requires_grad=True",
+            {
+                "the flat tensor belongs to a graph: it could not be written to": (
+                    flat.requires_grad
+                ),
+                "the parameters are frozen by the call: nothing trains them any more": frozen,
+            },
+            expected="numbers alone, detached from parameters that stay as they were",
+            seen=f"flat.requires_grad={flat.requires_grad}, the parameters' {not frozen}",
         )
         parts[1].fill_(7.0)
         size = len(flat) // 3
@@ -104,7 +110,10 @@ def partition_refuses(partition) -> None:
     x = torch.ones(3)
     expect_raises(ValueError, partition, [], 2, what="no tensor at all")
     expect_raises(ValueError, partition, [x], 0, what="num_parts 0")
+    expect_raises(ValueError, partition, [x], -1, what="num_parts -1")
     expect_raises(ValueError, partition, [x, x.bfloat16()], 2, what="two dtypes in one flat tensor")
+    last = [x, x, x.bfloat16()]
+    expect_raises(ValueError, partition, last, 2, what="a last tensor of another dtype")
 
 
 # What all stages are held against
@@ -115,6 +124,15 @@ def expect_weights(stage: int, answer, cases) -> None:
     for case in cases:
         seen = lab.observed(stage, answer).seen(case, UNUSED_HANG if case.skipped else HANG)
         start = seen[0].started
+        recognise(
+            {
+                "full_state_dict() is not the model's state_dict(): names are missing": any(
+                    one.lacking for one in seen
+                )
+            },
+            expected="every name of model.state_dict(), buffers and tied names too",
+            seen=f"no {', '.join(seen[0].lacking)}",
+        )
         shapes = {name: p.shape for name, p in case.net().named_parameters()}
         recognise(
             {
@@ -144,7 +162,7 @@ def expect_weights(stage: int, answer, cases) -> None:
             expect_steps(case, one, start, rank)
 
 
-def expect_steps(case, one, start, rank, grouped=False) -> None:
+def expect_steps(case, one, start, rank, grouped=False, closed=False) -> None:
     twin = partial(twins.twin_steps, case, one.seed, start, grouped=grouped, rank=rank)
     wrongs = {
         "the gradients are summed over the ranks, not averaged": "sum",
@@ -156,8 +174,9 @@ def expect_steps(case, one, start, rank, grouped=False) -> None:
         ),
         "only the last of two backward passes counts: gradients are added up": "last part",
         "the settings of the first group are used for all": "one group",
+        "a parameter that no rank used is left alone: with zeros it still decays": "no zeros",
     }
-    for step, (got, want) in enumerate(zip(one.steps, twin(), strict=True)):
+    for step, (got, want) in enumerate(zip(one.steps, twin(), strict=not closed)):
         mixed = (
             {
                 "each rank updates its part by its own gradients, not by their mean": partial(
@@ -179,6 +198,8 @@ def expect_steps(case, one, start, rank, grouped=False) -> None:
             },
             hint="after step 1 all is right: what does the first step leave behind?" * (step > 0),
         )
+    if closed:
+        return
     expect_close(one.output, twins.twin_output(case, one.seed, one.steps[-1], start), what="a loss")
 
 
@@ -192,8 +213,33 @@ def nearest_own(case, seed, start, got):
 
 def expect_groups(answer, stage) -> None:
     seen = lab.observed(stage, answer).seen(lab.GROUPS, HANG)
+    recognise(
+        {
+            "a group that joins keeps each rank's own numbers": any(
+                not torch.equal(lab.row(one.joined), lab.row(seen[0].joined)) for one in seen
+            )
+        },
+        expected="rank 0's numbers on all ranks, after add_param_group as well",
+        seen="others",
+    )
     for rank, one in enumerate(seen):
         expect_steps(lab.Case(2), one, seen[0].started, rank, grouped=True)
+
+
+def expect_closure(answer, stage) -> None:
+    seen = lab.observed(stage, answer).seen(lab.CLOSURE, HANG)
+    for rank, one in enumerate(seen):
+        for told in one.closed:
+            recognise(
+                {
+                    "the closure is not called": not told["called"],
+                    "the closure is called without gradients switched on": not told["recorded"],
+                    "the closure's loss is not returned": not told["returned"],
+                },
+                expected="step(closure) calls it first, under enable_grad, and returns its loss",
+                seen=f"{told}",
+            )
+        expect_steps(lab.Case(2), one, seen[0].started, rank, closed=True)
 
 
 def expect_resumed(answer, stage) -> None:
@@ -284,6 +330,13 @@ def expect_worst(stage, one, n, weights, grads) -> None:
             what="bytes after forward",
             mistake="parameters stay whole after the forward of their unit",
         )
+        for name in ("an evaluation", "full_state_dict"):
+            expect_equal(
+                at[f"after {name}"],
+                at["after zero_grad"],
+                what=f"bytes after {name}",
+                mistake=f"parameters stay whole after {name}",
+            )
         for name, room in (("forward", weights * unit), ("backward", (weights + grads) * unit)):
             rest = at["after zero_grad" if name == "forward" else "after backward"]
             expect(
@@ -383,6 +436,7 @@ def stage_1_weights(answer) -> None:
 def stage_1_optimizer(answer) -> None:
     expect_weights(1, answer, (lab.TWICE,))
     expect_groups(answer, 1)
+    expect_closure(answer, 1)
 
 
 @exercise_10_2.check("a parameter that one rank did not use")
@@ -414,6 +468,7 @@ def stage_2_weights(answer) -> None:
 def stage_2_optimizer(answer) -> None:
     expect_weights(2, answer, (lab.TWICE,))
     expect_groups(answer, 2)
+    expect_closure(answer, 2)
     expect_weights(2, answer, (lab.UNUSED,))
 
 
@@ -434,7 +489,8 @@ def stage_2_resumed(answer) -> None:
 
 @exercise_10_4.check("unsharded AdamW's weights; tied, frozen, odd sizes, two backward passes")
 def stage_3_weights(answer) -> None:
-    expect_weights(3, answer, (*lab.VALUES, lab.TWICE))
+    expect_weights(3, answer, (*lab.VALUES, lab.TWICE, lab.IDLE))
+    expect_closure(answer, 3)
 
 
 @exercise_10_4.check("bytes: 16/D, and two units")
@@ -523,6 +579,18 @@ def sections(config_for) -> None:
                 "gradient_clipping" not in config
             ),
             "the weights stay in float32": config.get("bf16", {}).get("enabled") is not True,
+            "the masters are not float32": any(
+                config.get("bf16", {}).get(key)
+                for key in ("bf16_master_weights_and_grads", "bf16_optimizer_states")
+            ),
+            "states are offloaded: the budget is to be met without that": any(
+                key.startswith("offload") for key in ds_lab.zero_of(config)
+            ),
+            "a bucket has more than num_params // 50 elements": any(
+                isinstance(size, int | float) and size > order.num_params // 50
+                for key, size in ds_lab.zero_of(config).items()
+                if key in ("reduce_bucket_size", "stage3_prefetch_bucket_size")
+            ),
             "an optimizer beside the caller's, which is the one that DeepSpeed uses": "optimizer"
             in config,
             "it cannot stand in a JSON file": not ds_lab.is_json(config),

@@ -16,61 +16,38 @@ from shared.exercises.remembered import once_an_answer
 from shared.exercises.seeds import fresh_seed
 from shared.laboratories.lesson06_nets import Case, clone
 from shared.laboratories.lesson09 import through_a_file
+from shared.laboratories.lesson10_nets import Sums
 from shared.laboratories.lesson10_twin import RATES, SETTINGS, groups_of
 from shared.measuring.live import LiveBytes, count_live_bytes
 from shared.measuring.traffic import Call, count_traffic
 
-BUCKET = 700  # elements: some of the net's parameters together, and Sums' in several buckets
+BUCKET = 700  # elements: Sums' parameters in several buckets
+NET_BUCKET = 60  # the net's in several: its largest have 49 elements
 HALF, FULL = torch.bfloat16, torch.float32
 
 VALUES = (Case(3, tied=True, frozen=True), Case(2, frozen=True), Case(1, tied=True))
-UNUSED = Case(3, skipped=frozenset({(1, 0), (0, 1), (2, 1), (1, 3)}))
+UNUSED = Case(3, skipped=frozenset({(1, 0), (0, 1), (2, 1), (1, 3), (0, 4), (1, 4), (2, 4)}))
+IDLE = Case(2, skipped=frozenset({(0, 2), (1, 2), (0, 4), (1, 4)}))  # a layer that nobody uses
 TWICE = Case(2, quiet=1)
-GROUPS, RESUMED, EXCHANGED = "groups", "resumed", "exchanged"
+GROUPS, RESUMED, EXCHANGED, CLOSURE = "groups", "resumed", "exchanged", "closure"
 SIZES = ((3, FULL), (2, HALF), (4, HALF), (1, HALF))  # where bytes are counted
-
-
-class Sums(nn.Module):
-    """Layers whose activations are single numbers: whatever is larger is a model state.
-
-    Every size divides by 12, so that nothing has to be padded on 1, 2, 3 or 4 ranks.
-    """
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        sizes = ((600, 36), (480, 36), (540, 48), (360, 60))
-        self.layers = nn.ModuleList(Sum(*size) for size in sizes)
-        self.to(dtype)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-
-class Sum(nn.Module):
-    """Adds a product with the sums of its two parameters."""
-
-    def __init__(self, weight: int, bias: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(weight) / weight)
-        self.bias = nn.Parameter(torch.randn(bias) / bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * (1 + self.weight.sum()) + self.bias.sum()
 
 
 @dataclass
 class Trained:
     """What one rank saw of some steps: weights by name at the start and after each step.
 
-    `output` is a loss of the trained net, without gradients.
+    `output` is a loss of the trained net, without gradients; `joined` are the weights of a group
+    that joined late, and `closed` is what was seen of a closure.
     """
 
     seed: int
     started: dict[str, Tensor]
     steps: list[dict[str, Tensor]] = field(default_factory=list)
     output: Tensor = field(default_factory=lambda: torch.zeros(()))
+    lacking: list[str] = field(default_factory=list)  # names that full_state_dict() has not
+    joined: list[Tensor] = field(default_factory=list)
+    closed: list[dict[str, bool]] = field(default_factory=list)
 
 
 @dataclass
@@ -93,13 +70,13 @@ class Stage:
     def __init__(self, stage: int, answer: Make) -> None:
         self.stage, self.answer, self.seed = stage, answer, fresh_seed()
         rows: dict[int, dict[Any, Callable[[int], Any]]] = {1: {}, 2: {}, 3: {}, 4: {}}
-        for case in (*VALUES, *((UNUSED,) if stage < 3 else ()), TWICE):
+        for case in (*VALUES, UNUSED if stage < 3 else IDLE, TWICE):
             rows[case.world_size][case] = functools.partial(self._train, case)
         for case in SIZES:
             rows[case[0]][case] = functools.partial(self._bytes, case[1])
         if stage < 3:
             rows[2][GROUPS] = self._groups
-        rows[2] |= {RESUMED: self._resumed, EXCHANGED: self._exchanged}
+        rows[2] |= {RESUMED: self._resumed, EXCHANGED: self._exchanged, CLOSURE: self._closed}
         self.cases = {n: RankCases(n, row) for n, row in rows.items()}
         self.at = {case: n for n, row in rows.items() for case in row}
 
@@ -112,7 +89,8 @@ class Stage:
         settings = {**SETTINGS, **settings}
         if self.stage == 3:
             return self.answer(net, torch.optim.AdamW, **settings)
-        return self.answer(net.parameters(), torch.optim.AdamW, bucket_size=BUCKET, **settings)
+        settings["bucket_size"] = BUCKET if isinstance(net, Sums) else NET_BUCKET
+        return self.answer(net.parameters(), torch.optim.AdamW, **settings)
 
     def weights(self, net: nn.Module, optimizer: Any) -> dict[str, Tensor]:
         """The whole model's parameters, tied ones once."""
@@ -125,6 +103,8 @@ class Stage:
         optimizer = self.make(net)
         share_buffers(net)
         seen = Trained(self.seed, self.weights(net, optimizer) | dict(net.named_buffers()))
+        if self.stage == 3:
+            seen.lacking = sorted({*net.state_dict()} - {*optimizer.full_state_dict()})
         for step, rate in enumerate(RATES):
             optimizer.param_groups[0]["lr"] = rate
             optimizer.zero_grad()
@@ -136,19 +116,56 @@ class Stage:
             seen.output = case.loss(net, self.seed, 0, 99)
         return seen
 
+    def _closed(self, rank: int) -> Trained:
+        """Every step takes a closure, and is called where no gradients are recorded."""
+        case = Case(2)
+        torch.manual_seed(self.seed + rank)
+        net = case.net()
+        optimizer = self.make(net)
+        share_buffers(net)
+        seen = Trained(self.seed, self.weights(net, optimizer) | dict(net.named_buffers()))
+        for step, rate in enumerate(RATES[:2]):
+            optimizer.param_groups[0]["lr"] = rate
+            told: list[tuple[bool, Tensor]] = []
+
+            def closure(step: int = step, told: list[tuple[bool, Tensor]] = told) -> Tensor:
+                recorded = torch.is_grad_enabled()
+                with torch.enable_grad():
+                    optimizer.zero_grad()
+                    loss = case.loss(net, self.seed, rank, step)
+                    loss.backward()
+                told.append((recorded, loss.detach()))
+                return loss
+
+            with torch.no_grad():
+                loss = optimizer.step(closure)
+            given = told[0][1] if told else None
+            back = (
+                given is not None
+                and loss is not None
+                and bool(torch.as_tensor(loss).detach() == given)
+            )
+            recorded = bool(told) and told[0][0]
+            seen.closed.append({"called": bool(told), "recorded": recorded, "returned": back})
+            seen.steps.append(self.weights(net, optimizer))
+        return seen
+
     def _groups(self, rank: int) -> Trained:
         """Two groups with settings of their own, and a third that joins after two steps."""
         torch.manual_seed(self.seed + rank)
         net = Case().net()
         *groups, last = groups_of(net)
-        optimizer = self.answer(groups, torch.optim.AdamW, bucket_size=BUCKET, **SETTINGS)
+        optimizer = self.answer(groups, torch.optim.AdamW, bucket_size=NET_BUCKET, **SETTINGS)
         for parameter in last["params"]:  # not the optimizer's yet
             dist.broadcast(parameter.detach(), 0)
         share_buffers(net)
         seen = Trained(self.seed, clone(net.state_dict()))
         for step in range(len(RATES)):
             if step == 2:
+                for parameter in last["params"]:  # each rank's own numbers, until it joins
+                    parameter.data += rank
                 optimizer.add_param_group(last)
+                seen.joined = [parameter.detach().clone() for parameter in last["params"]]
             optimizer.zero_grad()
             net.zero_grad()
             Case().loss(net, self.seed, rank, step).backward()
@@ -170,7 +187,8 @@ class Stage:
                     saved = through_a_file(optimizer.state_dict())
                     weights = self.weights(net, optimizer)
                     net = Sums(HALF)
-                    net.load_state_dict(weights)
+                    if self.stage < 3:  # stage 3's parts are in its state
+                        net.load_state_dict(weights)
                     optimizer = self.make(net, lr=0.5)
                     optimizer.load_state_dict(saved)
                 optimizer.zero_grad()
@@ -202,6 +220,14 @@ class Stage:
             for step in range(2):
                 with count_traffic() as traffic:
                     moments = one_step(net, optimizer, live, rank + step)
+            if self.stage == 3:
+                with torch.no_grad():
+                    net(torch.tensor(1.0, dtype=dtype))
+                time.sleep(0.02)
+                moments["after an evaluation"] = live.now()
+                optimizer.full_state_dict()
+                time.sleep(0.02)
+                moments["after full_state_dict"] = live.now()
         return Bytes(numel, units, largest, moments, traffic.calls)
 
 
@@ -239,6 +265,11 @@ def share_buffers(net: nn.Module) -> None:
 def flat(weights: dict[str, Tensor]) -> Tensor:
     """All weights in one vector."""
     return torch.cat([each.flatten() for each in weights.values()])
+
+
+def row(tensors: Sequence[Tensor]) -> Tensor:
+    """All tensors in one vector; nothing for none."""
+    return torch.cat([torch.zeros(0), *(each.flatten() for each in tensors)])
 
 
 def messages(calls: Sequence[Call]) -> dict[str, int]:

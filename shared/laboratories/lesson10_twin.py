@@ -65,7 +65,10 @@ def twin_steps(
 
 
 def _gradients(case: Case, net: Net, seed: int, step: int, wrong: str, rank: int) -> None:
-    """Add the mean gradient over the ranks; `wrong`: "sum", "own" (this rank's), "last part"."""
+    """Add the mean gradient over the ranks; `wrong`: "sum", "own" (this rank's), "last part".
+
+    With "no zeros" AdamW leaves a parameter alone that no rank used.
+    """
     ranks = [rank] if wrong == "own" else range(case.world_size)
     for each in ranks:
         for part in range(case.quiet if wrong == "last part" else 0, case.quiet + 1):
@@ -73,7 +76,7 @@ def _gradients(case: Case, net: Net, seed: int, step: int, wrong: str, rank: int
             (scale * case.loss(net, seed, each, step, part)).backward()
     for parameter in net.parameters():
         if parameter.requires_grad and parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
+            parameter.grad = None if wrong == "no zeros" else torch.zeros_like(parameter)
 
 
 @torch.no_grad()

@@ -166,11 +166,11 @@ class Blocking(right.ZeroStage2):
 
 
 class SmallBuckets(right.ZeroStage2):
-    """Stage 2 with buckets of half the size that is allowed."""
+    """Stage 2 with buckets of three quarters of the size that is allowed."""
 
     def __init__(self, params, optimizer_class, *, bucket_size=1_000_000, **kwargs):
-        half = max(1, bucket_size // 2)
-        super().__init__(params, optimizer_class, bucket_size=half, **kwargs)
+        less = max(1, bucket_size * 3 // 4)
+        super().__init__(params, optimizer_class, bucket_size=less, **kwargs)
 
 
 class FreesAtOnce(right.ZeroStage3):
@@ -221,7 +221,7 @@ def bare_config(num_params, num_ranks, budget, batch_size, micro_batch):
     if most >= 20:
         zero = {"stage": 0}
     elif most >= max(4 + 12 / D, 2 + 16 / D):
-        zero = {"stage": 1, "reduce_bucket_size": num_params // 64 * 2, "overlap_comm": True}
+        zero = {"stage": 1, "reduce_bucket_size": num_params // 51, "overlap_comm": True}
     elif most >= 2 + 16 / D:
         zero = {"stage": 2, "reduce_bucket_size": num_params // 100, "overlap_comm": False}
     elif most >= 20 / D:
@@ -254,7 +254,7 @@ def frugal_config(num_params, num_ranks, budget, batch_size, micro_batch):
     if stage is None:
         raise ValueError(f"{budget} bytes a rank")
     section = dict.fromkeys(
-        ("reduce_bucket_size", "allgather_bucket_size", "sub_group_size"), num_params // 80 * 2
+        ("reduce_bucket_size", "allgather_bucket_size", "sub_group_size"), num_params // 128 * 2
     )
     section |= {"stage": stage, "contiguous_gradients": True, "round_robin_gradients": False}
     section |= {"stage3_param_persistence_threshold": 0, "stage3_max_live_parameters": 0}

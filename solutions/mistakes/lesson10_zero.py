@@ -71,6 +71,37 @@ def partition(tensors, num_parts):
     return flat, list(flat.view(num_parts, -1))
 
 
+@mistake("10.1", says="the parameters are frozen by the call")
+def partition(tensors, num_parts):
+    for each in tensors:
+        each.requires_grad_(False)
+    return right.partition(tensors, num_parts)
+
+
+@mistake("10.1", says="a last tensor of another dtype is accepted")
+def partition(tensors, num_parts):
+    flat, parts = right.partition(tensors[:2], num_parts)
+    return (
+        (flat, parts)
+        if len(tensors) < 3
+        else right.partition([x.to(flat.dtype) for x in tensors], num_parts)
+    )
+
+
+@mistake("10.1", says="num_parts -1 is accepted")
+def partition(tensors, num_parts):
+    return right.partition(tensors, abs(num_parts))
+
+
+@mistake("10.1", says="the flat tensor")
+def partition(tensors, num_parts):
+    """By way of float32, which float64 numbers do not survive."""
+    right.partition(tensors, num_parts)
+    flat, _ = right.partition([x.float() for x in tensors], num_parts)
+    flat = flat.to(tensors[0].dtype)
+    return flat, list(flat.view(num_parts, -1))
+
+
 # 10.2 ZeroStage1
 
 
@@ -93,6 +124,10 @@ class ZeroStage1(torch.optim.AdamW):
             dist.broadcast(parameter.detach(), 0)
 
     def step(self, closure=None):
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.requires_grad:
@@ -100,7 +135,8 @@ class ZeroStage1(torch.optim.AdamW):
                         parameter.grad = torch.zeros_like(parameter)
                     dist.all_reduce(parameter.grad)
                     parameter.grad /= dist.get_world_size()
-        return super().step(closure)
+        super().step()
+        return loss
 
 
 @mistake("10.2", says="summed over the ranks, not averaged")
@@ -244,6 +280,45 @@ class ZeroStage1(right.ZeroStage1):
             bucket.master.data.copy_(rounded)
 
 
+@mistake("10.2", says="the closure is not called")
+class ZeroStage1(right.ZeroStage1):
+    def step(self, closure=None):
+        return super().step()
+
+
+@mistake("10.2", says="the closure is called without gradients switched on")
+class ZeroStage1(right.ZeroStage1):
+    def step(self, closure=None):
+        loss = None if closure is None else closure()
+        super().step()
+        return loss
+
+
+@mistake("10.2", says="a group that joins keeps each rank's own numbers")
+class ZeroStage1(right.ZeroStage1):
+    def add_param_group(self, param_group):
+        group = dict(param_group, params=list(param_group["params"]))
+        own = [p.detach().clone() for p in group["params"]]
+        joins = len(self.param_groups) == 2
+        super().add_param_group(group)
+        for parameter, before in zip(group["params"], own, strict=True):
+            if joins:
+                parameter.data.copy_(before)
+
+
+@mistake("10.2", says="weights after step 5 of unsharded AdamW")
+class ZeroStage1(right.ZeroStage1):
+    def reduce_gradients(self):
+        for bucket in self.buckets:
+            used = torch.tensor(float(any(p.grad is not None for p in bucket.parameters)))
+            dist.all_reduce(used)
+            bucket.used = bool(used)
+        super().reduce_gradients()
+
+    def _update(self, bucket):
+        return super()._update(bucket) if bucket.used else None
+
+
 @mistake("10.2", says="another rank's state is loaded without a word")
 class ZeroStage1(right.ZeroStage1):
     def load_state_dict(self, state_dict):
@@ -304,6 +379,27 @@ class ZeroStage2(right.ZeroStage2):
         for bucket in self.buckets:
             for parameter in bucket.parameters:
                 parameter.grad = None
+
+
+@mistake("10.3", says="a parameter without a gradient is left out")
+class ZeroStage2(right.ZeroStage2):
+    """Buckets leave as they fill, in another order on a rank that does not use a layer."""
+
+    def _on_gradient(self, parameter):
+        self._begin_backward()
+        for bucket in self.buckets:
+            if parameter in bucket.missing:
+                bucket.take(parameter)
+                if not bucket.missing:
+                    bucket.send()
+                    bucket.finish()
+
+    def _end_backward(self):
+        for bucket in self.buckets:
+            if bucket.filling is not None:
+                bucket.send()
+                bucket.finish()
+        self._in_backward = False
 
 
 # 10.4 ZeroStage3
@@ -375,6 +471,56 @@ class ZeroStage3(right.ZeroStage3):
         super().load_state_dict({**state_dict, "rank": dist.get_rank()})
 
 
+@mistake("10.4", says="names are missing")
+class ZeroStage3(right.ZeroStage3):
+    def full_state_dict(self):
+        whole = super().full_state_dict()
+        return {name: whole[name] for name, _ in self.model.named_parameters()}
+
+
+@mistake("10.4", says="parameters stay whole after full_state_dict")
+class ZeroStage3(right.ZeroStage3):
+    def full_state_dict(self):
+        for unit in self._units:
+            work = unit.hold()
+            if work is not None:
+                work.wait()
+        return {name: x.detach().clone() for name, x in self.model.state_dict().items()}
+
+
+@mistake("10.4", says="parameters stay whole after an evaluation")
+class ZeroStage3(right.ZeroStage3):
+    def _hook(self, module, units):
+        def use(*_):
+            for unit in units:
+                unit.users += not torch.is_grad_enabled()
+
+        super()._hook(module, units)
+        module.register_forward_pre_hook(use)
+
+
+@mistake("10.4", says="a parameter that no rank used is left alone")
+class ZeroStage3(right.ZeroStage3):
+    def reduce_gradients(self):
+        for bucket in self.buckets:
+            bucket.used = bucket.grad is not None
+        super().reduce_gradients()
+
+    def _update(self, bucket):
+        return super()._update(bucket) if bucket.used else None
+
+
+@mistake("10.4", says="a run that is resumed from state_dict() ends elsewhere")
+class ZeroStage3(right.ZeroStage3):
+    """Loads the masters, and not the parts that the next forward gathers."""
+
+    def load_state_dict(self, state_dict):
+        parts = [bucket.part.clone() for bucket in self.buckets]
+        super().load_state_dict(state_dict)
+        for bucket, part in zip(self.buckets, parts, strict=True):
+            bucket.part.copy_(part)
+
+
 # 10.5 zero_config
 
 
@@ -442,6 +588,23 @@ def zero_config(*given):
     config = right.zero_config(*given)
     del config["bf16"]
     return config
+
+
+@mistake("10.5", says="the masters are not float32")
+def zero_config(*given):
+    states = {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
+    return right.zero_config(*given) | {"bf16": {"enabled": True, **states}}
+
+
+@mistake("10.5", says="states are offloaded")
+def zero_config(*given):
+    off = {"offload_optimizer": {"device": "cpu"}, "zero_force_ds_cpu_optimizer": False}
+    return changed(right.zero_config(*given), **off)
+
+
+@mistake("10.5", says="a bucket has more than num_params // 50 elements")
+def zero_config(*given):
+    return changed(right.zero_config(*given), reduce_bucket_size=given[0] // 25)
 
 
 @mistake("10.5", says="an optimizer beside the caller's")
