@@ -21,6 +21,7 @@ from shared.exercises.expecting import (
 from shared.exercises.on_ranks import on_ranks
 from shared.exercises.seeds import fresh_seed
 from shared.laboratories import lesson09 as lab
+from shared.laboratories import lesson09_accumulating as accumulating
 
 INF, NAN = math.inf, math.nan
 # No two settings are each other's inverse, so that none can stand in for another.
@@ -511,15 +512,19 @@ near = partial(expect_close, rtol=1e-5, atol=1e-5)  # a weight may have been a f
 
 @exercise_09_3.check("one process, micro-batches of different sizes")
 def weighed_by_tokens(accumulate) -> None:
-    net, parts, watch = lab.small_net(), lab.micro_batches(COUNTS), lab.Watch()
+    net, parts, watch = (
+        accumulating.small_net(),
+        accumulating.micro_batches(COUNTS),
+        accumulating.Watch(),
+    )
     needs = "it asks for a process group where there is none, and a plain module has no no_sync"
     words = {"mistake": needs, "expected": "a step on one process"}
     hint = "current_world_size() is 1 there"
     loss = without_group(accumulate, net, parts, watch.loss_of, **words, hint=hint)
     shares = [count / sum(COUNTS) for count in COUNTS]
-    by = partial(lab.weighed, net, parts)
+    by = partial(accumulating.weighed, net, parts)
     near(
-        lab.flat_gradient(net),
+        accumulating.flat_gradient(net),
         by(shares),
         what="the gradient of the mean loss per token",
         looks_like={
@@ -539,13 +544,13 @@ def weighed_by_tokens(accumulate) -> None:
         expected="a loss without a graph: part.detach()",
         seen="requires_grad is True",
     )
-    near(torch.as_tensor(loss).double(), lab.mean_loss(net, parts), what="the loss")
+    near(torch.as_tensor(loss).double(), accumulating.mean_loss(net, parts), what="the loss")
 
 
 @exercise_09_3.check("memory: one micro-batch's activations at a time")
 def one_at_a_time(accumulate) -> None:
-    watch = lab.Watch()
-    accumulate(lab.small_net(), lab.micro_batches(COUNTS), watch.loss_of)
+    watch = accumulating.Watch()
+    accumulate(accumulating.small_net(), accumulating.micro_batches(COUNTS), watch.loss_of)
     recognise(
         {
             "one backward for all: the activations of every micro-batch are alive together, as in "
@@ -560,13 +565,17 @@ def one_at_a_time(accumulate) -> None:
 
 @exercise_09_3.check("gradients that were there before, a loss scale, no micro-batch")
 def before_and_scaled(accumulate) -> None:
-    net, parts, watch = lab.small_net(), lab.micro_batches(COUNTS), lab.Watch()
+    net, parts, watch = (
+        accumulating.small_net(),
+        accumulating.micro_batches(COUNTS),
+        accumulating.Watch(),
+    )
     for parameter in net.parameters():
         parameter.grad = torch.full_like(parameter, 7.0)
     plain = float(accumulate(net, parts, watch.loss_of))
-    want = lab.weighed(net, parts, [count / sum(COUNTS) for count in COUNTS])
+    want = accumulating.weighed(net, parts, [count / sum(COUNTS) for count in COUNTS])
     near(
-        lab.flat_gradient(net),
+        accumulating.flat_gradient(net),
         want + 7,
         what="the gradient where every .grad was 7 before",
         looks_like={"what .grad held before is thrown away": want},
@@ -580,7 +589,7 @@ def before_and_scaled(accumulate) -> None:
     net.zero_grad()
     loss = float(accumulate(net, parts, watch.loss_of, TORCH(init_scale=1024.0)))
     near(
-        lab.flat_gradient(net),
+        accumulating.flat_gradient(net),
         want * 1024,
         what="the gradient with a scaler at 1024",
         looks_like={"the scaler is not used": want},
@@ -609,11 +618,11 @@ def two_ranks(
     scale: float | None = None,
 ) -> None:
     """One step of both ranks, with these numbers of tokens in their micro-batches."""
-    shares = [lab.micro_batches(ours), lab.micro_batches(theirs)]
-    net, parts = lab.small_net(), [part for share in shares for part in share]
+    shares = [accumulating.micro_batches(ours), accumulating.micro_batches(theirs)]
+    net, parts = accumulating.small_net(), [part for share in shares for part in share]
     numbers = f"they have {len(ours)} and {len(theirs)} micro-batches here"
     apart, case = f"the ranks do not send the same messages: {numbers}", (shares, before, scale)
-    seen = on_ranks(lab.accumulate_on, 2, accumulate, *case, quiet=3.0, apart=apart)
+    seen = on_ranks(accumulating.accumulate_on, 2, accumulate, *case, quiet=3.0, apart=apart)
     first, second = (rank["gradient"] for rank in seen)
     recognise(
         {
@@ -625,7 +634,7 @@ def two_ranks(
         hint="the last micro-batch runs outside of no_sync()",
     )
     counts = [part.num_tokens for part in parts]
-    total, by = sum(counts), partial(lab.weighed, net, parts)
+    total, by = sum(counts), partial(accumulating.weighed, net, parts)
     own = [n / sum(share) for share in (ours, theirs) for n in share]
     factor = 1.0 if scale is None else scale
     near(
@@ -659,4 +668,4 @@ def two_ranks(
     )
     expect(max(map(sum, small)) <= 16, expected="one number beside them", seen=f"{small[0]} bytes")
     whole = torch.tensor(sum(rank["loss"] for rank in seen)).double()
-    near(whole, lab.mean_loss(net, parts), what="the sum of the ranks' losses")
+    near(whole, accumulating.mean_loss(net, parts), what="the sum of the ranks' losses")

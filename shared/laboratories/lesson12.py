@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,7 +114,7 @@ def plain_weights(count: int) -> Tensor:
 
 
 @contextmanager
-def counted_copies() -> Iterator[Counter[str]]:
+def counted_copies() -> Generator[Counter[str]]:
     """Count the calls that wait for a GPU's numbers and leave no operator in a CPU's trace."""
     calls: Counter[str] = Counter()
 

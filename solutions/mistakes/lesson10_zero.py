@@ -312,11 +312,11 @@ class ZeroStage1(right.ZeroStage1):
         for bucket in self.buckets:
             used = torch.tensor(float(any(p.grad is not None for p in bucket.parameters)))
             dist.all_reduce(used)
-            bucket.used = bool(used)
+            vars(bucket)["used"] = bool(used)
         super().reduce_gradients()
 
     def _update(self, bucket):
-        return super()._update(bucket) if bucket.used else None
+        return super()._update(bucket) if vars(bucket)["used"] else None
 
 
 @mistake("10.2", says="another rank's state is loaded without a word")
@@ -503,11 +503,11 @@ class ZeroStage3(right.ZeroStage3):
 class ZeroStage3(right.ZeroStage3):
     def reduce_gradients(self):
         for bucket in self.buckets:
-            bucket.used = bucket.grad is not None
+            vars(bucket)["used"] = bucket.grad is not None
         super().reduce_gradients()
 
     def _update(self, bucket):
-        return super()._update(bucket) if bucket.used else None
+        return super()._update(bucket) if vars(bucket)["used"] else None
 
 
 @mistake("10.4", says="a run that is resumed from state_dict() ends elsewhere")
