@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from shared.zero.counting import state_bytes
 
@@ -17,7 +18,8 @@ def live_storages() -> list[torch.UntypedStorage]:
     gc.collect()
     tensors = [x for x in gc.get_objects() if issubclass(type(x), Tensor)]
     tensors += [x.grad for x in tensors if x.is_leaf and x.grad is not None]
-    return [x.untyped_storage() for x in tensors if x.device.type != "meta"]
+    real = (x for x in tensors if x.device.type != "meta" and not isinstance(x, FakeTensor))
+    return [x.untyped_storage() for x in real]
 
 
 def deepspeed_bytes(engine: Any, known: set[int]) -> dict[str, int]:

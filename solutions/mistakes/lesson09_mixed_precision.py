@@ -379,12 +379,6 @@ class DynamicLossScaler(right.DynamicLossScaler):
         return loss.float() * self._scale
 
 
-@mistake("09.1", says="the scaled loss has no graph")
-class DynamicLossScaler(right.DynamicLossScaler):
-    def scale(self, loss):
-        return (loss.detach().float() * self._scale).requires_grad_()
-
-
 @mistake("09.1", says="backoff_factor 0.0 is accepted")
 class DynamicLossScaler(right.DynamicLossScaler):
     def __init__(self, init_scale=2.0**16, growth_factor=2.0, backoff_factor=0.5, **options):
@@ -622,28 +616,6 @@ class MasterWeightAdamW(right.MasterWeightAdamW):
         return loss
 
 
-@mistake("09.2", says="torch's AdamW does the work")
-class MasterWeightAdamW(right.MasterWeightAdamW):
-    def _update(self, parameter, group):
-        state = self.state[parameter]
-        if not state:
-            state["step"] = 0
-            for name in ("exp_avg", "exp_avg_sq"):
-                state[name] = torch.zeros_like(parameter, dtype=torch.float32)
-            if parameter.dtype != torch.float32:
-                state["master"] = parameter.detach().float()
-        twin = torch.nn.Parameter(state.get("master", parameter).detach().clone())
-        twin.grad = parameter.grad.float()
-        settings = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
-        engine = torch.optim.AdamW([twin], **settings)
-        moments = {name: state[name] for name in ("exp_avg", "exp_avg_sq")}
-        engine.state[twin] = {"step": torch.tensor(float(state["step"])), **moments}
-        engine.step()
-        state["step"] += 1
-        state.get("master", parameter).copy_(twin.detach())
-        parameter.copy_(twin.detach())
-
-
 @mistake("09.2", says="of torch.float32 parameter 1")
 class MasterWeightAdamW(Variant):
     def _update(self, parameter, group):
@@ -852,30 +824,8 @@ def accumulate(model, micro_batches, loss_of, scaler=None):
     return weighed_by(model, micro_batches, loss_of, scaler, weight=share, quiet="last")
 
 
-@mistake("09.3", says="the scaler is not used")
-def accumulate(model, micro_batches, loss_of, scaler=None):
-    alone = current_world_size() == 1
-    return right.accumulate(model, micro_batches, loss_of, scaler if alone else None)
-
-
-@mistake("09.3", says="what .grad held before is thrown away")
-def accumulate(model, micro_batches, loss_of, scaler=None):
-    if current_world_size() > 1:
-        model.zero_grad()
-    return right.accumulate(model, micro_batches, loss_of, scaler)
-
-
 @mistake("09.3", says="the model is left in evaluation mode")
 def accumulate(model, micro_batches, loss_of, scaler=None):
     loss = right.accumulate(model, micro_batches, loss_of, scaler)
     model.eval()
     return loss
-
-
-@mistake("09.3", says="the gradient of the mean over all ranks' tokens")
-def accumulate(model, micro_batches, loss_of, scaler=None):
-    def rounded(each, micro_batches):
-        share(each, micro_batches)
-        return each.num_tokens / torch.tensor(SEEN["tokens"]).bfloat16().item()
-
-    return weighed_by(model, micro_batches, loss_of, scaler, weight=rounded)

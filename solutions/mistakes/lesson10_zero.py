@@ -93,15 +93,6 @@ def partition(tensors, num_parts):
     return right.partition(tensors, abs(num_parts))
 
 
-@mistake("10.1", says="the flat tensor")
-def partition(tensors, num_parts):
-    """By way of float32, which float64 numbers do not survive."""
-    right.partition(tensors, num_parts)
-    flat, _ = right.partition([x.float() for x in tensors], num_parts)
-    flat = flat.to(tensors[0].dtype)
-    return flat, list(flat.view(num_parts, -1))
-
-
 # 10.2 ZeroStage1
 
 
@@ -306,19 +297,6 @@ class ZeroStage1(right.ZeroStage1):
                 parameter.data.copy_(before)
 
 
-@mistake("10.2", says="weights after step 5 of unsharded AdamW")
-class ZeroStage1(right.ZeroStage1):
-    def reduce_gradients(self):
-        for bucket in self.buckets:
-            used = torch.tensor(float(any(p.grad is not None for p in bucket.parameters)))
-            dist.all_reduce(used)
-            vars(bucket)["used"] = bool(used)
-        super().reduce_gradients()
-
-    def _update(self, bucket):
-        return super()._update(bucket) if vars(bucket)["used"] else None
-
-
 @mistake("10.2", says="another rank's state is loaded without a word")
 class ZeroStage1(right.ZeroStage1):
     def load_state_dict(self, state_dict):
@@ -334,7 +312,7 @@ class ZeroStage2(right.ZeroStage1):
 
 
 @mistake("10.3", says="nothing is saved")
-class ZeroStage2(ZeroStage1):
+class ZeroStage2(right.ZeroStage2):
     def _make_buckets(self, parameters):
         buckets = right.ZeroStage1._make_buckets(self, parameters)
         self.copies = [torch.zeros(bucket.flat.numel() * 3) for bucket in buckets]
@@ -499,17 +477,6 @@ class ZeroStage3(right.ZeroStage3):
         module.register_forward_pre_hook(use)
 
 
-@mistake("10.4", says="a parameter that no rank used is left alone")
-class ZeroStage3(right.ZeroStage3):
-    def reduce_gradients(self):
-        for bucket in self.buckets:
-            vars(bucket)["used"] = bucket.grad is not None
-        super().reduce_gradients()
-
-    def _update(self, bucket):
-        return super()._update(bucket) if vars(bucket)["used"] else None
-
-
 @mistake("10.4", says="a run that is resumed from state_dict() ends elsewhere")
 class ZeroStage3(right.ZeroStage3):
     """Loads the masters, and not the parts that the next forward gathers."""
@@ -632,9 +599,3 @@ def zero_config(*given):
 @mistake("10.5", says="every parameter is whole after forward")
 def zero_config(*given):
     return changed(right.zero_config(*given), stage3_max_reuse_distance=None)
-
-
-@mistake("10.5", says="every parameter is whole after forward")
-def zero_config(*given):
-    keys = ("stage3_max_live_parameters", "stage3_prefetch_bucket_size")
-    return changed(right.zero_config(*given), **dict.fromkeys(keys))

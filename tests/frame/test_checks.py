@@ -20,7 +20,8 @@ EXERCISES = [  # from the text: collecting tests imports no lesson
 # data structures. Answers and references are none of these.
 ALLOWED = re.compile(
     r"shared\.(?:errors|laboratories|measuring|ranks|model\.config|data\.(?:sampling|batching)|"
-    r"fault_tolerance\.(?:fitting|state)|exercises\.(?:checks|comparing|expecting|on_ranks|"
+    r"experiments\.lesson10_deepspeed|fault_tolerance\.(?:fitting|state)|"
+    r"exercises\.(?:checks|comparing|expecting|on_ranks|"
     r"rank_cases|remembered|seeds|stand_in|wrong))\b"
 )
 
