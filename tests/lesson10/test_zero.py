@@ -44,13 +44,6 @@ def test_the_curve_is_lesson_04s_within_rounding(world_size):
         assert max(compare_with_record(losses) for losses in curves) <= ROUNDING
 
 
-@pytest.mark.parametrize("exercise", ["10.1", "10.2", "10.3", "10.4"])
-def test_right_answers_in_another_style_pass(exercise):
-    for answer in ALTERNATIVES[exercise]:
-        fault = load_checks("10")[exercise].first_fault(answer)
-        assert fault is None, f"{answer.__name__}: {fault}"
-
-
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_the_bytes_of_the_formula_exactly_for_16_bit_parameters(world_size):
     def all_kinds(rank):
@@ -222,3 +215,10 @@ def test_a_stage_that_is_none_and_a_second_group_in_stage_3_are_refused():
         dist.barrier()
 
     run_ranks(refused, 1)
+
+
+@pytest.mark.parametrize("exercise", ["10.1", "10.2", "10.3", "10.4"])
+def test_right_answers_in_another_style_pass(exercise):
+    for answer in ALTERNATIVES[exercise]:
+        fault = load_checks("10")[exercise].first_fault(answer)
+        assert fault is None, f"{answer.__name__}: {fault}"
