@@ -1,7 +1,8 @@
 """Every lesson's notebook as a learner meets it: its shape, reading mode, the strict form.
 
-Each runs twice in the tests: here in reading mode, and under nbval in solution mode (that is what
-`./run_all.sh test` adds). Two of them run a third time, untouched and strict.
+Each runs in full once in the tests, under nbval in solution mode: `./run_all.sh test` adds that. In
+reading mode an open exercise is bound to the same object, which is tested for all of them, so that
+every other cell runs alike. Two notebooks run in full in reading mode as well, and strict.
 """
 
 import os
@@ -16,11 +17,13 @@ import pytest
 from nbformat import NotebookNode
 
 from shared.cli.notebooks import CHECK, execute, normalise
-from shared.exercises.lessons import ROOT
+from shared.exercises import notebook as exercises
+from shared.exercises.answers import new_module, read_cells, run_cell
+from shared.exercises.lessons import ROOT, load_checks, solution_module
 
 PATHS = sorted((ROOT / "lessons").glob("*/lesson.ipynb"))
 BY_NAME = [pytest.param(path, id=path.parent.name) for path in PATHS]
-STRICT = [each for each in BY_NAME if each.id[:2] in ("01", "07")]  # the quickest of each kind
+IN_FULL = [each for each in BY_NAME if each.id[:2] in ("01", "07")]  # the quickest of each kind
 SECTIONS = [
     "The question",
     "The idea",
@@ -94,6 +97,25 @@ def unclean(path: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("path", BY_NAME)
+def test_an_open_exercise_is_the_object_that_solution_mode_binds(path, monkeypatch, capsys):
+    number = path.parent.name[:2]
+    monkeypatch.delenv("TORCH_HANDLE_IMPLEMENTATION", raising=False)
+    monkeypatch.setenv("TORCH_HANDLE_STRICT", "0")
+    monkeypatch.setattr(exercises, "defined", {})
+    monkeypatch.chdir(path.parent)
+    cells, module = read_cells(path), new_module(number)
+    for label, source in {"setup": cells.setup, **cells.exercises}.items():
+        run_cell(source, f"{number} {label}", module)
+    for id, checks in load_checks(number).items():
+        assert vars(module)[checks.name] is getattr(solution_module(number), checks.name), id
+    check_cells = [source for source in cells.others if CHECK.search(source)]
+    assert len(check_cells) == len(cells.exercises)
+    for source in check_cells:
+        exec(source, vars(module))
+        assert "not solved yet" in capsys.readouterr().out, source
+
+
+@pytest.mark.parametrize("path", IN_FULL)
 def test_reading_mode_runs_to_the_end_with_nothing_solved_and_shows_what_is_stored(path):
     stored = code_cells(nbformat.read(path, as_version=4))
     notebook = normalise(execute(nbformat.read(path, as_version=4), path.parent, "reading"))
@@ -114,7 +136,7 @@ def texts(cell: NotebookNode) -> list[str]:
     return [text for text in plain if text]
 
 
-@pytest.mark.parametrize("path", STRICT)
+@pytest.mark.parametrize("path", IN_FULL)
 def test_under_nbval_exactly_the_checks_of_unsolved_exercises_fail(path):
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("TORCH_HANDLE_", "PYTEST_"))}
     done = subprocess.run(
