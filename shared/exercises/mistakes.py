@@ -1,12 +1,14 @@
-"""Known wrong answers, and what the checks say to them: `python -m shared.exercises.mistakes NN`.
+"""Known answers, and what the checks say to them: `python -m shared.exercises.mistakes NN`.
 
-The reference must pass, and every mistake must hear its own words.
+Right answers (the reference, the alternatives) must pass; every mistake must hear its own words.
 """
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from types import ModuleType
 from typing import Any
 
@@ -45,17 +47,26 @@ def known_mistakes(number: str) -> list[Mistake]:
     return mistakes_in(importlib.import_module(name))
 
 
+def known_alternatives(number: str) -> dict[str, list[Any]]:
+    """A lesson's right answers in another style by exercise, from solutions/alternatives."""
+    name = f"solutions.alternatives.lesson{lesson_folder(number).name}"
+    if importlib.util.find_spec(name) is None:
+        return {}
+    return importlib.import_module(name).ALTERNATIVES
+
+
 @dataclass(frozen=True)
 class Heard:
-    """What the checks said to one answer; `says` is what they must say, "" for the reference."""
+    """What the checks said to one answer; `says` is what they must say, "" for a right answer."""
 
     exercise: str
+    who: str
     says: str
     fault: Fault | None
 
     @property
     def as_expected(self) -> bool:
-        """The reference heard nothing; a mistake heard its own words."""
+        """A right answer heard nothing; a mistake heard its own words."""
         return self.heard_words(self.says) if self.says else self.fault is None
 
     def heard_words(self, words: str) -> bool:
@@ -73,7 +84,17 @@ def hear_references(number: str, id: str | None = None) -> Iterator[Heard]:
     assert references is not None, "trying the checks needs solutions/"
     for each, checks in load_checks(number).items():
         if id in (None, each):
-            yield Heard(each, "", checks.first_fault(getattr(references, checks.name)))
+            fault = checks.first_fault(getattr(references, checks.name))
+            yield Heard(each, "the reference", "", fault)
+
+
+def hear_alternatives(number: str, id: str | None = None) -> Iterator[Heard]:
+    """Put a lesson's right answers in another style, or one exercise's, before its checks."""
+    checks = load_checks(number)
+    for each, answers in known_alternatives(number).items():
+        for answer in answers if id in (None, each) else ():
+            who = f"the alternative {answer.__name__}"
+            yield Heard(each, who, "", checks[each].first_fault(answer))
 
 
 def hear_mistakes(number: str, id: str | None = None) -> Iterator[Heard]:
@@ -81,7 +102,11 @@ def hear_mistakes(number: str, id: str | None = None) -> Iterator[Heard]:
     checks = load_checks(number)
     for each in known_mistakes(number):
         if id in (None, each.id):
-            yield Heard(each.id, each.says, checks[each.id].first_fault(each.answer))
+            fault = checks[each.id].first_fault(each.answer)
+            yield Heard(each.id, f"the mistake {each.says!r}", each.says, fault)
+
+
+HEARINGS = (hear_references, hear_alternatives, hear_mistakes)
 
 
 def main(arguments: list[str]) -> int:
@@ -96,11 +121,10 @@ def main(arguments: list[str]) -> int:
     for argument in arguments:
         number, _, exercise = argument.partition(".")
         wanted = argument if exercise else None
-        for heard in (*hear_references(number, wanted), *hear_mistakes(number, wanted)):
+        for heard in chain(*(hear(number, wanted) for hear in HEARINGS)):
             count += 1
             failed += not heard.as_expected
-            who = f"mistake {heard.says!r}" if heard.says else "reference"
-            print(f"{'ok  ' if heard.as_expected else 'FAIL'} {heard.exercise} {who}")
+            print(f"{'ok  ' if heard.as_expected else 'FAIL'} {heard.exercise} {heard.who}")
             if heard.fault is not None:
                 print(f"       at the check of {heard.fault.title}", *heard.fault.lines(), sep="\n")
     print(f"{count} tried, {failed} not as expected")

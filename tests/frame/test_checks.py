@@ -1,4 +1,4 @@
-"""Every exercise's checks: the reference passes, each known mistake hears its own words."""
+"""Every exercise's checks: right answers pass, each known mistake hears its own words."""
 
 import ast
 import re
@@ -8,7 +8,13 @@ import pytest
 
 from shared.exercises.answers import read_cells
 from shared.exercises.lessons import ROOT, load_checks, solution_module
-from shared.exercises.mistakes import Heard, hear_mistakes, hear_references, known_mistakes
+from shared.exercises.mistakes import (
+    Heard,
+    hear_alternatives,
+    hear_mistakes,
+    hear_references,
+    known_mistakes,
+)
 
 LESSONS = sorted(path.parent.name for path in (ROOT / "lessons").glob("*/checks.py"))
 EXERCISES = [  # from the text: collecting tests imports no lesson
@@ -46,12 +52,26 @@ def test_the_reference_passes_and_each_mistake_hears_its_own_words(id, record_pr
     assert len(set(words)) == len(words), "two mistakes hear the same words"
 
 
+OTHER_STYLES = [  # exercises that have right answers in another style, from the text as well
+    id
+    for path in sorted((ROOT / "solutions" / "alternatives").glob("lesson*.py"))
+    for id in re.findall(r'^    "([^"]+)": \[', path.read_text(encoding="utf-8"), re.MULTILINE)
+]
+
+
+@pytest.mark.parametrize("id", OTHER_STYLES)
+def test_right_answers_in_another_style_pass(id):
+    heard = list(hear_alternatives(id[:2], id))
+    refused = [said(each) for each in heard if not each.as_expected]
+    assert not refused, "\n".join(refused)
+    assert heard
+
+
 def said(heard: Heard) -> str:
     """What an answer was told."""
-    who = f"the mistake {heard.says!r}" if heard.says else "the reference"
     fault = heard.fault
     lines = ["nothing"] if fault is None else [f"at the check of {fault.title}", *fault.lines()]
-    return "\n".join([f"{heard.exercise}: {who} heard:", *lines])
+    return "\n".join([f"{heard.exercise}: {heard.who} heard:", *lines])
 
 
 @pytest.mark.parametrize("lesson", LESSONS)

@@ -9,7 +9,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import profile, record_function, schedule
 
 from shared.errors import InputError
-from shared.exercises.lessons import load_checks
 from shared.laboratories import lesson12_made as made
 from shared.laboratories.lesson12_suspects import FAULTS, letters
 from shared.measuring.chrome import (
@@ -33,7 +32,6 @@ from shared.training.reference_run import (
     reference_optimizer,
     whole_step,
 )
-from solutions.alternatives.lesson12_profiler_traces import ALTERNATIVES
 from solutions.lesson12_profiler_traces import (
     data_stall_fraction,
     overlap_fraction,
@@ -201,13 +199,3 @@ def test_the_letters_are_all_faults_in_an_order_of_the_seed():
 
 def test_a_peak_is_a_number_of_flops():
     assert 1e8 < product_flops("cpu", size=64) < 1e14
-
-
-@pytest.mark.parametrize(
-    ("id", "answer"),
-    [(id, answer) for id, answers in ALTERNATIVES.items() for answer in answers],
-    ids=lambda each: getattr(each, "__name__", each),
-)
-def test_right_answers_in_another_style_pass(id, answer):
-    fault = load_checks("12")[id].first_fault(answer)
-    assert fault is None, f"{fault.title}: {fault.lines()}"
