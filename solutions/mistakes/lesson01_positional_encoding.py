@@ -1,5 +1,6 @@
 """Wrong answers that people give to lesson 01, each with the words that its check must say."""
 
+import functools
 import math
 
 import torch
@@ -82,6 +83,24 @@ def sinusoidal_encoding(max_len, d_model):
 def sinusoidal_encoding(max_len, d_model):
     assert d_model % 2 == 0, f"d_model is {d_model}"
     return _encoding(max_len, d_model)
+
+
+@mistake("01.1", says="a d_model of 0 is accepted")
+def sinusoidal_encoding(max_len, d_model):
+    return _encoding(max_len, d_model) if d_model else torch.zeros(max_len, 0)
+
+
+@mistake("01.1", says="one tensor is handed out at every call")
+@functools.cache
+def sinusoidal_encoding(max_len, d_model):
+    if d_model < 2:
+        raise ValueError(f"d_model is {d_model}")
+    return _encoding(max_len, d_model)
+
+
+@mistake("01.1", says="sinusoidal_encoding(1, 2) of shape (1, 2)")
+def sinusoidal_encoding(max_len, d_model):
+    return _encoding(max_len, d_model).squeeze()
 
 
 class _Right(nn.Module):
@@ -196,6 +215,71 @@ class PositionalEncoding(_Right):
         return super().rows(x, start)
 
 
+@mistake("01.2", says="no gradient reaches x")
+class PositionalEncoding(_Right):
+    def forward(self, x, start=0):
+        return super().forward(x.detach(), start)
+
+
+@mistake("01.2", says="the sum in float32 after one in bfloat16")
+class PositionalEncoding(_Right):
+    def rows(self, x, start):
+        self.encoding = self.encoding.to(x.dtype)
+        return super().rows(x, start)
+
+
+@mistake("01.2", says="x in float64 plus its codes")
+class PositionalEncoding(_Right):
+    def forward(self, x, start=0):
+        return super().forward(x.float() if x.dtype == torch.float64 else x, start).to(x.dtype)
+
+
+@mistake("01.2", says="forward does not add the buffer")
+class PositionalEncoding(_Right):
+    def __init__(self, d_model, max_len=5000, dropout=0.0):
+        super().__init__(d_model, max_len, dropout)
+        self.table = _encoding(max_len, d_model)
+
+    def rows(self, x, start):
+        super().rows(x, start)  # raises where x is too long
+        return self.table[start : start + x.shape[1]].to(x.dtype)
+
+
+@mistake("01.2", says="the rate is 0.5 whatever `dropout` says")
+class PositionalEncoding(_Right):
+    def __init__(self, d_model, max_len=5000, dropout=0.0):
+        super().__init__(d_model, max_len, 0.5)
+
+
+@mistake("01.2", says="all sentences lose the same values")
+class PositionalEncoding(_Right):
+    def forward(self, x, start=0):
+        return (x + self.rows(x, start)) * self.dropout(torch.ones_like(x[:1]))
+
+
+@mistake("01.2", says="whole positions are dropped")
+class PositionalEncoding(_Right):
+    def forward(self, x, start=0):
+        return (x + self.rows(x, start)) * self.dropout(torch.ones_like(x[..., :1]))
+
+
+@mistake("01.2", says="the rows of the call before are added again")
+class PositionalEncoding(_Right):
+    kept = None
+
+    def rows(self, x, start):
+        rows = super().rows(x, start)
+        if self.kept is None or self.kept.shape != rows.shape:
+            self.kept = rows
+        return self.kept.to(x.dtype)
+
+
+@mistake("01.2", says="the number of rows by default = 5000")
+class PositionalEncoding(_Right):
+    def __init__(self, d_model, max_len=512, dropout=0.0):
+        super().__init__(d_model, max_len, dropout)
+
+
 def _turn(angles: Tensor) -> Tensor:
     return torch.block_diag(
         *[
@@ -238,6 +322,26 @@ def shift_matrix(offset, d_model):
 @mistake("01.3", says="an odd d_model (5) is accepted")
 def shift_matrix(offset, d_model):
     return _turn(offset * _frequencies(d_model + d_model % 2))[:d_model, :d_model]
+
+
+@mistake("01.3", says="a d_model of 0 is accepted")
+def shift_matrix(offset, d_model):
+    return _turn(offset * _frequencies(d_model)) if d_model else torch.zeros(0, 0)
+
+
+@mistake("01.3", says="one tensor is handed out at every call")
+@functools.cache
+def shift_matrix(offset, d_model):
+    if d_model < 2:
+        raise ValueError(f"d_model is {d_model}")
+    return _turn(offset * _frequencies(d_model))
+
+
+@mistake("01.3", says="angles in float64, straight from the offset")
+def shift_matrix(offset, d_model):
+    if d_model < 2:
+        raise ValueError(f"d_model is {d_model}")
+    return _turn(offset * _frequencies(d_model).float())
 
 
 def _rotate(x, cos, sin):
@@ -312,7 +416,7 @@ def rotary(x, positions):
     return _rotate(x, cos, sin).to(x.dtype)
 
 
-@mistake("01.4", says="(B, H, L, K) with positions of each sentence")
+@mistake("01.4", says="with positions of each sentence, (B, 1, L)")
 def rotary(x, positions):
     cos, sin = _cos_sin(x, positions.reshape(-1, positions.shape[-1])[0])
     return _rotate(x, cos, sin).to(x.dtype)
@@ -334,3 +438,38 @@ def rotary(x, positions):
     cos, sin = _cos_sin(x[..., : x.shape[-1] // 2 * 2], positions)
     turned = _rotate(x[..., : x.shape[-1] // 2 * 2], cos, sin).to(x.dtype)
     return torch.cat([turned, x[..., x.shape[-1] // 2 * 2 :]], dim=-1)
+
+
+@mistake("01.4", says="no gradient reaches x")
+@torch.no_grad()
+def rotary(x, positions):
+    return _rotate(x, *_cos_sin(x, positions)).to(x.dtype)
+
+
+@mistake("01.4", says="a tensor is made on the CPU")
+def rotary(x, positions):
+    return _rotate(x, *_cos_sin(x, positions)).to(x.dtype)
+
+
+@mistake("01.4", says="at position 100,000 two digits are left")
+def rotary(x, positions):
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    angles = positions[..., None].to(dtype) * _frequencies(x.shape[-1]).to(dtype)
+    return _rotate(x, angles.cos(), angles.sin()).to(x.dtype)
+
+
+_turns: dict[torch.Size, tuple[Tensor, Tensor]] = {}
+
+
+@mistake("01.4", says="other positions than those of the call before")
+def rotary(x, positions):
+    if x.shape not in _turns:
+        _turns[x.shape] = _cos_sin(x, positions)
+    return _rotate(x, *_turns[x.shape]).to(x.dtype)
+
+
+@mistake("01.4", says="one position a head, (H, 1)")
+def rotary(x, positions):
+    if positions.shape[-1] != x.shape[-2]:
+        positions = torch.arange(x.shape[-2])
+    return _rotate(x, *_cos_sin(x, positions)).to(x.dtype)
