@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shared.exercises.checks import checks_for
 from shared.exercises.expecting import expect_close, expect_equal, expect_raises, recognise
-from shared.exercises.properties import expect_device_kept, expect_gradients, expect_new
+from shared.exercises.properties import expect_device, expect_gradients, expect_new
 from shared.exercises.seeds import fresh_generator
 from shared.laboratories.lesson01 import codes, pair_angles, turn, turned
 
@@ -422,4 +422,4 @@ def odd_head(rotary) -> None:
 def carries_gradients(rotary) -> None:
     x, positions = embeddings(4, 6).requires_grad_(), torch.arange(4)
     expect_gradients(rotary(x, positions), turned(x, range(4)), {"x": x}, what="the turned rows")
-    expect_device_kept(rotary, x, positions, what="rotary")
+    expect_device(rotary, x, positions, what="rotary")

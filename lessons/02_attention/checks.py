@@ -4,18 +4,18 @@ import math
 from collections.abc import Mapping
 from functools import partial
 from itertools import product
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as torch_attention
 
 from shared.exercises.checks import checks_for
 from shared.exercises.expecting import expect, expect_close, expect_equal, expect_raises, recognise
-from shared.exercises.seeds import fresh_seed, seed_all
+from shared.exercises.properties import expect_by_hand, expect_device, expect_gradients, expect_new
 from shared.laboratories import lesson02 as lab
 from shared.measuring.memory import saved_bytes
 
+ENGINE = "scaled_dot_product_attention"
 EMPTY_HINT = "which rows have no key: mask.any(dim=-1, keepdim=True); their output is 0"
 
 exercise_02_1 = checks_for(
@@ -68,7 +68,8 @@ def no_mask(attention) -> None:
 def with_mask(attention) -> None:
     q, k, v = lab.query_key_value(2, 3, 5, 7, 4)
     scores = q @ k.mT / 2
-    for mask in (lab.random_mask(2, 5, 7), lab.random_mask(1, 1, 7)):
+    each_head = lab.random_mask(6, 5, 7).view(2, 3, 5, 7)
+    for mask in (lab.random_mask(2, 5, 7), lab.random_mask(1, 1, 7), each_head):
         output, weights = attend(attention, q, k, v, mask)
         expect_close(
             output,
@@ -86,6 +87,7 @@ def with_mask(attention) -> None:
                     scores.where(mask, 0.0).softmax(-1) @ v
                 ),
                 "the mask is added to the scores as 0 and 1": (scores + mask).softmax(-1) @ v,
+                "one head's mask serves all heads": torch_attention(q, k, v, mask[:, :1]),
             },
             hint="a masked key must get the weight exp(-inf) = 0 before the row is normalised",
         )
@@ -117,28 +119,38 @@ def empty_row(attention) -> None:
     expect_close(its_weights, torch.zeros_like(its_weights), what="the weights of that row")
 
 
+@exercise_02_1.check("large scores, by hand")
+def large_scores(attention) -> None:
+    q, k, v = lab.query_key_value(2, 3, 5, 7, 4)
+    sign = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0])[:, None]  # of all of a query's scores
+    q, k, mask = 1e5 * sign * q.abs(), k.abs(), lab.random_mask(2, 5, 7)
+    output, _ = attend(attention, q, k, v, mask)
+    recognise(
+        {"large scores overflow: softmax subtracts a row's maximum": not output.isfinite().all()},
+        expected="finite values for scores of a hundred thousand",
+        seen=f"{int((~output.isfinite()).sum())} are not",
+    )
+    expect_close(
+        output,
+        torch_attention(q, k, v, mask),
+        what="the output",
+        hint="a masked key's score is -inf: any number, -1e4 say, is more than some score",
+    )
+    expect_by_hand(lambda: attention(q, k, v), ENGINE, what="the formula")
+
+
 @exercise_02_1.check("gradients, also next to a row without any key")
 def gradients(attention) -> None:
     mask = lab.random_mask(2, 5, 7)
     mask[0, :, 2] = False
     tensors = [each.requires_grad_() for each in lab.query_key_value(2, 3, 5, 7, 4)]
-    upstream = lab.vectors(2, 3, 5, 4)
-    ours = lab.gradients_of(attend(attention, *tensors, mask)[0], tensors, upstream)
-    theirs = torch.autograd.grad(torch_attention(*tensors, attn_mask=mask), tensors, upstream)
-    for name, got, want in zip(("query", "key", "value"), ours, theirs, strict=True):
-        num_nan = 0 if got is None else int(got.isnan().sum())
-        recognise(
-            {
-                f"no gradient reaches the {name}": got is None,
-                f"the output is right, but the gradient of the {name} holds NaN: the empty row "
-                "comes back in the backward pass": num_nan > 0,
-            },
-            expected="finite gradients",
-            seen="None" if got is None else f"{num_nan} of {got.numel()} are NaN",
-            hint="masked_fill stops a gradient, adding -inf passes it on; .detach(), .data, "
-            ".item() and torch.no_grad() lose it",
-        )
-        expect_close(got, want, what=f"the gradient of the {name}")
+    leaves = dict(zip(("query", "key", "value"), tensors, strict=True))
+    hint = "the empty row comes back in the backward pass: masked_fill stops it, + -inf does not"
+    want = torch_attention(*tensors, attn_mask=mask)
+    expect_gradients(attend(attention, *tensors, mask)[0], want, leaves, "the output", hint)
+    q, k, _ = tensors
+    weights, want = attend(attention, *tensors)[1], (q @ k.mT / 2).softmax(-1)
+    expect_gradients(weights, want, {"query": q, "key": k}, "the tensor of weights")
 
 
 @exercise_02_1.check("dtypes")
@@ -195,14 +207,18 @@ def padding_values(padding_mask) -> None:
                 "padding is masked as query and as key, which leaves rows without any key": (
                     keep[:, None, None] & keep[:, None, :, None]
                 ),
+                "padding is counted and taken to come last: it may stand anywhere": (
+                    torch.arange(5) < keep.sum(-1, keepdim=True)
+                )[:, None, None],
                 "pad_id is not used: padding is looked for as 0": (tokens != 0)[:, None, None],
             },
         )
+    expect_device(padding_mask, torch.ones(2, 3, dtype=torch.long), what="padding_mask")
 
 
 @exercise_02_3.check("the lower triangle")
 def triangle(causal_mask) -> None:
-    for length in (4, 1, 7):
+    for length in (4, 1, 600):
         index = torch.arange(length)
         past = (index[None, :] <= index[:, None])[None, None]  # key <= query
         expect_mask(
@@ -218,15 +234,16 @@ def triangle(causal_mask) -> None:
         )
 
 
-@exercise_02_3.check("the device that is asked for")
+@exercise_02_3.check("the device that is asked for, a new mask each time")
 def device(causal_mask) -> None:
     # torch's "meta" device exists on every machine, and holds shapes without data.
     expect_equal(
-        str(causal_mask(3, device="meta").device),
+        str(causal_mask(4, device="meta").device),
         "meta",
         what="the mask's device",
         mistake="the device argument is not used: on a GPU the mask would stay on the CPU",
     )
+    expect_new(causal_mask, 4, what="causal_mask(4)")
 
 
 exercise_02_4a = checks_for(
@@ -249,10 +266,11 @@ SIZES = ((2, 5, 3, 4), (1, 4, 4, 2), (3, 1, 2, 1))  # B, L, H, K
 @exercise_02_4a.check("consecutive parts, position by position")
 def split_values(split_heads) -> None:
     for b, length, heads, k in SIZES:
-        x = lab.vectors(b, length, heads * k)
+        x = lab.vectors(b, length, heads * k).requires_grad_()
+        got, want = split_heads(x, heads), torch.stack(x.split(k, dim=-1), dim=1)
         expect_close(
-            split_heads(x, heads),
-            torch.stack(x.split(k, dim=-1), dim=1),
+            got,
+            want,
             what=f"{(b, length, heads * k)} in {heads} heads",
             looks_like={
                 "the right shape, but positions are mixed: reshape to (B, H, L, K) does not "
@@ -263,6 +281,7 @@ def split_values(split_heads) -> None:
                 "heads stand after positions: (B, L, H, K)": x.unflatten(-1, (heads, k)),
             },
         )
+        expect_gradients(got, want, {"x": x}, "the tensor of heads")
 
 
 @exercise_02_4a.check("a d_model that cannot be split")
@@ -274,10 +293,11 @@ def split_error(split_heads) -> None:
 @exercise_02_4b.check("the way back")
 def combine_values(combine_heads) -> None:
     for b, length, heads, k in SIZES:
-        x = lab.vectors(b, heads, length, k)
+        x = lab.vectors(b, heads, length, k).requires_grad_()
+        got, want = combine_heads(x), torch.cat(x.unbind(1), dim=-1)
         expect_close(
-            combine_heads(x),
-            torch.cat(x.unbind(1), dim=-1),
+            got,
+            want,
             what=f"{heads} heads of {k} side by side",
             looks_like={
                 "the right shape, but positions are mixed: swap the dims before joining": (
@@ -288,6 +308,7 @@ def combine_values(combine_heads) -> None:
                 ),
             },
         )
+        expect_gradients(got, want, {"x": x}, "the joined tensor")
 
 
 exercise_02_5 = checks_for(
@@ -304,30 +325,10 @@ exercise_02_5 = checks_for(
 )
 
 
-def built(module_class, d_model: int, heads: int, **options) -> Any:
-    """An answer's module in float64, with the four projections that the contract names."""
-    seed_all(fresh_seed())
-    module = module_class(d_model, heads, **options)
-    mistakes = {
-        f"the projection {name} is missing": not isinstance(getattr(module, name, None), nn.Linear)
-        for name in ("w_q", "w_k", "w_v", "w_o")
-    }
-    found, four = sum(each.numel() for each in module.parameters()), 4 * (d_model**2 + d_model)
-    words = "the parameters are not four projections of D x D with a bias each"
-    recognise(
-        mistakes | {words: found != four},
-        expected=f"w_q, w_k, w_v and w_o, each an nn.Linear({d_model}, {d_model}), and so "
-        f"{four} parameters",
-        seen=f"{', '.join(dict(module.named_children()))} with {found} parameters",
-        hint="all heads share one nn.Linear(D, D) for each of w_q, w_k, w_v and w_o",
-    )
-    return module.double()
-
-
 @exercise_02_5.check("self-attention against nn.MultiheadAttention")
 def self_attention(module_class) -> None:
     for d_model, heads in ((12, 3), (8, 1), (6, 6)):
-        module, x = built(module_class, d_model, heads), lab.vectors(2, 5, d_model)
+        module, x = lab.built(module_class, d_model, heads), lab.vectors(2, 5, d_model)
         mistaken = partial(lab.mistaken_output, module, heads, x, x, x)
         expect_close(
             module(x, x, x),
@@ -350,7 +351,7 @@ def self_attention(module_class) -> None:
 
 @exercise_02_5.check("cross-attention: keys and values from elsewhere")
 def cross_attention(module_class) -> None:
-    module = built(module_class, 12, 3)
+    module = lab.built(module_class, 12, 3)
     x, key, value = (lab.vectors(2, 5, 12) for _ in range(3))
     expect_close(
         module(x, key, value),
@@ -362,9 +363,6 @@ def cross_attention(module_class) -> None:
             "the values are taken from the query": lab.mistaken_output(module, 3, x, key, x),
         },
     )
-    memory = lab.vectors(2, 7, 12)
-    want = lab.twin_output(module, 3, x, memory, memory)
-    expect_close(module(x, memory, memory), want, what="5 queries and 7 keys")
 
 
 @exercise_02_5.check("masks: padding, causal, both")
@@ -372,8 +370,9 @@ def masks(module_class) -> None:
     x = lab.vectors(2, 5, 12)
     keep = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])[:, None, None]
     past = torch.ones(5, 5, dtype=torch.bool).tril()[None, None]
-    for fused in (False, True):
-        module = built(module_class, 12, 3, fused=fused)
+    each = lab.random_mask(6, 5, 5).view(2, 3, 5, 5)
+    for fused, training in product((False, True), (True, False)):
+        module = lab.built(module_class, 12, 3, fused=fused).train(training)
         mistaken = partial(lab.mistaken_output, module, 3, x, x, x)
         looks_like_one = {
             "with causal=True the mask is dropped: a key must pass both": mistaken(mask=past),
@@ -382,13 +381,21 @@ def masks(module_class) -> None:
                 mistaken(mask=past | keep)
             ),
         }
+        looks_like_each = {
+            "one head's mask serves all heads": mistaken(mask=each[:, :1]),
+            "one query's mask serves all queries": mistaken(mask=each[:, :, :1]),
+            "the mask of an earlier call is used again": mistaken(mask=keep),
+        }
         for what, given, mask, looks_like in (
             ("padding", {"mask": keep}, keep, {"the mask is not used": mistaken()}),
             ("causal", {"causal": True}, past, {"causal=True is not used": mistaken()}),
             ("both masks", {"mask": keep, "causal": True}, past & keep, looks_like_one),
+            ("no mask after others", {}, None, {"causal=True stays on": mistaken(mask=past)}),
+            ("a mask of each head", {"mask": each}, each, looks_like_each),
         ):
             got, want = module(x, x, x, **given), lab.twin_output(module, 3, x, x, x, mask)
-            expect_close(got, want, what=f"{what}, fused={fused}", looks_like=looks_like)
+            where = f"{what}, fused={fused}, training={training}"
+            expect_close(got, want, what=where, looks_like=looks_like)
 
 
 @exercise_02_5.check("a sentence that is all padding")
@@ -396,7 +403,7 @@ def all_padding(module_class) -> None:
     x = lab.vectors(2, 4, 8)
     mask = torch.tensor([True, False])[:, None, None, None].expand(2, 1, 1, 4)
     for fused in (False, True):
-        module = built(module_class, 8, 2, fused=fused)
+        module = lab.built(module_class, 8, 2, fused=fused)
         output = module(x, x, x, mask)
         recognise(
             {"a sentence without any key gives NaN": not output.isfinite().all()},
@@ -409,22 +416,48 @@ def all_padding(module_class) -> None:
 
 @exercise_02_5.check("dropout")
 def dropout(module_class) -> None:
-    x = lab.vectors(2, 6, 8)
     for fused in (False, True):
-        module = built(module_class, 8, 2, dropout=0.5, fused=fused)
+        module = lab.built(module_class, 8, 2, dropout=0.2, fused=fused)
+        kept, always = lab.kept_weights(module, 0.2), lab.kept_weights(module.eval(), 0.0)
+        whole, share = torch.allclose(kept, kept.round()), kept.mean().item() / 50
         recognise(
-            {"dropout is not used": torch.equal(module(x, x, x), module(x, x, x))},
-            expected="two calls in training that differ",
-            seen="no difference",
+            {
+                "it acts in eval() as well: dropout_p must be 0 unless self.training": (
+                    not torch.allclose(always, torch.tensor(50.0).double())
+                ),
+                "dropout is not used": bool((kept == kept[0, 0, 0]).all()),
+                "dropout acts on the output, not on the weights": bool(
+                    ((kept.round() == 0) | (kept.round() == 50)).all()
+                ),
+                "the rate is 0.5 whatever `dropout` says": (
+                    torch.allclose(kept / 1.6, (kept / 1.6).round())
+                ),
+                "the rate or the scale of the rest is wrong": not (whole and 0.75 < share < 0.85),
+            },
+            expected="in training a fifth of the weights 0 and the others divided by 0.8",
+            seen=f"sums of a row's weights from {kept.min() / 40:.3g} to {kept.max() / 40:.3g}, "
+            f"with fused={fused}",
         )
-        got, want = module.eval()(x, x, x), lab.twin_output(module, 2, x, x, x)
-        hint = "dropout_p must be 0 unless self.training"
-        expect_close(got, want, what="the output in eval()", hint=hint)
+
+
+@exercise_02_5.check("gradients, device, and by hand or fused")
+def carries_gradients(module_class) -> None:
+    x, memory = (lab.vectors(2, length, 12).requires_grad_() for length in (5, 7))
+    for fused in (False, True):
+        module = lab.built(module_class, 12, 3, fused=fused).train(fused)
+        leaves = {"the query": x, "the memory": memory, **dict(module.named_parameters())}
+        want = lab.mistaken_output(module, 3, x, memory, memory)
+        expect_gradients(module(x, memory, memory), want, leaves, f"the output, fused={fused}")
+        if not fused:
+            expect_by_hand(partial(module, x, x, x), ENGINE, what="fused=False")
+        mask, there = torch.ones(2, 1, 1, 5, dtype=torch.bool), partial(module, causal=True)
+        module.to("meta")
+        expect_device(there, x, x, x, mask, what="causal=True with a mask")
 
 
 @exercise_02_5.check("what the fused kernel keeps")
 def cost(module_class) -> None:
-    module = built(module_class, 8, 2, fused=True)
+    module = lab.built(module_class, 8, 2, fused=True)
 
     def kept(length: int, causal: bool) -> int:
         x = lab.vectors(1, length, 8)

@@ -1,21 +1,32 @@
-"""What must hold of nearly every answer: gradients come back, results are new, devices are kept."""
+"""What must hold of many an answer: gradients come back, results are new, devices are kept."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from shared.exercises.expecting import expect, expect_close, recognise
 from shared.exercises.seeds import fresh_generator
 
+CUT_OFF = (
+    "torch.no_grad(), .detach(), .data, .item() and numpy cut a result off from what it was "
+    "computed from"
+)
 
-def expect_gradients(got: Tensor, want: Tensor, inputs: Mapping[str, Tensor], what: str) -> None:
-    """The gradients of an output and of its oracle with respect to the same leaves are equal."""
+
+def expect_gradients(
+    got: Tensor, want: Tensor, inputs: Mapping[str, Tensor], what: str, hint: str = ""
+) -> None:
+    """The gradients of an output and of its oracle with respect to the same leaves are equal.
+
+    `hint` is for gradients that come, and are not right.
+    """
     pull = torch.randn(want.shape, generator=fresh_generator()).to(want.dtype)
     leaves = list(inputs.values())
     ours = [None] * len(leaves)
-    if got.requires_grad:
+    if got.grad_fn is not None:  # a view made under no_grad requires gradients, and has none
         ours = torch.autograd.grad(got, leaves, pull, allow_unused=True)
     theirs = torch.autograd.grad(want, leaves, pull)
     for name, mine, right in zip(inputs, ours, theirs, strict=True):
@@ -23,10 +34,9 @@ def expect_gradients(got: Tensor, want: Tensor, inputs: Mapping[str, Tensor], wh
             {f"no gradient reaches {name}": mine is None},
             expected=f"{what} carries gradients back to {name}",
             seen="None",
-            hint="torch.no_grad(), .detach(), .data, .item() and numpy cut a result off from what "
-            "it was computed from",
+            hint=CUT_OFF,
         )
-        expect_close(mine, right, what=f"the gradient of {name}")
+        expect_close(mine, right, what=f"the gradient of {name}", hint=hint)
 
 
 def expect_new(answer: Callable[..., Tensor], *args: Any, what: str) -> None:
@@ -42,7 +52,7 @@ def expect_new(answer: Callable[..., Tensor], *args: Any, what: str) -> None:
     )
 
 
-def expect_device_kept(answer: Callable[..., Any], *args: Any, what: str) -> None:
+def expect_device(answer: Callable[..., Any], *args: Any, what: str) -> None:
     """Nothing that the answer makes lies on the CPU where what it is given lies elsewhere.
 
     The device meta, which has no numbers, stands for a GPU; an answer that reads values cannot
@@ -57,4 +67,31 @@ def expect_device_kept(answer: Callable[..., Any], *args: Any, what: str) -> Non
             seen=f"arguments on another device than the CPU: {error}",
             mistake="a tensor is made on the CPU, wherever the arguments lie",
             hint="give device=x.device to what makes tensors",
+        )
+
+
+class _Called(TorchFunctionMode):
+    """Notes the name of every function of torch that is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.names.add(getattr(func, "__name__", ""))
+        return func(*args, **(kwargs or {}))
+
+
+def expect_by_hand(act: Callable[[], Any], *engines: str, what: str) -> None:
+    """None of torch's functions of these names is called."""
+    with _Called() as called:
+        act()
+    for name in engines:
+        expect(
+            name not in called.names,
+            expected=f"{what}, written out",
+            seen=f"a call of {name}",
+            mistake=f"torch's {name} does the work that is to be done by hand",
         )

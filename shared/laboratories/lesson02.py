@@ -1,13 +1,13 @@
 """What the checks of lesson 02 compare attention with: random inputs, torch's twin, mistakes."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared.exercises.seeds import fresh_generator
+from shared.exercises.expecting import recognise
+from shared.exercises.seeds import fresh_generator, fresh_seed, seed_all
 
 
 def vectors(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -30,10 +30,10 @@ def random_mask(b: int, t: int, s: int) -> Tensor:
 
 
 def padded_tokens(pad_id: int, other: int) -> Tensor:
-    """Tokens (3, 5), of which two rows end in padding; the first token is `other`."""
-    tokens = torch.randint(1, 9, (3, 5), generator=fresh_generator())
+    """Tokens (4, 5): two rows end in padding, one begins with it; the first token is `other`."""
+    tokens = torch.randint(1, 9, (4, 5), generator=fresh_generator())
     tokens[tokens == pad_id] = 8
-    tokens[0, 0], tokens[1, 3:], tokens[2, 1:] = other, pad_id, pad_id
+    tokens[0, 0], tokens[1, 3:], tokens[2, 1:], tokens[3, :2] = other, pad_id, pad_id, pad_id
     return tokens
 
 
@@ -42,13 +42,19 @@ def formula(query: Tensor, key: Tensor, value: Tensor, scale: float, dim: int = 
     return (query @ key.mT * scale).softmax(dim) @ value
 
 
-def gradients_of(
-    output: Tensor, tensors: Sequence[Tensor], upstream: Tensor
-) -> Sequence[Tensor | None]:
-    """The gradients of sum(output * upstream); None for a tensor that none reaches."""
-    if not output.requires_grad:
-        return [None] * len(tensors)
-    return torch.autograd.grad(output, tensors, upstream, allow_unused=True)
+def kept_weights(module: Any, rate: float) -> Tensor:
+    """How many of 50 equal weights dropout kept, for each query and head, if it scaled the rest.
+
+    The parameters are set so that the output is the sum of each head's weights.
+    """
+    d_model = module.w_o.in_features
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.zero_()
+        module.w_v.bias.fill_(1.0)
+        module.w_o.weight.copy_(torch.eye(d_model))
+        x = vectors(2, 50, d_model)
+        return module(x, x, x) * 50 * (1 - rate)
 
 
 def twin_output(
@@ -98,3 +104,23 @@ def mistaken_output(
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
     joined = out.transpose(1, 2).flatten(2) if transposed else out.reshape(query.shape)
     return module.w_o(joined) if last else joined
+
+
+def built(module_class, d_model: int, heads: int, **options) -> Any:
+    """An answer's module in float64, with the four projections that the contract names."""
+    seed_all(fresh_seed())
+    module = module_class(d_model, heads, **options)
+    mistakes = {
+        f"the projection {name} is missing": not isinstance(getattr(module, name, None), nn.Linear)
+        for name in ("w_q", "w_k", "w_v", "w_o")
+    }
+    found, four = sum(each.numel() for each in module.parameters()), 4 * (d_model**2 + d_model)
+    words = "the parameters are not four projections of D x D with a bias each"
+    recognise(
+        mistakes | {words: found != four},
+        expected=f"w_q, w_k, w_v and w_o, each an nn.Linear({d_model}, {d_model}), and so "
+        f"{four} parameters",
+        seen=f"{', '.join(dict(module.named_children()))} with {found} parameters",
+        hint="all heads share one nn.Linear(D, D) for each of w_q, w_k, w_v and w_o",
+    )
+    return module.double()

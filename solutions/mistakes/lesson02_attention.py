@@ -1,5 +1,6 @@
 """Wrong answers to lesson 02 that people really give, and what the check must say to each."""
 
+import functools
 import math
 
 import torch
@@ -96,7 +97,7 @@ def scaled_dot_product_attention(query, key, value, mask=None):
     return weights @ value, weights
 
 
-@mistake("02.1", says="no gradient reaches the query")
+@mistake("02.1", says="the output carries gradients back to query")
 def scaled_dot_product_attention(query, key, value, mask=None):
     _, weights = right.scaled_dot_product_attention(query.detach(), key.detach(), value, mask)
     return weights @ value, weights
@@ -107,6 +108,42 @@ def scaled_dot_product_attention(query, key, value, mask=None):
     output, weights = right.scaled_dot_product_attention(query, key, value, mask)
     wide = torch.promote_types(query.dtype, torch.float32)
     return output.to(wide), weights.to(wide)
+
+
+@mistake("02.1", says="torch's scaled_dot_product_attention does the work")
+def scaled_dot_product_attention(query, key, value, mask=None):
+    _, weights = right.scaled_dot_product_attention(query, key, value, mask)
+    return F.scaled_dot_product_attention(query, key, value, mask), weights
+
+
+@mistake("02.1", says="large scores overflow")
+def scaled_dot_product_attention(query, key, value, mask=None):
+    powers = (query @ key.mT / math.sqrt(query.shape[-1])).exp()
+    powers = powers if mask is None else powers * mask
+    total = powers.sum(-1, keepdim=True)
+    weights = powers / total.where(total > 0, 1.0)
+    return weights @ value, weights
+
+
+@mistake("02.1", says="any number, -1e4 say, is more than some score")
+def scaled_dot_product_attention(query, key, value, mask=None):
+    scores = query @ key.mT / math.sqrt(query.shape[-1])
+    if mask is None:
+        return attention_with(scores, value)
+    weights = scores.masked_fill(~mask, -1e4).softmax(-1) * mask.any(-1, keepdim=True)
+    return weights @ value, weights
+
+
+@mistake("02.1", says="one head's mask serves all heads")
+def scaled_dot_product_attention(query, key, value, mask=None):
+    mask = None if mask is None else mask[:, :1]
+    return right.scaled_dot_product_attention(query, key, value, mask)
+
+
+@mistake("02.1", says="the tensor of weights carries gradients")
+def scaled_dot_product_attention(query, key, value, mask=None):
+    output, weights = right.scaled_dot_product_attention(query, key, value, mask)
+    return output, weights.detach()
 
 
 # 02.2 padding_mask
@@ -148,6 +185,17 @@ def padding_mask(tokens, pad_id=0):
     return (tokens != pad_id)[:, None, None, :].float()
 
 
+@mistake("02.2", says="taken to come last")
+def padding_mask(tokens, pad_id=0):
+    lengths = (tokens != pad_id).sum(dim=1, keepdim=True)
+    return (torch.arange(tokens.shape[1]) < lengths)[:, None, None]
+
+
+@mistake("02.2", says="a tensor is made on the CPU")
+def padding_mask(tokens, pad_id=0):
+    return (tokens != torch.full(tokens.shape, pad_id))[:, None, None]
+
+
 # 02.3 causal_mask
 
 
@@ -179,6 +227,20 @@ def causal_mask(length, device=None):
 @mistake("02.3", says="the device argument is not used")
 def causal_mask(length, device=None):
     return right.causal_mask(length)
+
+
+@mistake("02.3", says="one tensor is handed out at every call")
+@functools.cache
+def causal_mask(length, device=None):
+    return right.causal_mask(length, device)
+
+
+_table = right.causal_mask(512)
+
+
+@mistake("02.3", says="the mask of length 600 of shape (1, 1, 600, 600)")
+def causal_mask(length, device=None):
+    return _table[..., :length, :length].to(device or "cpu")
 
 
 # 02.4a split_heads
@@ -221,6 +283,11 @@ def split_heads(x, num_heads):
     return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
 
 
+@mistake("02.4a", says="no gradient reaches x")
+def split_heads(x, num_heads):
+    return right.split_heads(x.data, num_heads)
+
+
 # 02.4b combine_heads
 
 
@@ -239,6 +306,11 @@ def combine_heads(x):
 def combine_heads(x):
     batch, heads, length, head_dim = x.shape
     return x.transpose(1, 2).view(batch, length, heads * head_dim)
+
+
+@mistake("02.4b", says="no gradient reaches x")
+def combine_heads(x):
+    return torch.from_numpy(right.combine_heads(x).detach().numpy())
 
 
 # 02.5 MultiHeadAttention
@@ -383,7 +455,7 @@ class MultiHeadAttention(Base):
         super().__init__(d_model, num_heads, 0.0, fused)
 
 
-@mistake("02.5", says="the output in eval()")
+@mistake("02.5", says="it acts in eval() as well")
 class MultiHeadAttention(Base):
     def attend(self, q, k, v, mask, causal):
         self.training = True
@@ -411,3 +483,83 @@ class MultiHeadAttention(Base):
 class MultiHeadAttention(Base):
     def __init__(self, d_model, num_heads, dropout=0.0, fused=False):
         super().__init__(num_heads * (d_model // num_heads), num_heads, dropout, fused)
+
+
+@mistake("02.5", says="one head's mask serves all heads")
+class MultiHeadAttention(Base):
+    def both(self, mask, causal, q):
+        return super().both(None if mask is None else mask[:, :1], causal, q)
+
+
+@mistake("02.5", says="one query's mask serves all queries")
+class MultiHeadAttention(Base):
+    def both(self, mask, causal, q):
+        return super().both(None if mask is None else mask[:, :, :1], causal, q)
+
+
+@mistake("02.5", says="the mask of an earlier call is used again")
+class MultiHeadAttention(Base):
+    kept = None
+
+    def both(self, mask, causal, q):
+        if mask is not None and self.kept is None:
+            self.kept = mask
+        return super().both(None if mask is None else self.kept, causal, q)
+
+
+@mistake("02.5", says="causal=True stays on")
+class MultiHeadAttention(Base):
+    seen = False
+
+    def forward(self, query, key, value, mask=None, causal=False):
+        self.seen = self.seen or causal
+        return super().forward(query, key, value, mask, self.seen)
+
+
+@mistake("02.5", says="causal, fused=False, training=False")
+class MultiHeadAttention(Base):
+    def forward(self, query, key, value, mask=None, causal=False):
+        return super().forward(query, key, value, mask, causal and self.training)
+
+
+@mistake("02.5", says="dropout acts on the output")
+class MultiHeadAttention(Base):
+    def attend(self, q, k, v, mask, causal):
+        rate, self.dropout = self.dropout, 0.0
+        output = super().attend(q, k, v, mask, causal)
+        self.dropout = rate
+        return F.dropout(output, rate, self.training)
+
+
+@mistake("02.5", says="the rate is 0.5 whatever")
+class MultiHeadAttention(Base):
+    def __init__(self, d_model, num_heads, dropout=0.0, fused=False):
+        super().__init__(d_model, num_heads, 0.5 if dropout else 0.0, fused)
+
+
+@mistake("02.5", says="the rate or the scale of the rest is wrong")
+class MultiHeadAttention(Base):
+    def attend(self, q, k, v, mask, causal):
+        return F.dropout(super().attend(q, k, v, mask, causal), self.dropout, self.training)
+
+
+@mistake("02.5", says="no gradient reaches the query")
+class MultiHeadAttention(Base):
+    def forward(self, query, key, value, mask=None, causal=False):
+        with torch.set_grad_enabled(self.training):
+            return super().forward(query, key, value, mask, causal)
+
+
+@mistake("02.5", says="torch's scaled_dot_product_attention does the work")
+class MultiHeadAttention(Base):
+    def __init__(self, d_model, num_heads, dropout=0.0, fused=False):
+        super().__init__(d_model, num_heads, dropout, True)
+
+
+@mistake("02.5", says="a tensor is made on the CPU")
+class MultiHeadAttention(Base):
+    def both(self, mask, causal, q):
+        if not causal or (self.fused and mask is None):
+            return mask
+        past = right.causal_mask(q.shape[-2])
+        return past if mask is None else mask & past
