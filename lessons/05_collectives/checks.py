@@ -9,6 +9,7 @@ from torch import Tensor
 
 from shared.exercises.checks import checks_for
 from shared.exercises.expecting import expect_close, expect_equal, recognise
+from shared.exercises.wrong import Wrong
 from shared.laboratories import lesson05 as lab
 from shared.laboratories.lesson05 import Case, Exchange, Laboratory
 from shared.measuring.traffic import Call
@@ -91,10 +92,22 @@ def sends(seen: Exchange) -> list[list[Call]]:
     return [[call for call in calls if call.op == "send"] for calls in seen.calls]
 
 
+def expect_own_dtype(seen: Exchange, num_bytes: int) -> None:
+    """Messages of `num_bytes`, not all of twice as many (looked at where numbers have 4 bytes)."""
+    lengths = {call.num_bytes for each in sends(seen) for call in each}
+    wider = seen.case.dtype == torch.float32 and lengths == {2 * num_bytes}
+    recognise(
+        {"the numbers travel in a wider dtype than the tensor's": wider},
+        expected=f"messages of {num_bytes} bytes, in {seen.case.dtype}",
+        seen=f"messages of {2 * num_bytes} bytes",
+    )
+
+
 def expect_ring(seen: Exchange, steps: int, whole: int) -> None:
     """Every rank sends `steps` chunks of a tensor of `whole` numbers, all to one neighbour."""
-    n, sent = seen.case.n, sends(seen)
-    whole, chunk = 8 * whole, 8 * -(-whole // n)
+    n, sent, size = seen.case.n, sends(seen), seen.case.dtype.itemsize
+    whole, chunk = size * whole, size * -(-whole // n)
+    expect_own_dtype(seen, chunk)
     longest = max((call.num_bytes for each in sent for call in each), default=0)
     all_to_0 = {call.peer for each in sent[1:] for call in each} == {0}
     recognise(
@@ -139,7 +152,13 @@ def expect_all(
         seen = tried[case]
         for rank, came in enumerate(seen.came):
             words = f"rank {rank} in its sub-group" if case.sub_groups else what.format(case.dtype)
-            expect_close(came, want(seen, rank), what=words)
+            try:
+                expect_close(came, want(seen, rank), what=words)
+            except Wrong as fault:
+                if case.sub_groups and not fault.mistake:
+                    fault.mistake = "right in the whole world, wrong in a sub-group: group= is "
+                    fault.mistake += "left out somewhere, or a place in the world is meant"
+                raise
 
 
 # 05.1 ring_reduce_scatter
@@ -231,6 +250,10 @@ def order_of_chunks(ring_all_gather: Any) -> None:
                         torch.cat(chunks[rank:] + chunks[:rank])
                     ),
                     "every place holds this rank's own chunk": torch.cat(n * [own]),
+                    "the chunks are stacked as rows: the result has to be flat": (
+                        torch.stack(chunks)
+                    ),
+                    "the chunks stand in the reverse order of ranks": torch.cat(chunks[::-1]),
                     "the chunks are added, not put one behind the other": seen.total(),
                     "it forwards its own chunk in each step, not what came last": (
                         torch.cat([own if place == rank else before for place in range(n)])
@@ -248,8 +271,8 @@ def bytes_of_all_gather(ring_all_gather: Any) -> None:
 
 @exercise_05_2.check("every dtype; chunks of any shape; the chunk is left as it is")
 def dtypes_of_all_gather(ring_all_gather: Any) -> None:
-    tried, what = lab.gathered(ring_all_gather), "gathered chunks of {}, shape (3, 2)"
-    expect_all(tried, lab.COLUMNS_OF_EACH_DTYPE, Exchange.chunks_in_order, what)
+    tried, what = lab.gathered(ring_all_gather), "gathered chunks of {}"
+    expect_all(tried, lab.ANY_CHUNK, Exchange.chunks_in_order, what)
 
 
 @exercise_05_2.check("a sub-group")
@@ -298,6 +321,8 @@ def expect_sums(seen: Exchange) -> None:
                 untouched: before[rank],
                 "it is the mean, not the sum": total / n,
                 "rank 0 counts its own tensor twice": total + before[0],
+                "rank 0 leaves its own tensor out": total - before[0],
+                "the last rank's tensor is left out": total - before[-1],
                 "rank 0 sends the sum back before it has heard all: a part of the ranks is in it": (
                     sum(before[1 : rank + 1], before[0])
                 ),
@@ -347,13 +372,24 @@ def central_values(central_all_reduce: Any) -> None:
 @exercise_05_5.check("bytes that leave each rank")
 def central_bytes(central_all_reduce: Any) -> None:
     for case in lab.LONG:
-        n, whole, sent = case.n, 8 * case.shape[0], sends(lab.reduced(central_all_reduce)[case])
+        seen, n, whole = lab.reduced(central_all_reduce)[case], case.n, case.shape[0]
+        sent, whole = sends(seen), whole * case.dtype.itemsize
         others = {call.peer for each in sent[1:] for call in each if call.peer is not None}
         recognise(
             {"the ranks talk to each other: here everything goes through rank 0": others != {0}},
             expected="messages to rank 0 alone from the other ranks",
             seen=f"messages to ranks {sorted(others)}",
             hint="this exercise is the bad example; build it as it is described",
+        )
+        expect_own_dtype(seen, whole)
+        heard = [call.peer for call in seen.calls[0] if call.op == "recv"]
+        recognise(
+            {
+                "rank 0 does not receive in the order of ranks: another order of additions has "
+                "other last bits": heard != list(range(1, n)) and len(heard) == n - 1
+            },
+            expected=f"messages from ranks {list(range(1, n))}, in this order",
+            seen=f"from {heard}" + " (None: from anyone)" * (None in heard),
         )
         for rank, each in enumerate(sent):
             want = (n - 1) * whole if rank == 0 else whole
@@ -405,15 +441,20 @@ def broadcast_values(tree_broadcast: Any) -> None:
                 came,
                 before[src],
                 what=f"the tensor of rank {rank} of {n}, from rank {src}, shape {case.shape}",
-                looks_like={untouched: before[rank]},
+                looks_like={
+                    untouched: before[rank],
+                    "what arrives is added to the tensor": before[rank] + before[src],
+                },
             )
 
 
 @exercise_05_4.check("messages and rounds")
 def broadcast_rounds(tree_broadcast: Any) -> None:
     for case in lab.ROUNDS:
-        n, src, sent = case.n, case.rest[0], sends(lab.spread(tree_broadcast)[case])
-        total, enough = sum(call.num_bytes for each in sent for call in each), (n - 1) * 48
+        seen, n, src = lab.spread(tree_broadcast)[case], case.n, case.rest[0]
+        sent, whole = sends(seen), 6 * case.dtype.itemsize
+        expect_own_dtype(seen, whole)
+        total, enough = sum(call.num_bytes for each in sent for call in each), (n - 1) * whole
         expect_equal(
             total,
             enough,

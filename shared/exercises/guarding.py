@@ -16,16 +16,18 @@ from shared.exercises.wrong import Wrong
 
 
 @contextlib.contextmanager
-def kept_switches() -> Generator[Callable[[], Wrong | None]]:
+def kept_switches(*, seeding: bool = False) -> Generator[Callable[[], Wrong | None]]:
     """Put gradient mode, default dtype and number of threads back afterwards.
 
     Yields a function that says, as a `Wrong`, which of them, or the global seed, is not what it
-    was; None if all are.
+    was; None if all are. With `seeding` the block may set the global seed.
     """
     grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
     threads, seed = torch.get_num_threads(), torch.initial_seed()
     try:
-        yield lambda: _changed_switch(grad, dtype, threads, seed)
+        yield lambda: _changed_switch(
+            grad, dtype, threads, torch.initial_seed() if seeding else seed
+        )
     finally:
         torch.set_grad_enabled(grad)
         torch.set_default_dtype(dtype)

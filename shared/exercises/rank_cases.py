@@ -8,6 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from shared.exercises.guarding import kept_switches
 from shared.exercises.on_ranks import raise_failure
 from shared.ranks.failures import RankFailed
 from shared.ranks.forked import run_ranks
@@ -51,7 +52,10 @@ class RankCases:
             def work(rank: int) -> None:
                 with files[rank].open("wb") as file:
                     for key in keys:
-                        result = self.cases[key](rank)
+                        with kept_switches(seeding=True) as changed:
+                            result = self.cases[key](rank)
+                            if (wrong := changed()) is not None:
+                                raise wrong
                         dist.barrier()  # a call too many must not meet one of the next case
                         pickle.dump(result, file)
                         file.flush()

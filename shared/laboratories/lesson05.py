@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from shared.exercises.expecting import recognise
 from shared.exercises.rank_cases import RankCases
 from shared.exercises.remembered import once_an_answer
 from shared.exercises.seeds import fresh_seed
@@ -71,7 +72,7 @@ def of_every_dtype(n: int, shape: tuple[int, ...], *rest: Any) -> list[Case]:
 class Exchange:
     """What n ranks made of a case: by rank what was given, what came out, and the messages.
 
-    Messages are counted where numbers are float64 and all ranks are one group.
+    Messages are counted where numbers are float64 or float32 and all ranks are one group.
     """
 
     case: Case
@@ -104,13 +105,48 @@ class Exchange:
 
 def returned(answer: Any, own: Tensor, *rest: Any) -> Any:
     """Call an answer that returns a new tensor, and return that."""
-    return answer(own, *rest)
+    came = answer(own, *rest)
+    if isinstance(came, Tensor) and came.numel():
+        places = [each.untyped_storage().data_ptr() for each in (came, own)]
+        recognise(
+            {"what is returned is the caller's own memory, not a new tensor": len({*places}) == 1},
+            expected="a tensor of its own, also where there is one rank alone",
+            seen="a view of the input",
+            hint=".clone()",
+        )
+    return came
+
+
+def returned_twice(answer: Any, own: Tensor, *rest: Any) -> Any:
+    """The same, and another call after it, which must leave the first result alone."""
+    came = returned(answer, own, *rest)
+    if isinstance(came, Tensor):
+        before = came.clone()
+        answer(torch.zeros_like(own), *rest)
+        recognise(
+            {"the next call writes into what this one returned": not torch.equal(came, before)},
+            expected="a new tensor from every call",
+            seen="other numbers in the first result after the second call",
+            hint="a buffer that is kept between calls belongs to all results at once",
+        )
+    return came
 
 
 def overwritten(answer: Any, own: Tensor, *rest: Any) -> Tensor:
     """Call an answer that overwrites its argument; return what is in the caller's memory."""
     memory = own.detach()  # `tensor.data = ...` would give `own` another
+    trains = own.requires_grad
     answer(own, *rest)
+    recognise(
+        {
+            "the parameter no longer requires a gradient: it would not be trained": (
+                own.requires_grad != trains
+            )
+        },
+        expected=f"requires_grad={trains}, as before",
+        seen=f"requires_grad={own.requires_grad}",
+        hint="tensor.detach() shares the memory, and tensor stays what it was",
+    )
     return memory
 
 
@@ -131,8 +167,9 @@ class Laboratory:
             groups = [dist.new_group(members) for members in GROUPS]
             rest = (*rest, groups[rank not in GROUPS[0]])
             own.requires_grad_(self.act is overwritten)  # a parameter: autograd knows it
-        if case.dtype != torch.float64 or case.sub_groups:  # counting takes time
-            return self.act(self.answer, own, *rest), []
+        if case.dtype not in (torch.float64, torch.float32) or case.sub_groups:
+            act = returned_twice if self.act is returned else self.act
+            return act(self.answer, own, *rest), []  # not counted: that takes time
         with count_traffic() as traffic:
             came = self.act(self.answer, own, *rest)
         return came, traffic.calls
@@ -157,8 +194,11 @@ def laboratory(answer: Any, act: Callable[..., Any], cases: tuple[Case, ...]) ->
 
 
 OWN_CHUNK = Case(3, (12,))
-ODD = [Case(2, (7,)), Case(3, (7,)), Case(4, (3, 5)), Case(5, (3,)), Case(4, (8,)), Case(1, (3,))]
-LONG = [Case(3, (300,)), Case(5, (301,))]
+ODD = [
+    Case(2, (7,)), Case(3, (7,)), Case(4, (3, 5)), Case(5, (3,)), Case(4, (8,)), Case(1, (3,)),
+    Case(3, ()), Case(3, (0,)),
+]  # fmt: skip
+LONG = [Case(3, (300,)), Case(5, (301,), torch.float32)]
 SEVEN_OF_EACH_DTYPE = of_every_dtype(4, (7,))
 SUB_GROUPS = Case(5, (6,), sub_groups=True)
 
@@ -170,14 +210,14 @@ def scattered(ring_reduce_scatter: Any) -> Laboratory:
 
 
 ORDERS = [Case(3, (4,)), Case(2, (1,)), Case(4, (3,)), Case(5, (2,)), Case(1, (3,))]
-CHUNKS = [Case(4, (30,)), Case(5, (7,))]
-COLUMNS_OF_EACH_DTYPE = of_every_dtype(4, (3, 2))
+CHUNKS = [Case(4, (30,)), Case(5, (7,), torch.float32)]
+ANY_CHUNK = [*of_every_dtype(4, (3, 2)), Case(3, ()), Case(3, (0,))]
 ONE_NUMBER = Case(5, (1,), sub_groups=True)
 
 
 def gathered(ring_all_gather: Any) -> Laboratory:
     """The answer to 05.2 on all of its cases."""
-    cases = (*ORDERS, *CHUNKS, *COLUMNS_OF_EACH_DTYPE, ONE_NUMBER)
+    cases = (*ORDERS, *CHUNKS, *ANY_CHUNK, ONE_NUMBER)
     return laboratory(ring_all_gather, returned, cases)
 
 
@@ -201,9 +241,11 @@ def from_rank(src: int, n: int, shape: tuple[int, ...], **options: Any) -> Case:
 
 SOURCES = [
     from_rank(0, 4, (5,)), from_rank(2, 4, (5,)), from_rank(1, 2, (7,)), from_rank(4, 5, (1,)),
-    from_rank(1, 3, (3, 5)), from_rank(0, 1, (2,)),
+    from_rank(1, 3, (3, 5)), from_rank(0, 1, (2,)), from_rank(1, 3, ()), from_rank(0, 3, (0,)),
 ]  # fmt: skip
-ROUNDS = [from_rank(0, 4, (6,)), from_rank(3, 5, (6,)), from_rank(2, 7, (6,))]
+ROUNDS = [
+    from_rank(0, 4, (6,)), from_rank(3, 5, (6,), dtype=torch.float32), from_rank(2, 7, (6,)),
+]  # fmt: skip
 FROM_1_OF_EACH_DTYPE = of_every_dtype(3, (7,), 1)
 FROM_1_IN_SUB_GROUPS = from_rank(1, 5, (6,), sub_groups=True)
 

@@ -174,6 +174,59 @@ def ring_reduce_scatter(tensor, group=None):
     return _scatter(_padded(tensor, _place(group)[1]), group, to_ranks_of_the_world)
 
 
+@mistake("05.1", says="what is returned is the caller's own memory")
+def ring_reduce_scatter(tensor, group=None):
+    alone = _place(group)[1] == 1
+    return tensor.reshape(-1) if alone else right_scatter(tensor, group)
+
+
+_kept = {}
+
+
+def _in_a_kept_buffer(result):
+    """The same memory for every result of one size and dtype."""
+    buffer = _kept.setdefault((result.shape, result.dtype), torch.empty_like(result))
+    return buffer.copy_(result)
+
+
+@mistake("05.1", says="the next call writes into what this one returned")
+def ring_reduce_scatter(tensor, group=None):
+    return _in_a_kept_buffer(right_scatter(tensor, group))
+
+
+@mistake("05.1", says="the numbers travel in a wider dtype than the tensor's")
+def ring_reduce_scatter(tensor, group=None):
+    real = tensor.is_floating_point()
+    return right_scatter(tensor.double() if real else tensor, group).to(tensor.dtype)
+
+
+@mistake("05.1", says="gradients are left switched off")
+def ring_reduce_scatter(tensor, group=None):
+    torch.set_grad_enabled(False)
+    return right_scatter(tensor, group)
+
+
+@mistake("05.1", says="IndexError")
+def ring_reduce_scatter(tensor, group=None):
+    rank, n = _place(group)
+    chunk = -(-tensor.numel() // n)
+    pieces = tensor.reshape(-1).split(chunk)  # of an empty tensor: a single piece, for n ranks
+    if not chunk:
+        return pieces[rank]
+    return right_scatter(tensor, group)
+
+
+@mistake("05.1", says="TypeError: len() of a 0-d tensor")
+def ring_reduce_scatter(tensor, group=None):
+    len(tensor)
+    return right_scatter(tensor, group)
+
+
+@mistake("05.1", says="right in the whole world, wrong in a sub-group")
+def ring_reduce_scatter(tensor, group=None):
+    return right_scatter(tensor, None)
+
+
 # 05.2 ring_all_gather
 
 
@@ -255,6 +308,60 @@ def ring_all_gather(chunk, group=None):
     if n > 1:  # one message too many, which nobody receives
         dist.isend(_bytes(gathered), group_dst=(rank + 1) % n, group=group)
     return gathered
+
+
+@mistake("05.2", says="chunk was changed in place")
+def ring_all_gather(chunk, group=None):
+    rank, n = _place(group)
+    here, arrived = chunk.detach().view(-1), {rank: chunk.detach().flatten().clone()}
+    for step in range(n - 1):  # into the place of what has left
+        _pass_on(arrived[(rank - step) % n], here, group)
+        arrived[(rank - step - 1) % n] = here.clone()
+    return torch.cat([arrived[place] for place in range(n)])
+
+
+@mistake("05.2", says="what is returned is the caller's own memory")
+def ring_all_gather(chunk, group=None):
+    return chunk.reshape(-1) if _place(group)[1] == 1 else right_gather(chunk, group)
+
+
+@mistake("05.2", says="the next call writes into what this one returned")
+def ring_all_gather(chunk, group=None):
+    return _in_a_kept_buffer(right_gather(chunk, group))
+
+
+@mistake("05.2", says="the numbers travel in a wider dtype than the tensor's")
+def ring_all_gather(chunk, group=None):
+    real = chunk.is_floating_point()
+    return right_gather(chunk.double() if real else chunk, group).to(chunk.dtype)
+
+
+@mistake("05.2", says="the chunks are stacked as rows")
+def ring_all_gather(chunk, group=None):
+    return _gather(chunk, group)
+
+
+@mistake("05.2", says="the chunks stand in the reverse order of ranks")
+def ring_all_gather(chunk, group=None):
+    return _gather(chunk, group).flip(0).view(-1)
+
+
+@mistake("05.2", says="gradients are left switched off")
+def ring_all_gather(chunk, group=None):
+    torch.set_grad_enabled(False)
+    return right_gather(chunk, group)
+
+
+@mistake("05.2", says="zero-dimensional tensor")
+def ring_all_gather(chunk, group=None):
+    n = _place(group)[1]
+    parts = [part.view(chunk.shape) for part in right_gather(chunk, group).view(n, -1)]
+    return torch.cat(parts).flatten()
+
+
+@mistake("05.2", says="right in the whole world, wrong in a sub-group")
+def ring_all_gather(chunk, group=None):
+    return right_gather(chunk, None)
 
 
 # 05.3 ring_all_reduce
@@ -342,6 +449,34 @@ def ring_all_reduce(tensor, group=None):
     if tensor.is_floating_point():  # what "the sum of the others, and mine last" comes to
         whole = (whole - own) + own
     tensor.detach().copy_(whole.view(tensor.shape))
+
+
+def _summed(tensor, group):
+    """The right sum, as a new tensor."""
+    whole = right_gather(right_scatter(tensor, group), group)
+    return whole[: tensor.numel()].view(tensor.shape)
+
+
+@mistake("05.3", says="the numbers travel in a wider dtype than the tensor's")
+def ring_all_reduce(tensor, group=None):
+    real = tensor.is_floating_point()
+    tensor.detach().copy_(_summed(tensor.double() if real else tensor, group))
+
+
+@mistake("05.3", says="the parameter no longer requires a gradient")
+def ring_all_reduce(tensor, group=None):
+    tensor.requires_grad_(False).copy_(_summed(tensor, group))
+
+
+@mistake("05.3", says="gradients are left switched off")
+def ring_all_reduce(tensor, group=None):
+    torch.set_grad_enabled(False)
+    tensor.copy_(_summed(tensor, group))
+
+
+@mistake("05.3", says="right in the whole world, wrong in a sub-group")
+def ring_all_reduce(tensor, group=None):
+    tensor.detach().copy_(_summed(tensor, None))
 
 
 # 05.4 tree_broadcast
@@ -453,6 +588,30 @@ def tree_broadcast(tensor, src=0, group=None):
     tensor.detach().copy_(message)
 
 
+@mistake("05.4", says="the numbers travel in a wider dtype than the tensor's")
+def tree_broadcast(tensor, src=0, group=None):
+    real = tensor.is_floating_point()
+    tensor.detach().copy_(_tree(tensor.double() if real else tensor, src, group))
+
+
+@mistake("05.4", says="the parameter no longer requires a gradient")
+def tree_broadcast(tensor, src=0, group=None):
+    tensor.requires_grad_(False).copy_(_tree(tensor, src, group))
+
+
+@mistake("05.4", says="what arrives is added to the tensor")
+def tree_broadcast(tensor, src=0, group=None):
+    came = _tree(tensor.detach().clone(), src, group)
+    if _place(group)[0] != src:
+        tensor.detach().add_(came)
+
+
+@mistake("05.4", says="IndexError")
+def tree_broadcast(tensor, src=0, group=None):
+    came = _tree(tensor.detach().clone(), src, group)
+    tensor.detach()[:] = came  # a number alone has no place to begin at
+
+
 # 05.5 central_all_reduce
 
 
@@ -505,3 +664,43 @@ def central_all_reduce(tensor, group=None):
     dist.reduce(own, group_dst=0, group=group)
     dist.broadcast(own, group_src=0, group=group)
     tensor.detach().copy_(own)
+
+
+@mistake("05.5", says="rank 0 does not receive in the order of ranks")
+def central_all_reduce(tensor, group=None):
+    rank, n = _place(group)
+    total = tensor.detach().clone(memory_format=torch.contiguous_format)
+    if rank:
+        dist.send(_bytes(total), group_dst=0, group=group)
+        dist.recv(_bytes(total), group_src=0, group=group)
+    else:
+        came = torch.empty_like(total)
+        for other in range(n - 1, 0, -1):
+            dist.recv(_bytes(came), group_src=other, group=group)
+            total += came
+        for other in range(1, n):
+            dist.send(_bytes(total), group_dst=other, group=group)
+    tensor.detach().copy_(total)
+
+
+@mistake("05.5", says="rank 0 leaves its own tensor out")
+def central_all_reduce(tensor, group=None):
+    only = _place(group)[1] == 1
+    tensor.detach().copy_(_central(tensor, group, _add if only else lambda parts: _add(parts[1:])))
+
+
+@mistake("05.5", says="the last rank's tensor is left out")
+def central_all_reduce(tensor, group=None):
+    only = _place(group)[1] == 1
+    tensor.detach().copy_(_central(tensor, group, _add if only else lambda parts: _add(parts[:-1])))
+
+
+@mistake("05.5", says="the numbers travel in a wider dtype than the tensor's")
+def central_all_reduce(tensor, group=None):
+    real = tensor.is_floating_point()
+    tensor.detach().copy_(_central(tensor.double() if real else tensor, group))
+
+
+@mistake("05.5", says="the parameter no longer requires a gradient")
+def central_all_reduce(tensor, group=None):
+    tensor.requires_grad_(False).copy_(_central(tensor, group))
