@@ -3,14 +3,17 @@
 import itertools
 import math
 from functools import partial
+from typing import Any
 
 import torch
 import torch.utils.checkpoint
 from torch import Tensor
 
 from shared.exercises.mistakes import mistake
-from shared.measuring.activations import peak_bytes
+from shared.measuring.activations import LayerCost, peak_bytes
 from solutions import lesson11_gradient_checkpointing as right
+
+LAST: dict[str, Any] = {}  # what the last checkpoint was given
 
 
 class Flawed(torch.autograd.Function):
@@ -18,8 +21,11 @@ class Flawed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, always, flaw, function, *args):
-        ctx.flaw, ctx.function, ctx.args = flaw, function, args
-        ctx.surroundings = right.Surroundings(args)
+        ctx.flaw, ctx.function, ctx.surroundings = flaw, function, right.Surroundings(args)
+        LAST.update(function=function, surroundings=ctx.surroundings)
+        # In the place of a tensor is one without numbers, but for the flaws that keep it.
+        kept = flaw in ("on ctx", "also on ctx")
+        ctx.args = [x if kept or not isinstance(x, Tensor) else torch.empty(0) for x in args]
         if flaw == "a seed":
             ctx.seed = torch.initial_seed()
             torch.default_generator.manual_seed(ctx.seed)
@@ -60,20 +66,23 @@ class Flawed(torch.autograd.Function):
             for output, grad in zip(outputs, grads, strict=True)
             if isinstance(output, Tensor) and output.requires_grad and grad is not None
         ]
+        needing = [x for x in args if isinstance(x, Tensor) and x.requires_grad]
         if ctx.flaw == "autograd.grad":
-            needing = [x for x in args if isinstance(x, Tensor) and x.requires_grad]
             outs, given = zip(*pairs, strict=True)
             found = iter(torch.autograd.grad(outs, needing, given))
             need = [next(found) if any(x is n for n in needing) else None for x in args]
             return None, None, None, *need
         if ctx.flaw == "of a module":
             weights = getattr(ctx.function, "parameters", list)()
-            leaves = [*(x for x in args if isinstance(x, Tensor) and x.requires_grad), *weights]
-            back(pairs, inputs=leaves)
+            back(pairs, inputs=[*needing, *weights])
+        elif ctx.flaw == "way back":
+            with ctx.surroundings.restored():
+                back(pairs)
         elif pairs or ctx.flaw == "no graph":
             back(pairs) if pairs else raise_as_torch()
         if ctx.flaw == "twice":
-            back([(second_run(ctx, args), grads[0])])
+            once_more = [cut(x, False) if isinstance(x, Tensor) else x for x in args]
+            back([(second_run(ctx, once_more), grads[0])])
         return None, None, None, *(x.grad if isinstance(x, Tensor) else None for x in args)
 
 
@@ -96,6 +105,8 @@ def cut(x, needy):
 
 def second_run(ctx, args):
     """The function once more, under what the flaw leaves of its surroundings."""
+    if ctx.flaw in LAST:
+        setattr(ctx, ctx.flaw, LAST[ctx.flaw])
     then, flaw = ctx.surroundings, ctx.flaw
     grads = torch.set_grad_enabled(flaw != "no graph")
     with grads:
@@ -105,6 +116,13 @@ def second_run(ctx, args):
             with then.restored():
                 result = ctx.function(*args)
             torch.set_rng_state(then.random)
+            return result
+        if flaw == "no finally":
+            now = torch.get_rng_state()
+            torch.set_rng_state(then.random)
+            with torch.autocast("cpu", then.autocast[0][1], then.autocast[0][2]):
+                result = ctx.function(*args)
+            torch.set_rng_state(now)
             return result
         if flaw == "a seed":
             with then.restored():
@@ -264,6 +282,37 @@ def checkpoint(function, *args):
     return flawed("", function, args, always=False)
 
 
+@mistake("11.1", says="the arguments are kept by ctx or a closure as well")
+def checkpoint(function, *args):
+    return flawed("also on ctx", function, args)
+
+
+@mistake("11.1", says="the function of the last checkpoint serves all")
+def checkpoint(function, *args):
+    return flawed("function", function, args)
+
+
+@mistake("11.1", says="the random state of the last checkpoint serves all")
+def checkpoint(function, *args):
+    return flawed("surroundings", function, args)
+
+
+@mistake("11.1", says="a tuple of one result is taken apart")
+def checkpoint(function, *args):
+    result = right.checkpoint(function, *args)
+    return result[0] if isinstance(result, tuple) and len(result) == 1 else result
+
+
+@mistake("11.1", says="the way back is under the autocast of the first run as well")
+def checkpoint(function, *args):
+    return flawed("way back", function, args)
+
+
+@mistake("11.1", says="the random state stays as the second run had it")
+def checkpoint(function, *args):
+    return flawed("no finally", function, args)
+
+
 @mistake("11.1", says="requires_grad under torch.no_grad()")
 def checkpoint(function, *args):
     with torch.enable_grad():
@@ -393,6 +442,18 @@ def checkpoint_sequential(layers, x, segments=None):
 @mistake("11.2", says="5 segments of 4 layers is accepted")
 def checkpoint_sequential(layers, x, segments=None):
     segments = min(segments, len(layers)) if segments and layers else segments
+    return right.checkpoint_sequential(layers, x, segments)
+
+
+@mistake("11.2", says="the input has been made to need a gradient")
+def checkpoint_sequential(layers, x, segments=None):
+    return right.checkpoint_sequential(layers, x.requires_grad_(), segments)
+
+
+@mistake("11.2", says="where its input needs no gradient")
+def checkpoint_sequential(layers, x, segments=None):
+    if not x.requires_grad:
+        return right._run(checked(layers, segments)[0], x)
     return right.checkpoint_sequential(layers, x, segments)
 
 
@@ -540,6 +601,82 @@ def plan(costs, budget):
     except ValueError:
         least = max(c.saved + sum(d.inputs for d in costs[:i]) for i, c in enumerate(costs))
         raise ValueError(f"{budget} bytes, at least {least} are needed") from None
+
+
+@mistake("11.3", says="bytes are added up as if input and activations")
+def plan(costs, budget):
+    right.plan(costs, budget)
+    states = [(0, 0, [])]
+    for cost in costs:
+        grown = []
+        for held, flops, choice in states:
+            if held + cost.saved <= budget:
+                grown.append((held + cost.saved, flops, [*choice, False]))
+            if held + cost.saved + cost.inputs <= budget:
+                grown.append((held + cost.inputs, flops + cost.flops, [*choice, True]))
+        states = grown
+    return min(states, key=lambda state: state[1], default=(0, 0, [True] * len(costs)))[2]
+
+
+@mistake("11.3", says="of two beginnings that hold the same bytes")
+def plan(costs, budget):
+    right.plan(costs, budget)
+    states = {0: (0, [])}
+    for cost in costs:
+        grown = {}
+        for held, (flops, choice) in states.items():
+            if held + cost.saved <= budget:
+                grown.setdefault(held + cost.saved, (flops, [*choice, False]))
+                grown.setdefault(held + cost.inputs, (flops + cost.flops, [*choice, True]))
+        states = grown
+    return min(states.values())[1]
+
+
+@mistake("11.3", says="bytes are rounded")
+def plan(costs, budget):
+    right.plan(costs, budget)
+    grain = max(1, budget // 1000)
+    rounded = [
+        LayerCost(-(-cost.saved // grain), -(-cost.inputs // grain), cost.flops) for cost in costs
+    ]
+    try:
+        return right.plan(rounded, budget // grain)
+    except ValueError:
+        return [*[True] * (len(costs) - 1), False]
+
+
+def improved(costs, budget, choice):
+    """Layers dropped, or changed for cheaper ones, one at a time, while it fits."""
+    fits = lambda: peak_bytes(costs, choice) <= budget  # noqa: E731
+    better = True
+    while better:
+        better = False
+        for mine, other in itertools.product(range(len(costs)), [None, *range(len(costs))]):
+            gain = costs[mine].flops - (0 if other is None else costs[other].flops)
+            if not choice[mine] or gain <= 0 or (other is not None and choice[other]):
+                continue
+            choice[mine] = False
+            if other is not None:
+                choice[other] = True
+            if fits():
+                better = True
+                break
+            choice[mine] = True
+            if other is not None:
+                choice[other] = False
+    return choice
+
+
+@mistake("11.3", says="as small as a swap")
+def plan(costs, budget):
+    rules = (
+        lambda c: (c.saved - c.inputs) / max(1, c.flops),
+        lambda c: c.saved - c.inputs,
+        lambda c: -c.flops,
+    )
+    plans = [improved(costs, budget, in_order(costs, budget, by)) for by in rules]
+    fitting = [each for each in plans if peak_bytes(costs, each) <= budget]
+    return min(fitting, key=partial(again_flops, costs), default=right.plan(costs, budget))
 
 
 REMEMBERED: dict[tuple[int, int], list[bool]] = {}
