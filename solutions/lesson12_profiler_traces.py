@@ -41,11 +41,11 @@ def profile_training(
     """Train on all batches; write a trace of some steps, a file a rank, and return its path.
 
     The first `wait` + `warmup` steps are not in the trace, the next `active` steps are, once, each
-    as torch's span "ProfilerStep#n". A step holds four spans by record_function: "data" (waiting
-    for the next batch), "forward" (`loss_of(model, batch)`), "backward" and "optimizer" (step, and
-    gradients cleared). No number is read from the device. The file is folder/rank_R.json, in
-    Chrome's format. Raises ValueError, with both numbers, when there are fewer batches than steps
-    to trace.
+    as torch's span "ProfilerStep#n". A step holds four spans by record_function, in this order:
+    "data" (waiting for the step's own batch), "forward" (`loss_of(model, batch)`), "backward" and
+    "optimizer" (step, and gradients cleared). No number is read from the device, and in the end no
+    profiler is running. The file is folder/rank_R.json, in Chrome's format. Raises ValueError,
+    with both numbers, when there are fewer batches than steps to trace.
     """
     path = folder / f"rank_{current_rank()}.json"
     plan = schedule(wait=wait, warmup=warmup, active=active, repeat=1)
@@ -149,13 +149,13 @@ def diagnose(trace: Mapping[str, Any], healthy: Mapping[str, Any]) -> str:
     """Return why a run is slow: "item", "buckets", "kernels", "loader", or "none".
 
     Both traces are one rank's, of the same model on the same batch; they may hold different
-    numbers of steps. Counted are spans that begin within a step, per step: numbers read from the
-    device (operators "aten::item"), messages ("gloo:...", or kernels with "nccl" in their name)
-    and operators ("aten::..."). A count has grown when it is at least twice that of `healthy` and
-    at least 10 higher. "item": the reads have grown; "buckets": the messages have; "kernels": the
-    operators have, and neither of those, which bring operators of their own. "loader": none of
-    the counts, but the data stall fraction is at least 0.2 higher. Raises ValueError for a trace
-    without a step.
+    numbers of steps. Counted are spans that begin within a step, per step, not rounded: numbers
+    read from the device (operators "aten::item"), messages ("gloo:...", or kernels with "nccl" in
+    their name) and operators ("aten::..."). A count has grown when it is at least twice that of
+    `healthy` and at least 10 higher. Asked in this order, the first that holds is returned:
+    "item": the reads have grown; "buckets": the messages have; "kernels": the operators have;
+    "loader": the data stall fraction is at least 0.2 higher. Reads and messages bring operators of
+    their own, so those come last of the counts. Raises ValueError for a trace without a step.
     """
     counts, usual = _counts(trace), _counts(healthy)
     for name, seen in counts.items():

@@ -116,8 +116,8 @@ def train(slow: str, size: Size, text: bytes, rank: Rank, args: argparse.Namespa
         optimizer.zero_grad()
         taken.append((now := synchronized_now(rank.device)) - began)
         began = now
-    recorded_memory(rank, folder, lambda: loss_of(model, batch).backward())
-    return Run(slow, path, min(taken), torch.stack(losses).tolist(), (size.rows, size.length))
+    memory = recorded_memory(rank, folder, lambda: loss_of(model, batch).backward())
+    return Run(slow, path, min(taken), torch.stack(losses), (size.rows, size.length), memory)
 
 
 def main() -> None:

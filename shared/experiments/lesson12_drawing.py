@@ -22,7 +22,8 @@ def draw_step(ax: Axes, trace: Mapping[str, Any]) -> None:
             length = min(event["dur"], end - event["ts"])
             bars.setdefault(row_color, []).append(((event["ts"] - start) / 1e3, length / 1e3))
     for (row, color), spans in bars.items():
-        ax.broken_barh(spans, (ROWS.index(row) - 0.4, 0.8), color=color, edgecolor="none")
+        edge = color if row == "messages" else "none"  # few, and some shorter than a pixel
+        ax.broken_barh(spans, (ROWS.index(row) - 0.4, 0.8), facecolor=color, edgecolor=edge)
     for name, color in LABELS.items():
         ax.plot([], [], color=color, linewidth=6, label=name)
     ax.set_yticks(range(len(ROWS)), ROWS)

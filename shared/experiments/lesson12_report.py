@@ -13,6 +13,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.profiler import profile
 
 from shared.errors import InputError
@@ -35,22 +36,26 @@ class Run:
     slow: str
     path: Path
     seconds: float
-    losses: list[float]
+    losses: Tensor
     tokens: tuple[int, int]  # rows and length on this rank
+    memory: float  # by recorded_memory
 
 
-def recorded_memory(rank: Rank, folder: Path, step: Callable[[], Any]) -> None:
+def recorded_memory(rank: Rank, folder: Path, step: Callable[[], Any]) -> float:
     """Write the memory of one forward and backward: a snapshot on a GPU, a figure on a CPU.
 
     The snapshot is for https://pytorch.org/memory_viz. Only rank 0 records, and all ranks train.
+    Return the most bytes in use before: a GPU's tensors since the last call, or a process so far.
     """
+    most = peak_bytes(rank.device)
     if rank.device.type == "cuda":
         torch.cuda.memory._record_memory_history(max_entries=100_000)
         step()
         if rank.is_main:
             torch.cuda.memory._dump_snapshot(str(folder / "memory_snapshot.pickle"))
         torch.cuda.memory._record_memory_history(enabled=None)
-        return
+        torch.cuda.reset_peak_memory_stats(rank.device)
+        return most
     with quiet_stderr(), profile(profile_memory=True, acc_events=True) as profiler:
         step()
     path = folder / f"memory_{rank.rank}.json"
@@ -62,6 +67,7 @@ def recorded_memory(rank: Rank, folder: Path, step: Callable[[], Any]) -> None:
         figure, ax = plt.subplots()
         draw_memory(ax, timeline)
         save_figure(figure, folder / "memory.png")
+    return most
 
 
 def conclude(
@@ -72,24 +78,23 @@ def conclude(
     Raises InputError where a loss is not finite.
     """
     dist.barrier()  # every rank has written its traces
-    slowest = torch.tensor([run.seconds for run in runs], device=rank.device)
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    bytes_now = torch.tensor(peak_bytes(rank.device), device=rank.device)
-    dist.all_reduce(bytes_now, op=dist.ReduceOp.MAX)
-    if not all(math.isfinite(loss) for run in runs for loss in run.losses):
+    largest = torch.tensor([(run.seconds, run.memory) for run in runs], device=rank.device)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    slowest, memory = largest.T.tolist()
+    if not all(run.losses.isfinite().all() for run in runs):
         raise InputError(f"--slow {args.slow}: a loss is not finite")
     if not rank.is_main:
         return
     peak = product_flops(rank.device)
     traces = [read_chrome(run.path) for run in runs]
     table = []
-    for run, trace, seconds in zip(runs, traces, slowest.tolist(), strict=True):
+    for run, trace, seconds, used in zip(runs, traces, slowest, memory, strict=True):
         row = {"slow": run.slow, "step, ms": round(1000 * seconds, 2)}
         row["tokens/s"] = round(math.prod(run.tokens) * rank.world_size / seconds)
         share = parts.model_flops_utilization(config, run.tokens, seconds, peak)
         row["MFU, %"] = round(100 * share, 2)
         row |= shares(trace, traces[0], parts)
-        row["peak MiB"] = round(bytes_now.item() / 2**20)
+        row["peak MiB"] = round(used / 2**20)
         table.append(row)
         if rank.world_size > 1:
             write_merged(run.path.parent, rank.world_size)
@@ -98,18 +103,18 @@ def conclude(
         draw_step(ax, trace)
         ax.set_title(f"--slow {run.slow}: one step of rank 0")
     save_figure(figure, args.out / "steps.png")
-    ratio = slowest[-1].item() / slowest[0].item()
+    ratio = slowest[-1] / slowest[0]
     last = table[-1]
     words = f"{last['slow']}: {last['step, ms']} ms a step, MFU {last['MFU, %']} % of a measured "
     words += f"{peak / 1e9:.0f} GFLOP/s"
     words += f", {ratio:.2f} times the healthy step" if len(runs) > 1 else ""
-    losses = {run.slow: run.losses for run in runs}
+    losses = {run.slow: run.losses.tolist() for run in runs}
     write_metrics(args.out, rank, headline=words, table=table, losses=losses, peak_flops=peak)
 
 
 def shares(trace: Trace, healthy: Trace, parts: Any) -> dict[str, Any]:
-    """The columns that are read from a trace."""
-    sent = any(
+    """The columns that are read from a trace; one rank alone has nobody to send to."""
+    sent = trace.get("distributedInfo", {}).get("world_size", 1) > 1 and any(
         e.get("name", "").startswith("gloo:") or "nccl" in e.get("name", "").lower()
         for e in trace["traceEvents"]
     )

@@ -1,7 +1,7 @@
 """Lesson 12: a training whose parts leave marks in its trace."""
 
 import json
-from collections import Counter
+import warnings
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.profiler import record_function
+from torch.profiler import profile, record_function
 from torch.utils.flop_counter import FlopCounterMode
 
 from shared.exercises.remembered import once_an_answer
@@ -21,8 +21,10 @@ from shared.measuring.trace import quiet_stderr
 from shared.model.config import TransformerConfig
 
 LABELS = ("data", "forward", "backward", "optimizer")
-# What leaves a mark inside each: three of the laboratory's own, one of torch's.
-MARKS = dict(zip(LABELS, ("drawn", "in loss_of", "in backward", "Optimizer.step#"), strict=True))
+# What leaves a mark inside each: three of the laboratory's own, torch's for step() and zero_grad().
+MARKS = dict(zip(LABELS, ("drawn", "in loss_of", "in backward", "Optimizer."), strict=True))
+# What waits for a GPU's numbers.
+READS = ("item", "tolist", "numpy", "cpu", "__float__", "__int__", "__bool__")
 Interval = tuple[float, float]
 
 
@@ -37,18 +39,28 @@ class _MarkedBackward(torch.autograd.Function):
             return grads[0].clone()
 
 
-def marked_loss(model: nn.Module, batch: Tensor) -> Tensor:
-    """A loss whose forward and backward are seen in the trace."""
-    with record_function(MARKS["forward"]):
-        return _MarkedBackward.apply(model(batch).square().mean())
+@dataclass
+class Marked:
+    """Batches that differ and a loss, each of which is seen in the trace; who is ahead of whom."""
 
+    drawn: int = 0
+    used: int = 0
+    ahead: int = 0  # the most batches that were drawn before the batches before them were used
 
-def marked_batches(count: int) -> Iterator[Tensor]:
-    """Batches that differ, each of which is seen in the trace when it is drawn."""
-    for number in range(count):
-        with record_function(MARKS["data"]):
-            batch = torch.linspace(-1, 1 + number, 12).view(4, 3)
-        yield batch
+    def batches(self, count: int) -> Iterator[Tensor]:
+        """So many batches."""
+        for number in range(count):
+            with record_function(MARKS["data"]):
+                batch = torch.linspace(-1, 1 + number, 12).view(4, 3)
+            self.drawn += 1
+            yield batch
+
+    def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
+        """A loss whose forward and backward are seen."""
+        self.used += 1
+        self.ahead = max(self.ahead, self.drawn - self.used)
+        with record_function(MARKS["forward"]):
+            return _MarkedBackward.apply(model(batch).square().mean())
 
 
 @dataclass(frozen=True)
@@ -61,12 +73,19 @@ class Profiled:
     weights: Tensor
     twin: Tensor
     first_only: Tensor  # the twin's weights where only the traced steps are made
-    copied: int  # how often numbers were read that leave no aten::item on a CPU
+    reads: list[str]  # how numbers were read from the device
+    ahead: int  # how many batches were drawn too early
+    running: int  # profilers that were not stopped
     training: bool  # the model's mode afterwards
 
     def spans(self, name: str) -> list[Interval]:
-        """Start and end of the spans whose name begins so, in order."""
-        return spans_called(self.trace, name)
+        """Start and end of the spans of that name, in order; what ends in # or . begins a name."""
+        return sorted(
+            (event["ts"], event["ts"] + event["dur"])
+            for event in self.trace["traceEvents"]
+            if event.get("ph") == "X"
+            and (event["name"] == name or (name[-1] in "#." and event["name"].startswith(name)))
+        )
 
     @property
     def steps(self) -> list[int]:
@@ -78,15 +97,6 @@ class Profiled:
         """Whether each span of one name lies within one of the other."""
         around = self.spans(outer)
         return all(any(a <= s and e <= b for a, b in around) for s, e in self.spans(inner))
-
-
-def spans_called(trace: dict[str, Any], name: str) -> list[Interval]:
-    """Start and end of the spans whose name begins so, in order."""
-    return sorted(
-        (event["ts"], event["ts"] + event["dur"])
-        for event in trace["traceEvents"]
-        if event.get("ph") == "X" and event["name"].startswith(name)
-    )
 
 
 def _new() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -105,32 +115,56 @@ def _flat(model: nn.Module) -> Tensor:
 
 def plain_weights(count: int) -> Tensor:
     """The weights after so many steps of a plain loop."""
-    model, optimizer = _new()
-    for batch in marked_batches(count):
+    (model, optimizer), marked = _new(), Marked()
+    for batch in marked.batches(count):
         optimizer.zero_grad()
-        marked_loss(model, batch).backward()
+        marked.loss(model, batch).backward()
         optimizer.step()
     return _flat(model)
 
 
 @contextmanager
-def counted_copies() -> Generator[Counter[str]]:
-    """Count the calls that wait for a GPU's numbers and leave no operator in a CPU's trace."""
-    calls: Counter[str] = Counter()
+def noted_reads() -> Generator[list[str]]:
+    """The names of the calls that read numbers from the device, in any step."""
+    calls: list[str] = []
 
-    def counting(name: str) -> Callable[..., Any]:
+    def noting(name: str) -> Callable[..., Any]:
         original = getattr(Tensor, name)
 
         def called(*args: Any, **kwargs: Any) -> Any:
-            calls[name] += 1
+            calls.append(name)
             return original(*args, **kwargs)
 
         return called
 
     with ExitStack() as stack:
-        for name in ("tolist", "numpy", "cpu"):
-            stack.enter_context(patch.object(Tensor, name, counting(name)))
+        for name in READS:
+            stack.enter_context(patch.object(Tensor, name, noting(name)))
         yield calls
+
+
+@contextmanager
+def running_profilers() -> Generator[list[profile]]:
+    """The profilers that were started and are not stopped yet; at the end they are."""
+    running: list[profile] = []
+    start, stop = profile.start, profile.stop
+
+    def started(profiler: profile) -> None:
+        running.append(profiler)
+        start(profiler)
+
+    def stopped(profiler: profile) -> None:
+        running[:] = [each for each in running if each is not profiler]
+        stop(profiler)
+
+    with patch.object(profile, "start", started), patch.object(profile, "stop", stopped):
+        try:
+            yield running
+        finally:
+            with quiet_stderr():
+                for each in list(running):
+                    each.on_trace_ready = None
+                    each.stop()
 
 
 @once_an_answer
@@ -138,29 +172,33 @@ def profiled(
     answer: Callable[..., Any], count: int, wait: int, warmup: int, active: int
 ) -> Profiled:
     """Train with the answer on `count` batches; what it left."""
-    model, optimizer = _new()
+    (model, optimizer), marked = _new(), Marked()
     sizes = {"wait": wait, "warmup": warmup, "active": active}
     with TemporaryDirectory(prefix="profiled_") as folder, quiet_stderr():
         place = Path(folder)
-        with counted_copies() as calls:
-            path = answer(model, optimizer, marked_batches(count), marked_loss, place, **sizes)
+        with running_profilers() as running, noted_reads() as reads, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*warmup.*")  # torch advises against warmup=0
+            path = answer(model, optimizer, marked.batches(count), marked.loss, place, **sizes)
+            left = len(running)
         files = sorted(each.name for each in place.iterdir())
         trace = json.loads((place / files[0]).read_text()) if files else {"traceEvents": []}
     twins = plain_weights(count), plain_weights(wait + warmup + active)
-    return Profiled(path, files, trace, _flat(model), *twins, sum(calls.values()), model.training)
+    seen = reads, marked.ahead, left, model.training
+    return Profiled(path, files, trace, _flat(model), *twins, *seen)
 
 
 def too_few(answer: Callable[..., Any], count: int, folder: Path) -> Any:
     """Ask for a trace of steps 3 and 4 of fewer batches."""
+    marked, sizes = Marked(), {"wait": 2, "warmup": 1, "active": 2}
     with quiet_stderr():
-        sizes = {"wait": 2, "warmup": 1, "active": 2}
-        return answer(*_new(), marked_batches(count), marked_loss, folder, **sizes)
+        return answer(*_new(), marked.batches(count), marked.loss, folder, **sizes)
 
 
 def profile_on_rank(rank: int, answer: Callable[..., Any], folder: str) -> tuple[str, int]:
     """The name of the file that this rank's answer wrote, and the rank that the file names."""
+    marked = Marked()
     with quiet_stderr():
-        path = answer(*_new(), marked_batches(3), marked_loss, Path(folder), active=1)
+        path = answer(*_new(), marked.batches(3), marked.loss, Path(folder), active=1)
     content = json.loads(Path(path).read_text())
     return Path(path).name, content.get("distributedInfo", {}).get("rank", -1)
 

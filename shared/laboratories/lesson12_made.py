@@ -167,6 +167,8 @@ def planted_gpu() -> Trace:
             kernel("NCCLDevKernel_Broadcast", 186, 190, STREAM + 2),
             kernel("void pg_nccl_copy", 193, 196, STREAM + 2),
             message(118, 128),  # between the CPUs
+            label("nccl:all_reduce", 126, 137),  # what launches the kernel
+            span("Memcpy HtoD", "gpu_memcpy", 172, 175, STREAM),
             kernel("vectorized_elementwise", 160, 170),
         ]
     )
@@ -214,6 +216,8 @@ def random_trace(seed: int, gpu: bool) -> Trace:
             lambda a, b: kernel(draw.choice(("sgemm", "ncclDevKernel_AllReduce")), a, b),
             lambda a, b: message(a, b),
             lambda a, b: {**label("data", a, b), "cat": "gpu_user_annotation"},
+            lambda a, b: span("Memcpy HtoD", "gpu_memcpy", a, b, STREAM),
+            lambda a, b: label("nccl:all_reduce", a, b),
         ]
     else:
         names = "all_reduce", "broadcast", "allgather"
@@ -224,17 +228,46 @@ def random_trace(seed: int, gpu: bool) -> Trace:
     return trace_of(events, seed)
 
 
+def later_and_shorter(trace: Trace) -> Trace:
+    """The trace with all times divided by 8, and 2**24 microseconds later."""
+    scaled = {"ts": lambda at: 2**24 + at / 8, "dur": lambda time: time / 8}
+    events = [
+        {key: scaled[key](value) if key in scaled else value for key, value in event.items()}
+        for event in trace["traceEvents"]
+    ]
+    return {**trace, "traceEvents": events}
+
+
+def without(trace: Trace, unwanted: Wanted, key: str = "") -> Trace:
+    """The trace without some of its events, or only without that key of theirs."""
+    events = [
+        {k: v for k, v in event.items() if k != key} if unwanted(event) else event
+        for event in trace["traceEvents"]
+        if key or not unwanted(event)
+    ]
+    return {**trace, "traceEvents": events}
+
+
 def counted_trace(
-    steps: int, *, items: int = 0, messages: int = 4, operators: int = 200, waits: int = 50
+    steps: int, *, items: float = 0, messages: int = 4, operators: int = 200, waits: int = 50
 ) -> Trace:
-    """A trace with so much in each step of 1,000 microseconds, and as much again before them."""
+    """A trace with so much in each step of 1,000 microseconds, and as much again before them.
+
+    Where `items` is not whole, some steps hold one read more than others. As in a real trace, each
+    aten::item calls a second operator.
+    """
     events: list[Event] = []
     for number in range(-1, steps):
         zero = 2000 + 1000 * number
         if number >= 0:
             events.append(label(f"ProfilerStep#{number + 4}", zero, zero + 1000))
         events.append(label("data", zero + 1, zero + 1 + waits))
-        names = ["aten::item"] * items + ["aten::mm"] * operators
+        reads = round(items * (number + 1)) - round(items * number)
+        names = ["aten::item", "aten::_local_scalar_dense"] * reads + ["aten::mm"] * operators
         events += [op(name, zero + 2 + k % 990, zero + 3 + k % 990) for k, name in enumerate(names)]
-        events += [message(zero + 4 + k % 900, zero + 9 + k % 900) for k in range(messages)]
+        kinds = ("all_reduce", "broadcast")
+        events += [
+            message(zero + 4 + k % 900, zero + 9 + k % 900, name=kinds[k % 2])
+            for k in range(messages)
+        ]
     return trace_of(events, steps)

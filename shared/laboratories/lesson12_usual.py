@@ -63,11 +63,14 @@ def gpu_overlap_mistakes(trace: Trace) -> dict[str, float]:
     gloo = both(moments(trace, lambda e: e["name"].startswith("gloo:")), steps)
     begins = moments(trace, lambda e: is_nccl(e) and e["name"].lower().startswith("nccl"))
     begins = both(begins, steps)
-    lower = both(moments(trace, lambda e: "nccl" in e["name"]), steps)
+    lower = both(moments(trace, lambda e: is_nccl(e) and "nccl" in e["name"]), steps)
     rest = moments(trace, lambda e: is_kernel(e) and "nccl" not in e["name"])
     busy = moments(trace, lambda e: is_kernel(e) and not is_nccl(e))
     other = moments(trace, lambda e: is_kernel(e) and not e["name"].lower().startswith("nccl"))
     all_sent = [int(bool(a or b)) for a, b in zip(once, gloo, strict=True)]
+    named = both(moments(trace, lambda e: "nccl" in e["name"].lower()), steps)
+    copying = moments(trace, lambda e: e["cat"].startswith("gpu_mem") or is_kernel(e))
+    copying = [a - b for a, b in zip(copying, sent, strict=True)]
     return {
         "the CPU's operators count as compute on a GPU": share(
             both(once, moments(trace, is_compute)), once
@@ -82,6 +85,10 @@ def gpu_overlap_mistakes(trace: Trace) -> dict[str, float]:
             both(gloo, moments(trace, is_compute)), gloo
         ),
         "gloo's spans count as messages on a GPU, too": share(both(all_sent, busy), all_sent),
+        "labels with 'nccl' in their name count: only kernels are messages": share(
+            both(named, busy), named
+        ),
+        "copies count as compute: only kernels do": share(both(once, copying), once),
     }
 
 

@@ -33,13 +33,13 @@ def starts_and_stops(model, optimizer, batches, loss_of, folder, *, wait=1, warm
                     batch = next(iterator)
             except StopIteration:
                 break
-            optimizer.zero_grad()
             with record_function("forward"):
                 loss = loss_of(model, batch)
             with record_function("backward"):
                 loss.backward()
             with record_function("optimizer"):
                 optimizer.step()
+                optimizer.zero_grad()
             seen += 1
             profiler.step()
     finally:

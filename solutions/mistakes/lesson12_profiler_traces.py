@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import torch
 from torch.profiler import profile, record_function, schedule
 
 from shared.exercises.mistakes import mistake
@@ -73,6 +72,58 @@ def variant(
     if counting and steps < wait + warmup + active:
         raise ValueError(f"{wait + warmup + active} batches needed, got {steps}")
     return path
+
+
+def by_hand(
+    model,
+    optimizer,
+    batches,
+    loss_of,
+    folder,
+    wait,
+    warmup,
+    active,
+    *,
+    step_first=False,
+    stop=True,
+):
+    """A profiler that is started and, where nothing goes wrong, stopped."""
+    path, number = folder / f"rank_{current_rank()}.json", 0
+    profiler = profile(
+        schedule=schedule(wait=wait, warmup=warmup, active=active, repeat=1),
+        on_trace_ready=lambda done: done.export_chrome_trace(str(path)),
+        acc_events=True,
+    )
+    profiler.start()
+    for batch in labelled(batches):
+        with record_function("forward"):
+            loss = loss_of(model, batch)
+        with record_function("backward"):
+            loss.backward()
+        if step_first:
+            profiler.step()
+        with record_function("optimizer"):
+            optimizer.step()
+            optimizer.zero_grad()
+        number += 1
+        if not step_first:
+            profiler.step()
+    if number < wait + warmup + active:
+        raise ValueError(f"{number} batches, {wait + warmup + active} needed")
+    if stop:
+        profiler.stop()
+    return path
+
+
+def labelled(batches):
+    """The batches, each drawn under its label."""
+    waiting = iter(batches)
+    while True:
+        with record_function("data"):
+            batch = next(waiting, END)
+        if batch is END:
+            return
+        yield batch
 
 
 @mistake("12.1", says="the first steps are in the trace")
@@ -171,22 +222,66 @@ def profile_training(
     return variant(model, optimizer, batches, loss_of, folder, wait, warmup, active, stops=True)
 
 
-@mistake("12.1", says="the loss is read in every step")
+@mistake("12.1", says="a number is read from the device")
 def profile_training(
     model, optimizer, batches, loss_of, folder, *, wait=1, warmup=1, active=3
 ) -> Path:
-    read = torch.Tensor.item
+    losses = []
+
+    def read(loss):  # once, before the first traced step
+        losses.append(float(loss) if not losses else 0.0)
+
     return variant(model, optimizer, batches, loss_of, folder, wait, warmup, active, read=read)
 
 
-@mistake("12.1", says="numbers are copied from the device")
+@mistake("12.1", says="a batch is drawn in the step before its own")
+def profile_training(
+    model, optimizer, batches, loss_of, folder, *, wait=1, warmup=1, active=3
+) -> Path:
+    def one_ahead(batches):
+        waiting = iter(batches)
+        batch = next(waiting, END)
+        while batch is not END:
+            following = next(waiting, END)
+            yield batch
+            batch = following
+
+    return variant(model, optimizer, one_ahead(batches), loss_of, folder, wait, warmup, active)
+
+
+@mistake("12.1", says="the order in a step is another")
+def profile_training(
+    model, optimizer, batches, loss_of, folder, *, wait=1, warmup=1, active=3
+) -> Path:
+    return by_hand(
+        model, optimizer, batches, loss_of, folder, wait, warmup, active, step_first=True
+    )
+
+
+@mistake("12.1", says="the profiler is not stopped: use it in a with block")
+def profile_training(
+    model, optimizer, batches, loss_of, folder, *, wait=1, warmup=1, active=3
+) -> Path:
+    return by_hand(model, optimizer, batches, loss_of, folder, wait, warmup, active, stop=False)
+
+
+@mistake("12.1", says="the profiler is not stopped before the error")
+def profile_training(
+    model, optimizer, batches, loss_of, folder, *, wait=1, warmup=1, active=3
+) -> Path:
+    return by_hand(model, optimizer, batches, loss_of, folder, wait, warmup, active)
+
+
+@mistake("12.1", says='what belongs into "optimizer" runs outside of it')
 def profile_training(
     model, optimizer, batches, loss_of, folder, *, wait=1, warmup=1, active=3
 ) -> Path:
     def read(loss):
-        return loss.tolist()
+        optimizer.zero_grad()
 
-    return variant(model, optimizer, batches, loss_of, folder, wait, warmup, active, read=read)
+    return variant(
+        model, optimizer, batches, loss_of, folder, wait, warmup, active, clear=False, read=read
+    )
 
 
 @mistake("12.1", says="the model is left in eval mode")
@@ -197,11 +292,11 @@ def profile_training(
     return variant(model, optimizer, batches, loss_of, folder, wait, warmup, active)
 
 
-@mistake("12.1", says="the steps in the trace with wait=0")
+@mistake("12.1", says="the steps in the trace with wait=0, warmup=0")
 def profile_training(
     model, optimizer, batches, loss_of, folder, *, wait=1, warmup=1, active=3
 ) -> Path:
-    return variant(model, optimizer, batches, loss_of, folder, wait or 1, warmup, active)
+    return variant(model, optimizer, batches, loss_of, folder, wait, warmup or 1, active)
 
 
 @mistake("12.1", says="the weights after 9 batches")
@@ -409,6 +504,29 @@ def overlap_fraction(trace):
     return overlap(trace, sent=lambda e: is_gloo(e) or is_nccl(e))
 
 
+@mistake("12.2", says="labels with 'nccl' in their name count: only")
+def overlap_fraction(trace):
+    if not complete(trace, is_kernel):
+        return overlap(trace)
+    return overlap(trace, sent=lambda e: "nccl" in e["name"].lower())
+
+
+@mistake("12.2", says="copies count as compute")
+def overlap_fraction(trace):
+    if not complete(trace, is_kernel):
+        return overlap(trace)
+
+    def busy(event):
+        return event["cat"] in ("kernel", "gpu_memcpy", "gpu_memset") and not is_nccl(event)
+
+    return overlap(trace, busy=busy)
+
+
+@mistake("12.2", says="times are rounded")
+def overlap_fraction(trace):
+    return overlap(in_microseconds(trace))
+
+
 @mistake("12.2", says="overlap_fraction where nothing communicates")
 def overlap_fraction(trace):
     return overlap(trace) if any(is_gloo(e) or is_nccl(e) for e in trace["traceEvents"]) else 0.0
@@ -417,6 +535,15 @@ def overlap_fraction(trace):
 @mistake("12.2", says="a trace without a step is accepted")
 def overlap_fraction(trace):
     return overlap(trace) if complete(trace, is_step) else 1.0
+
+
+def in_microseconds(trace):
+    """The trace with whole numbers for times."""
+    events = [
+        {key: int(value) if key in ("ts", "dur") else value for key, value in event.items()}
+        for event in trace["traceEvents"]
+    ]
+    return {**trace, "traceEvents": events}
 
 
 # 12.3 data_stall_fraction
@@ -506,6 +633,11 @@ def data_stall_fraction(trace):
     return stall(trace, steps=lambda e: is_step(e) and is_label(e))
 
 
+@mistake("12.3", says="times are rounded")
+def data_stall_fraction(trace):
+    return stall(in_microseconds(trace))
+
+
 @mistake("12.3", says="a trace without a step is accepted")
 def data_stall_fraction(trace):
     return stall(trace) if complete(trace, is_step) else 0.0
@@ -562,7 +694,7 @@ def model_flops_utilization(config, tokens, seconds, peak):
     return mfu(config, tokens, seconds, peak, d_ff=4 * config.d_model)
 
 
-@mistake("12.4", says="the causal mask is taken to halve attention")
+@mistake("12.4", says="attention is halved")
 def model_flops_utilization(config, tokens, seconds, peak):
     return mfu(config, tokens, seconds, peak, attention=0.5)
 
@@ -597,7 +729,12 @@ def model_flops_utilization(config, tokens, seconds, peak):
 # 12.5 diagnose
 
 
-def counts(trace, per_step=True, everything=False, copies=False):
+def is_sent(event):
+    """Whether it is a message."""
+    return is_gloo(event) or is_nccl(event)
+
+
+def counts(trace, per_step=True, everything=False, copies=False, cut_off=False, messages=is_sent):
     """What happens in a step: reads, messages, operators."""
     steps = complete(trace, is_step)
     if not steps:
@@ -606,12 +743,12 @@ def counts(trace, per_step=True, everything=False, copies=False):
         event
         for event in trace["traceEvents"]
         if event.get("ph") == "X"
-        and "dur" in event
+        and (cut_off or "dur" in event)
         and (everything or any(a <= event["ts"] < b for a, b in steps))
     ]
     found = {
         "item": sum(e["name"] == "aten::item" for e in names),
-        "buckets": sum(is_gloo(e) or is_nccl(e) for e in names),
+        "buckets": sum(messages(e) for e in names),
         "kernels": sum(e["name"].startswith("aten::") for e in names),
     }
     names = {e["name"] for e in trace["traceEvents"] if e.get("ph") == "X" and is_step(e)}
@@ -662,6 +799,53 @@ def diagnose(trace, healthy):
     return reason(trace, healthy, order=("item", "kernels"))
 
 
+@mistake("12.5", says="messages are asked before reads")
+def diagnose(trace, healthy):
+    return reason(trace, healthy, order=("buckets", "item", "kernels"))
+
+
+@mistake("12.5", says="one kind of collective is counted")
+def diagnose(trace, healthy):
+    def sent(event):
+        return event["name"] == "gloo:all_reduce" or is_nccl(event)
+
+    return reason(trace, healthy, count=lambda each: counts(each, messages=sent))
+
+
+@mistake("12.5", says="labels with 'nccl' in their name are counted")
+def diagnose(trace, healthy):
+    def sent(event):
+        return is_gloo(event) or "nccl" in event["name"].lower()
+
+    return reason(trace, healthy, count=lambda each: counts(each, messages=sent))
+
+
+@mistake("12.5", says="spans that were cut off are counted")
+def diagnose(trace, healthy):
+    return reason(trace, healthy, count=lambda each: counts(each, cut_off=True))
+
+
+@mistake("12.5", says="counts a step are rounded")
+def diagnose(trace, healthy):
+    def rounded(each):
+        return {name: round(count) for name, count in counts(each).items()}
+
+    return reason(trace, healthy, count=rounded)
+
+
+@mistake("12.5", says="what lies between the steps is counted")
+def diagnose(trace, healthy):
+    def between(each):
+        steps = complete(each, is_step)
+        if not steps:
+            raise ValueError("no steps")
+        start, end = min(a for a, _ in steps), max(b for _, b in steps)
+        inside = [e for e in each["traceEvents"] if start <= e.get("ts", -1) < end]
+        return counts({"traceEvents": inside}, everything=True)
+
+    return reason(trace, healthy, count=between)
+
+
 @mistake("12.5", says="messages that bring operators along")
 def diagnose(trace, healthy):
     return reason(trace, healthy, order=("item", "kernels", "buckets"))
@@ -682,14 +866,14 @@ def diagnose(trace, healthy):
     return reason(trace, healthy, factor=1.5)
 
 
-@mistake("12.5", says="0.15 more of waiting counts")
+@mistake("12.5", says="0.199 more of waiting counts")
 def diagnose(trace, healthy):
-    return reason(trace, healthy, stalled=0.1)
+    return reason(trace, healthy, stalled=0.195)
 
 
-@mistake("12.5", says="0.21 more of waiting does not count")
+@mistake("12.5", says="0.201 more of waiting does not count")
 def diagnose(trace, healthy):
-    return reason(trace, healthy, stalled=0.5)
+    return reason(trace, healthy, stalled=0.205)
 
 
 @mistake("12.5", says="NCCL's kernels are not counted as messages")

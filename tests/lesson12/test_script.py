@@ -31,13 +31,16 @@ def test_each_rank_writes_a_trace_and_all_are_merged(on_ranks):
             assert {event["pid"] for event in merged["traceEvents"]} == set(range(ranks))
 
 
-@pytest.mark.parametrize("slow", ["loader", "item", "kernels"])
-def test_a_fault_is_recognised_on_one_rank(slow, tmp_path, run_script):
-    args = (*TINY, "--engine", "single", "--slow", slow, "--out", tmp_path)
+@pytest.mark.parametrize(
+    ("slow", "engine"), [("loader", "ddp"), ("item", "single"), ("kernels", "single")]
+)
+def test_a_fault_is_recognised_on_one_rank(slow, engine, tmp_path, run_script):
+    args = (*TINY, "--engine", engine, "--slow", slow, "--out", tmp_path)
     status, out, err = run_script(SCRIPT, *args)
     assert status == 0, err
     rows = json.loads((tmp_path / "metrics.json").read_text())["table"]
     assert [row["diagnosis"] for row in rows] == ["none", slow]
+    assert [row["overlap, %"] for row in rows] == ["-", "-"], "one rank sends nothing"
     assert "MFU" in out
 
 
