@@ -6,7 +6,7 @@ the format. It is as fast as float32 is here, and no machine's 16-bit kernels pl
 """
 
 import contextlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import torch
@@ -118,6 +118,7 @@ def train_stored_in(
     optimizer = reference_optimizer(parameters)
     round_weights(parameters, dtype)
     before = [p.detach().clone() for p in parameters]
+    moved = [torch.zeros_like(p, dtype=torch.bool) for p in parameters]
     losses = []
     for batch in reference_batches()[:steps]:
         set_learning_rate(optimizer, rate)
@@ -127,9 +128,10 @@ def train_stored_in(
         loss.backward()
         optimizer.step()
         round_weights(parameters, dtype)
+        for ever, parameter, first in zip(moved, parameters, before, strict=True):
+            ever |= parameter != first
         losses.append(loss.item())
-    moved = sum(int((p != b).sum()) for p, b in zip(parameters, before, strict=True))
-    return losses, moved / sum(p.numel() for p in parameters)
+    return losses, torch.cat([ever.flatten() for ever in moved]).float().mean().item()
 
 
 @torch.no_grad()
@@ -154,14 +156,3 @@ def layer_gradients(model: nn.Module, batch: Batch, share: float = 1.0) -> Float
     for handle in handles:
         handle.remove()
     return torch.cat(found)
-
-
-def step_until(
-    dtype: torch.dtype, weight: float, step: Callable[[Tensor], Tensor], count: int
-) -> list[float]:
-    """The value of one number in a format after each of `count` steps."""
-    value, values = torch.tensor(weight, dtype=dtype), []
-    for _ in range(count):
-        value = step(value)
-        values.append(value.item())
-    return values

@@ -1,9 +1,8 @@
-"""Lesson 09: scaled steps with planted infinities, AdamW by formula, micro-batches on ranks."""
+"""Lesson 09.1: scaled steps with planted infinities, on one rank and on several; engines."""
 
 import contextlib
-import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -14,7 +13,28 @@ from torch import Tensor, nn
 
 from shared.measuring.traffic import count_traffic
 
-HALVES = (torch.bfloat16, torch.float16)
+GRAD_SCALER = [  # what is called where torch's own scaler does the work
+    (torch.amp.GradScaler, name) for name in ("__init__", "scale", "unscale_", "step", "update")
+]
+
+
+@contextlib.contextmanager
+def watching(places: Sequence[tuple[Any, str]]) -> Generator[list[str]]:
+    """Note which of these functions, of modules or classes, are called inside the block."""
+    called: list[str] = []
+
+    def spy(real: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            called.append(name)
+            return real(*args, **kwargs)
+
+        return call
+
+    with contextlib.ExitStack() as stack:
+        for owner, name in places:
+            real = getattr(owner, name)
+            stack.enter_context(mock.patch.object(owner, name, spy(real, name)))
+        yield called
 
 
 class Recorder(torch.optim.SGD):
@@ -124,11 +144,42 @@ def growing(scaler: Any, steps: int) -> list[float]:
     return scales
 
 
+def two_at_once(scaler: Any, culprits: Sequence[int | None]) -> Course:
+    """Steps of two optimizers under one scaler; an infinity is planted for one of them, or none."""
+    both, course = [new_weights(seed) for seed in (1, 2)], Course()
+    for culprit in culprits:
+        for weights in both:
+            weights.optimizer.zero_grad()
+            scaler.scale(weights.loss()).backward()
+        if culprit is not None:
+            grad = both[culprit].first.grad
+            assert grad is not None, "the first group has no gradient"
+            grad[0] = math.inf
+        scaler.unscale_(both[0].optimizer)  # only this one is clipped
+        course.stepped += [scaler.step(weights.optimizer) is not False for weights in both]
+        scaler.update()
+        course.scales.append(scaler.get_scale())
+        course.values.append([*both[0].values(), *both[1].values()])
+    return course
+
+
+def beside_another(make: Callable[..., Any]) -> tuple[float, float]:
+    """The scales of a scaler without an overflow, and of one that has met one, before update()."""
+    calm, other = make(init_scale=8.0), make(init_scale=1.0)
+    weights, stranger = new_weights(0), new_weights(0)
+    stranger.first.grad = torch.full((5,), math.inf)
+    other.unscale_(stranger.optimizer)
+    calm.scale(weights.loss()).backward()
+    calm.step(weights.optimizer)
+    calm.update()
+    return calm.get_scale(), other.get_scale()
+
+
 def overflow_on(rank: int, make: Callable[..., Any], culprits: Sequence[int]) -> dict[str, Any]:
     """Steps in which one rank alone meets an infinity, or in which one rank has no gradients."""
     scaler, weights = make(init_scale=8.0, growth_interval=100), new_weights(0)
     stepped, scales, sizes = [], [], []
-    for culprit in culprits:
+    for number, culprit in enumerate(culprits):
         weights.optimizer.zero_grad()
         if culprit >= 0 or rank != 0:  # -1: rank 0 has no gradient at all
             scaler.scale(weights.loss()).backward()
@@ -136,94 +187,11 @@ def overflow_on(rank: int, make: Callable[..., Any], culprits: Sequence[int]) ->
             weights.first.grad[2] = math.inf
         before = len(weights.optimizer.seen)
         with count_traffic() as traffic:
+            if number > 1:  # as for clipping; otherwise step() has to do it
+                scaler.unscale_(weights.optimizer)
             scaler.step(weights.optimizer)
             scaler.update()
         stepped.append(len(weights.optimizer.seen) > before)
         scales.append(scaler.get_scale())
         sizes.append([call.num_bytes for call in traffic.calls])
     return {"stepped": stepped, "scales": scales, "sizes": sizes}
-
-
-def holds_a(kind: type, thing: Any) -> bool:
-    """Whether an answer is, or keeps as an attribute, an instance of torch's own."""
-    return isinstance(thing, kind) or any(isinstance(v, kind) for v in vars(thing).values())
-
-
-# 09.2
-
-
-def torch_adam_runs(act: Callable[[], Any]) -> bool:
-    """Call `act`; return whether torch's own Adam or AdamW computed anything in it."""
-    from torch.optim import adam
-
-    names = ("_single_tensor_adam", "_multi_tensor_adam", "_fused_adam")
-    with contextlib.ExitStack() as stack:
-        spies = [
-            stack.enter_context(mock.patch.object(adam, name, wraps=getattr(adam, name)))
-            for name in names
-        ]
-        act()
-    return any(spy.called for spy in spies)
-
-
-def half_parameters(seed: int, dtype: torch.dtype = torch.bfloat16) -> list[nn.Parameter]:
-    """Three 16-bit parameters of odd sizes."""
-    generator = torch.Generator().manual_seed(seed)
-    shapes = ((7,), (3, 5), (2, 3, 1))
-    return [nn.Parameter(torch.randn(s, generator=generator).to(dtype)) for s in shapes]
-
-
-def gradients(parameters: Sequence[Tensor], steps: int, seed: int) -> list[list[Tensor]]:
-    """Random gradients for each step, in the parameters' dtype."""
-    draw = torch.Generator().manual_seed(seed + 1)
-    return [
-        [(0.3 * torch.randn(p.shape, generator=draw)).to(p.dtype) for p in parameters]
-        for _ in range(steps)
-    ]
-
-
-def descend(
-    optimizer: torch.optim.Optimizer,
-    parameters: Sequence[nn.Parameter],
-    grads: Sequence[Sequence[Tensor]],
-    rates: Sequence[float],
-) -> None:
-    """One step for each list of gradients; the rate of the last group is changed before each."""
-    for step, rate in zip(grads, rates, strict=True):
-        optimizer.param_groups[-1]["lr"] = rate
-        for parameter, grad in zip(parameters, step, strict=True):
-            parameter.grad = grad.to(parameter.dtype, copy=True)
-        optimizer.step()
-
-
-def adamw_by_formula(
-    start: Tensor,
-    grads: Sequence[Tensor],
-    rates: Sequence[float],
-    group: Mapping[str, Any],
-    *,
-    coupled: bool = False,
-    corrected: bool = True,
-    inner_eps: bool = False,
-    half_square: bool = False,
-) -> Tensor:
-    """The master after the steps in float32, or what a formula that is wrong in one way gives."""
-    (beta1, beta2), decay, eps = group["betas"], group["weight_decay"], group["eps"]
-    w, m, v = start.float(), torch.zeros(start.shape), torch.zeros(start.shape)
-    for t, (grad, rate) in enumerate(zip(grads, rates, strict=True), start=1):
-        g = grad.float() + (decay * w if coupled else 0)
-        w = w if coupled else w * (1 - rate * decay)
-        m = beta1 * m + (1 - beta1) * g
-        v = beta2 * v + (1 - beta2) * ((grad * grad).float() if half_square else g * g)
-        a, b = (1 - beta1**t, 1 - beta2**t) if corrected else (1.0, 1.0)
-        root = (v / b + eps).sqrt() if inner_eps else (v / b).sqrt() + eps
-        w = w - rate * (m / a) / root
-    return w
-
-
-def through_a_file(state: Any) -> Any:
-    """What is left of a state after torch.save and torch.load."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file)

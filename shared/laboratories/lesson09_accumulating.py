@@ -1,5 +1,6 @@
 """Lesson 09.3: micro-batches of tokens, accumulated in one process and on ranks."""
 
+import contextlib
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -38,13 +39,23 @@ class Watch:
     """The mean loss per token, and the order in which forwards and backwards happen."""
 
     events: list[str] = field(default_factory=list)
+    losses: list[Tensor] = field(default_factory=list)
 
     def loss_of(self, model: nn.Module, batch: Tokens) -> Tensor:
         """Mean squared error per token."""
         self.events.append("forward")
         loss = (model(batch.x) - batch.y).square().sum() / batch.num_tokens
         loss.register_hook(lambda grad: self.events.append("backward"))
+        self.losses.append(loss)
         return loss
+
+    def keeps_a_graph(self) -> bool:
+        """Whether backward could go through a loss once more: its activations are still alive."""
+        for loss in self.losses:
+            with contextlib.suppress(RuntimeError):
+                loss.backward()
+                return True
+        return False
 
 
 def small_net(seed: int = 3) -> nn.Module:
@@ -52,6 +63,11 @@ def small_net(seed: int = 3) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+
+
+def one_process(counts: Sequence[int]) -> tuple[nn.Module, list[Tokens], Watch]:
+    """A net, micro-batches with these numbers of tokens, and who watches them."""
+    return small_net(), micro_batches(counts), Watch()
 
 
 def flat_gradient(model: nn.Module) -> Tensor:
@@ -99,4 +115,5 @@ def accumulate_on(
         "gradient": flat_gradient(net),
         "loss": float(loss),
         "sizes": [call.num_bytes for call in traffic.calls],
+        "syncs": ddp.require_backward_grad_sync,
     }

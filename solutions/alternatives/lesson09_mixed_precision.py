@@ -8,6 +8,7 @@ import copy
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.optim import Optimizer
 
 
@@ -141,6 +142,57 @@ class PlainAdamW(Optimizer):
             self.state[everyone[number]] = state
 
 
+class GroupedAdamW(Optimizer):
+    """A whole group at once, masters as parameters of their own; loads the groups alone first."""
+
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2):
+        super().__init__(
+            params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        )
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        with torch.enable_grad():
+            loss = closure() if closure else None
+        for group in self.param_groups:
+            if used := [p for p in group["params"] if p.grad is not None]:
+                self.move(used, group)
+        return loss
+
+    def move(self, used, group):
+        for p in used:
+            if not self.state[p]:
+                moments = {
+                    name: torch.zeros_like(p.grad.float()) for name in ("exp_avg", "exp_avg_sq")
+                }
+                master = {} if p.dtype is torch.float32 else {"master": nn.Parameter(p.float())}
+                self.state[p] = {"step": torch.zeros((), dtype=torch.int64), **moments, **master}
+        states, grads = [self.state[p] for p in used], [p.grad.float() for p in used]
+        masters = [state.get("master", p) for state, p in zip(states, used, strict=True)]
+        m, v, steps = (
+            [state[key] for state in states] for key in ("exp_avg", "exp_avg_sq", "step")
+        )
+        (beta1, beta2), lr = group["betas"], group["lr"]
+        torch._foreach_add_(steps, 1)
+        torch._foreach_mul_(masters, 1 - lr * group["weight_decay"])
+        torch._foreach_lerp_(m, grads, 1 - beta1)
+        torch._foreach_mul_(v, beta2)
+        torch._foreach_addcmul_(v, grads, grads, 1 - beta2)
+        below = torch._foreach_sqrt(torch._foreach_div(v, [1 - beta2 ** t.item() for t in steps]))
+        torch._foreach_add_(below, group["eps"])
+        rates = [-lr / (1 - beta1 ** t.item()) for t in steps]
+        torch._foreach_addcdiv_(masters, m, below, rates)
+        torch._foreach_copy_(used, masters)
+
+    def load_state_dict(self, state_dict):
+        saved, groups = state_dict["state"], state_dict["param_groups"]
+        super().load_state_dict({"state": {}, "param_groups": groups})
+        for new, old in zip(self.param_groups, groups, strict=True):
+            for p, number in zip(new["params"], old["params"], strict=True):
+                if number in saved:
+                    self.state[p] = {k: v.detach().clone() for k, v in saved[number].items()}
+
+
 def counts_in_a_tensor(model, micro_batches, loss_of, scaler=None):
     """Counts as one float32 tensor, and every micro-batch but the last inside one no_sync."""
     if len(micro_batches) == 0:
@@ -190,6 +242,6 @@ def weight_in_backward(model, micro_batches, loss_of, scaler=None):
 
 ALTERNATIVES = {
     "09.1": [TensorScaler, SummedScaler],
-    "09.2": [PlainAdamW],
+    "09.2": [PlainAdamW, GroupedAdamW],
     "09.3": [counts_in_a_tensor, weight_in_backward],
 }

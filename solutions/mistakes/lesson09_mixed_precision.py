@@ -228,7 +228,7 @@ class DynamicLossScaler(right.DynamicLossScaler):
         super().update()
 
 
-@mistake("09.1", says="a second scaler, which was not used")
+@mistake("09.1", says="the scale is shared by all scalers")
 class DynamicLossScaler(right.DynamicLossScaler):
     shared = {}  # noqa: RUF012
 
@@ -249,7 +249,7 @@ class DynamicLossScaler(right.DynamicLossScaler):
         self.shared["scale"] = self._scale
 
 
-@mistake("09.1", says="state_dict()")
+@mistake("09.1", says="state_dict() after a few steps")
 class DynamicLossScaler(right.DynamicLossScaler):
     def state_dict(self):
         return {"scale": self._scale}
@@ -294,9 +294,9 @@ class DynamicLossScaler(right.DynamicLossScaler):
 
 @mistake("09.1", says="torch's GradScaler does the work")
 class DynamicLossScaler(right.DynamicLossScaler):
-    def __init__(self, *args, **options):
-        super().__init__(*args, **options)
-        self._inner = torch.amp.GradScaler("cpu")
+    def scale(self, loss):
+        hidden = [torch.amp.GradScaler("cpu", init_scale=self._scale)]
+        return hidden[0].scale(loss.float() if loss.dtype == torch.float16 else loss)
 
 
 class Alone(right.DynamicLossScaler):
@@ -365,12 +365,70 @@ class DynamicLossScaler(right.DynamicLossScaler):
         self._scale = max(self._scale, 1.0)
 
 
-@mistake("09.1", says="the number of steps with bf16 gradients")
+@mistake("09.1", says="the number of steps with torch.bfloat16 gradients")
 class DynamicLossScaler(right.DynamicLossScaler):
     def step(self, optimizer):
         if any(grad.dtype == torch.bfloat16 for grad in grads_of(optimizer)):
             return False
         return super().step(optimizer)
+
+
+@mistake("09.1", says="step() does not leave the gradients")
+class DynamicLossScaler(right.DynamicLossScaler):
+    def step(self, optimizer):
+        made = super().step(optimizer)
+        optimizer.zero_grad()
+        return made
+
+
+@mistake("09.1", says="a clean step counts once for each optimizer")
+class DynamicLossScaler(right.DynamicLossScaler):
+    def update(self):
+        if not any(self._overflowed.values()):
+            self._clean_steps += max(0, len(self._overflowed) - 1)
+        super().update()
+
+
+@mistake("09.1", says="divided by another scale than they were multiplied")
+class DynamicLossScaler(right.DynamicLossScaler):
+    backed_off = False
+
+    def unscale_(self, optimizer):
+        super().unscale_(optimizer)
+        if self._overflowed[optimizer] and not self.backed_off:
+            self._scale *= self._backoff_factor
+            self.backed_off = True
+
+    def update(self):
+        if self.backed_off:
+            self._scale /= self._backoff_factor
+        super().update()
+        self.backed_off = False
+
+
+@mistake("09.1", says="state_dict() at the beginning")
+class DynamicLossScaler(right.DynamicLossScaler):
+    def __init__(self, *args, growth_interval=1000, **options):
+        super().__init__(*args, growth_interval=growth_interval, **options)
+
+
+@mistake("09.1", says="load_state_dict() changes the dict that it is given")
+class DynamicLossScaler(right.DynamicLossScaler):
+    def load_state_dict(self, state_dict):
+        self._scale = state_dict.pop("scale")
+        super().load_state_dict({"scale": self._scale, **state_dict})
+
+
+@mistake("09.1", says="it is no copy")
+class DynamicLossScaler(right.DynamicLossScaler):
+    def state_dict(self):
+        self.kept = super().state_dict()
+        return self.kept
+
+    def update(self):
+        super().update()
+        if hasattr(self, "kept"):
+            self.kept.update(super().state_dict())
 
 
 @mistake("09.1", says="the dtype of a scaled float64 loss")
@@ -405,9 +463,16 @@ class MasterWeightAdamW(right.MasterWeightAdamW):
 
 @mistake("09.2", says="torch's AdamW does the work")
 class MasterWeightAdamW(right.MasterWeightAdamW):
-    def step(self, closure=None):
-        self.inner = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
-        return super().step(closure)
+    def _update(self, parameter, group):
+        before = parameter.detach().float()
+        super()._update(parameter, group)
+        master = self.state[parameter].get("master", parameter)
+        if self.state[parameter]["step"] == 1:
+            inner = torch.nn.Parameter(before.clone())
+            inner.grad = parameter.grad.float()
+            settings = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
+            torch.optim.AdamW([inner], **settings).step()
+            master.copy_(inner)
 
 
 @mistake("09.2", says="m and v are kept in 16 bits")
@@ -475,7 +540,7 @@ class MasterWeightAdamW(Variant):
         return self.param_groups[0]
 
 
-@mistake("09.2", says="groups' lr is not read again")
+@mistake("09.2", says="a group's lr is not read again")
 class MasterWeightAdamW(Variant):
     def settings(self, group):
         return {**group, "lr": group.setdefault("initial", group["lr"])}
@@ -518,10 +583,20 @@ def written_out(self, parameter, group, *, coupled=False, corrected=True, root=N
         parameter.copy_(master)
 
 
-@mistake("09.2", says="that is Adam, not AdamW")
+@mistake("09.2", says="Adam, not AdamW")
 class MasterWeightAdamW(right.MasterWeightAdamW):
     def _update(self, parameter, group):
         written_out(self, parameter, group, coupled=True)
+
+
+@mistake("09.2", says="the decay goes by the rounded parameter")
+class MasterWeightAdamW(right.MasterWeightAdamW):
+    def _update(self, parameter, group):
+        rounded = parameter.detach().float()
+        written_out(self, parameter, {**group, "weight_decay": 0.0})
+        master = self.state[parameter].get("master", parameter)
+        master -= group["lr"] * group["weight_decay"] * rounded
+        parameter.copy_(master)
 
 
 @mistake("09.2", says="the bias correction is missing")
@@ -549,6 +624,58 @@ class MasterWeightAdamW(right.MasterWeightAdamW):
         if parameter.dtype == torch.bfloat16:  # the lower half of float32 is cut off
             bits = self.state[parameter]["master"].view(torch.int32) & -65536
             parameter.copy_(bits.view(torch.float32))
+
+
+@mistake("09.2", says="m or v is rounded to 16 bits in every step")
+class MasterWeightAdamW(right.MasterWeightAdamW):
+    def _update(self, parameter, group):
+        super()._update(parameter, group)
+        v = self.state[parameter]["exp_avg_sq"]
+        v.copy_(v.half())
+
+
+@mistake("09.2", says="one count of steps serves all parameters")
+class MasterWeightAdamW(right.MasterWeightAdamW):
+    count = 0
+
+    def step(self, closure=None):
+        self.count += 1
+        return super().step(closure)
+
+    def _update(self, parameter, group):
+        if self.state[parameter]:
+            self.state[parameter]["step"] = self.count - 1
+        super()._update(parameter, group)
+
+
+@mistake("09.2", says="the states hold the graph of the step")
+class MasterWeightAdamW(right.MasterWeightAdamW):
+    def _update(self, parameter, group):
+        if not self.state[parameter] and parameter.dtype != torch.float32:
+            super()._update(parameter, group)
+            with torch.enable_grad():
+                master = self.state[parameter]["master"]
+                self.state[parameter]["master"] = master + 0 * parameter.float()
+        else:
+            super()._update(parameter, group)
+
+
+@mistake("09.2", says="given other settings")
+class MasterWeightAdamW(Variant):
+    def settings(self, group):
+        kept = {name: group[name] for name in ("betas", "eps", "weight_decay")}
+        return {**group, **group.setdefault("first", kept)}
+
+
+@mistake("09.2", says="gradients from before the closure")
+class MasterWeightAdamW(right.MasterWeightAdamW):
+    def step(self, closure=None):
+        pairs = [(p, p.grad) for group in self.param_groups for p in group["params"]]
+        loss = None if closure is None else closure()
+        for parameter, grad in pairs:
+            parameter.grad = grad
+        super().step()
+        return loss
 
 
 @mistake("09.2", says="a parameter without a gradient is decayed")
@@ -580,13 +707,13 @@ class MasterWeightAdamW(right.MasterWeightAdamW):
         return loss
 
 
-@mistake("09.2", says="masters, m and v are rounded to the parameters' bf16")
+@mistake("09.2", says="masters, m and v are in bf16")
 class MasterWeightAdamW(right.MasterWeightAdamW):
     def load_state_dict(self, state_dict):
         torch.optim.Optimizer.load_state_dict(self, state_dict)
 
 
-@mistake("09.2", says="float32 again, but were rounded on the way")
+@mistake("09.2", says="float32 again, but rounded")
 class MasterWeightAdamW(right.MasterWeightAdamW):
     def load_state_dict(self, state_dict):
         torch.optim.Optimizer.load_state_dict(self, state_dict)
@@ -600,7 +727,7 @@ class MasterWeightAdamW(right.MasterWeightAdamW):
         super().load_state_dict({**state_dict, "state": {}})
 
 
-@mistake("09.2", says="whether the masters are equal 3 steps later")
+@mistake("09.2", says="m, v or the number of steps is another")
 class MasterWeightAdamW(right.MasterWeightAdamW):
     def load_state_dict(self, state_dict):
         super().load_state_dict(state_dict)
@@ -655,6 +782,30 @@ class MasterWeightAdamW(right.MasterWeightAdamW):
             group.update(settings)
 
 
+@mistake("09.2", says="takes something out of the dict that it is given")
+class MasterWeightAdamW(right.MasterWeightAdamW):
+    def load_state_dict(self, state_dict):
+        super().load_state_dict(state_dict)
+        state_dict["state"].clear()
+
+
+@mistake("09.2", says="KeyError: 'master'")
+class MasterWeightAdamW(right.MasterWeightAdamW):
+    def load_state_dict(self, state_dict):
+        super().load_state_dict(state_dict)
+        for state in state_dict["state"].values():
+            state["master"] = state["master"].float()
+
+
+@mistake("09.2", says="of a parameter that had none")
+class MasterWeightAdamW(right.MasterWeightAdamW):
+    def load_state_dict(self, state_dict):
+        before = dict(self.state)
+        super().load_state_dict(state_dict)
+        for parameter, state in before.items():
+            self.state[parameter] = self.state[parameter] or state
+
+
 @mistake("09.2", says="KeyError: 0")
 class MasterWeightAdamW(right.MasterWeightAdamW):
     def load_state_dict(self, state_dict):
@@ -668,7 +819,16 @@ class MasterWeightAdamW(right.MasterWeightAdamW):
 
 
 def weighed_by(
-    model, micro_batches, loss_of, scaler=None, *, weight, quiet="all", every=False, ranks=True
+    model,
+    micro_batches,
+    loss_of,
+    scaler=None,
+    *,
+    weight,
+    quiet="all",
+    every=False,
+    ranks=True,
+    retain=False,
 ):
     """The reference with parts that can be exchanged; `weight` takes a micro-batch and its list."""
     if not micro_batches:
@@ -686,7 +846,7 @@ def weighed_by(
             else (model.no_sync() if silent else contextlib.nullcontext())
         ):
             scaled = part * (world_size if ranks else 1)
-            (scaled if scaler is None else scaler.scale(scaled)).backward()
+            (scaled if scaler is None else scaler.scale(scaled)).backward(retain_graph=retain)
         total = total + part.detach()
     return total
 
@@ -824,8 +984,42 @@ def accumulate(model, micro_batches, loss_of, scaler=None):
     return weighed_by(model, micro_batches, loss_of, scaler, weight=share, quiet="last")
 
 
-@mistake("09.3", says="the model is left in evaluation mode")
+@mistake("09.3", says="training or evaluation mode is not left as it was")
 def accumulate(model, micro_batches, loss_of, scaler=None):
+    model.train()
+    return right.accumulate(model, micro_batches, loss_of, scaler)
+
+
+@mistake("09.3", says="backward keeps the graph")
+def accumulate(model, micro_batches, loss_of, scaler=None):
+    return weighed_by(model, micro_batches, loss_of, scaler, weight=share, retain=True)
+
+
+@mistake("09.3", says="what .grad held before is divided, too")
+def accumulate(model, micro_batches, loss_of, scaler=None):
+    loss = weighed_by(
+        model, micro_batches, loss_of, scaler, weight=lambda one, all: one.num_tokens, ranks=False
+    )
+    for one in micro_batches[:1]:
+        tokens = one.num_tokens / share(one, micro_batches)
+    for parameter in model.parameters():
+        parameter.grad *= current_world_size() / tokens
+    return loss / tokens
+
+
+@mistake("09.3", says="what .grad held before is multiplied by the ranks")
+def accumulate(model, micro_batches, loss_of, scaler=None):
+    loss = weighed_by(model, micro_batches, loss_of, scaler, weight=share, ranks=False)
+    for parameter in model.parameters():
+        parameter.grad *= current_world_size()
+    return loss
+
+
+@mistake("09.3", says="left without exchange")
+def accumulate(model, micro_batches, loss_of, scaler=None):
+    if current_world_size() > 1:
+        model.require_backward_grad_sync = True
     loss = right.accumulate(model, micro_batches, loss_of, scaler)
-    model.eval()
+    if current_world_size() > 1:
+        model.require_backward_grad_sync = False
     return loss
