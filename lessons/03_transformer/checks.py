@@ -14,10 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import shared.laboratories.lesson03 as lab
+import shared.laboratories.lesson03_mistaken as mistaken
 from shared.exercises.checks import checks_for
-from shared.exercises.expecting import expect, expect_close, expect_equal, recognise
-from shared.exercises.seeds import fresh_generator, fresh_seed, seed_all
-from shared.model.config import TransformerConfig
+from shared.exercises.expecting import expect, expect_close, expect_equal, expect_raises, recognise
+from shared.exercises.properties import expect_by_hand, expect_gradients, functions_called
+from shared.exercises.seeds import fresh_seed, seed_all
+from shared.model.config import Norm, TransformerConfig
 
 exercise_03_1 = checks_for(
     "03.1",
@@ -108,68 +110,36 @@ def norm_values(answer) -> None:
             norm(x),
             F.layer_norm(x, shape[-1:], weight, bias, eps),
             what=f"LayerNorm of {shape}",
-            looks_like=norm_mistakes(x, weight, bias, eps),
+            looks_like=mistaken.norm_mistakes(x, weight, bias, eps),
         )
+        other = lab.wide(*shape)
+        want = F.layer_norm(other, shape[-1:], weight, bias, eps)
+        expect_close(norm.eval()(other), want, what="another input in eval(), after training")
 
 
-def norm_mistakes(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Rows:
-    centred, biased = x - x.mean(-1, keepdim=True), x.var(-1, keepdim=True, correction=0)
-    unbiased = x.var(-1, keepdim=True)
-    column, columns = x.mean(-2, keepdim=True), x.var(-2, keepdim=True, correction=0)
-    normed = {
-        "the variance divides by d_model - 1: torch's var() does, unless correction=0": (
-            centred / (unbiased + eps).sqrt()
-        ),
-        "eps is added to the standard deviation, not to the variance": (
-            centred / (biased.sqrt() + eps)
-        ),
-        "eps is added to an unbiased standard deviation; both differ from the contract": (
-            centred / (unbiased.sqrt() + eps)
-        ),
-        "eps is not used": centred / biased.sqrt(),
-        "it divides by the variance, not by its square root": centred / (biased + eps),
-        "the mean is not taken off": x / (biased + eps).sqrt(),
-        "statistics run over the positions, not over the features of one token": (
-            (x - column) / (columns + eps).sqrt()
-        ),
-        "statistics run over the whole batch, not over the features of one token": (
-            (x - x.mean()) / (x.var(correction=0) + eps).sqrt()
-        ),
-    }
-    mistakes = {words: value * weight + bias for words, value in normed.items()}
-    return mistakes | {"weight and bias are not applied": centred / (biased + eps).sqrt()}
-
-
-@exercise_03_1.check("a constant vector, and gradients")
+@exercise_03_1.check("edges, gradients, by hand")
 def norm_edges(answer) -> None:
     got = answer(6)(torch.full((2, 6), 3.0))
     expect_close(got, torch.zeros(2, 6), what="LayerNorm of a constant vector")
-    norm, x = lab.randomised(answer(5, eps=1e-3)), lab.wide(3, 5).requires_grad_()
-    want = F.layer_norm(x, (5,), norm.weight, norm.bias, 1e-3)
-    hint = "Mean and variance depend on x, too: no detach, no torch.no_grad around them."
-    expect_gradients(norm, norm(x), want, hint, x=x)
-
-
-def expect_gradients(module, got: Tensor, want: Tensor, hint="", **inputs: Tensor) -> None:
-    """The same random gradient of both outputs must reach inputs and parameters alike."""
-    leaves = {**inputs, **dict(module.named_parameters())}
-    pull = torch.randn(got.shape, generator=fresh_generator(), dtype=got.dtype)
-
-    mine, theirs = (
-        torch.autograd.grad(out, list(leaves.values()), pull, allow_unused=True)
-        for out in (got, want)
+    vector, far = lab.wide(5), lab.wide(3, 5) + 1e8
+    want = F.layer_norm(vector, (5,))
+    expect_close(answer(5).double()(vector), want, what="LayerNorm of one vector, (d_model,)")
+    want, hint = (
+        F.layer_norm(far, (5,)),
+        "E[x^2] - E[x]^2 loses all digits: take the mean off first",
     )
-    recognise(
-        {
-            f"{name} takes no part in the output, or the graph is cut before it": each is None
-            for name, each in zip(leaves, mine, strict=True)
-        },
-        expected="a gradient for each input and each parameter",
-        seen="none",
-        hint="No detach, .data, .item or torch.no_grad in forward; every part is used.",
+    what = "values near 1e8"
+    expect_close(answer(5).double()(far), want, what=what, hint=hint, atol=1e-4, rtol=0)
+    x, hint = (
+        lab.wide(3, 5).requires_grad_(),
+        "Mean and variance depend on x, too: no detach there.",
     )
-    for name, a, b in zip(leaves, mine, theirs, strict=True):
-        expect_close(a, b, what=f"gradient of {name}", atol=1e-5, rtol=1e-4, hint=hint)
+    for training in (True, False):
+        norm = lab.randomised(answer(5, eps=1e-3)).train(training)
+        want = F.layer_norm(x, (5,), norm.weight, norm.bias, 1e-3)
+        leaves = {"x": x, **dict(norm.named_parameters())}
+        expect_gradients(norm(x), want, leaves, "the normed x", hint)
+    expect_by_hand(lambda: norm(x), "layer_norm", what="LayerNorm")
 
 
 # 03.2
@@ -210,6 +180,9 @@ def ffn_values(answer) -> None:
                 "the residual connection is the layer's business, not this module's": x + want,
             },
         )
+        ffn.train(d_ff == 4)
+        want = ffn.linear2(F.relu(ffn.linear1(x.requires_grad_())))
+        expect_gradients(ffn(x), want, {"x": x, **dict(ffn.named_parameters())}, "the output")
 
 
 @exercise_03_2.check("where dropout acts")
@@ -220,12 +193,13 @@ def ffn_dropout(answer) -> None:
     recognise(
         {
             "dropout acts on the output, after linear2; here it belongs after the ReLU": (
-                levels == {0.0, 4.0}
+                levels == {0.0, 2.5}
             ),
             "dropout is not used": levels == {2.0},
-            "dropout does not act once, on the hidden units": levels != {1.0, 3.0},
+            "the rate is 0.5 whatever `dropout` says": levels == {1.0, 3.0},
+            "dropout does not act once, on the hidden units": levels != {1.0, 2.25},
         },
-        expected="with dropout=0.5 hidden units of 1 become 0 or 2, outputs 1 or 3",
+        expected="with dropout=0.2 hidden units of 1 become 0 or 1.25, outputs 1 or 2.25",
         seen=f"outputs {sorted(levels)[:5]}",
         hint="nn.Dropout(dropout) after the ReLU; the layer drops its sub-layers' outputs (03.3).",
     )
@@ -252,41 +226,48 @@ def encoder_parts(answer) -> None:
     )
 
 
-@exercise_03_3.check("post-LN, the paper's order")
-def encoder_post(answer) -> None:
-    expect_encoder(answer, replace(LAYER, norm="post"))
-
-
-@exercise_03_3.check("pre-LN")
-def encoder_pre(answer) -> None:
-    expect_encoder(answer, replace(LAYER, norm="pre"))
-
-
-def expect_encoder(answer, config: TransformerConfig) -> None:
-    layer = lab.randomised(answer(config))
+def expect_encoder(answer, norm: Norm) -> None:
+    config = replace(LAYER, norm=norm)
+    layer = lab.randomised(answer(config)).train(norm == "pre")
     twin, x, padding = lab.LayerTwin(layer, config), lab.wide(2, 5, 12), lab.real_tokens([5, 3])
-    masks = {"no mask": None, "a padding mask": padding, "a causal mask": lab.triangle(5)}
-    for words, seen in masks.items():
-        causal = words == "a causal mask"
+    cases = {
+        "no mask": (None, False),
+        "a padding mask": (padding, False),
+        "causal=True": (None, True),
+        "causal=True and a padding mask": (padding, True),
+        "a mask of each query": (lab.all_but_one(5), False),
+    }
+    for words, (mask, causal) in cases.items():
         expect_close(
-            layer(x, None if causal else seen, causal),
-            twin.encoded(x, seen),
-            what=f"{config.norm}-LN encoder layer with {words}",
-            looks_like=encoder_mistakes(twin, x, seen),
+            layer(x, mask, causal),
+            twin.encoded(x, lab.both(mask, causal, 5)),
+            what=f"{norm}-LN encoder layer with {words}, training={layer.training}",
+            looks_like=encoder_mistakes(twin, x, mask, causal),
         )
 
 
-def encoder_mistakes(twin: lab.LayerTwin, x: Tensor, seen: Tensor | None) -> Rows:
+exercise_03_3.check("post-LN, the paper's order")(partial(expect_encoder, norm="post"))
+exercise_03_3.check("pre-LN")(partial(expect_encoder, norm="pre"))
+
+
+def encoder_mistakes(twin: lab.LayerTwin, x: Tensor, mask: Tensor | None, causal: bool) -> Rows:
     wired, (first, second, _) = partial(twin.wired, x), twin.norms
+    seen = lab.both(mask, causal, 5)
 
     def look(h: Tensor) -> Tensor:
         return twin.own(h, h, seen)
+
+    def through(other: Tensor | None) -> Tensor:
+        return wired(lambda h: twin.own(h, h, other))
 
     return {
         f"config.norm is {twin.kind!r}, and the layer computes the other kind": (
             wired(look, wrap=twin.other_kind)
         ),
-        "the mask is not passed to the attention": wired(lambda h: twin.own(h, h)),
+        "causal=True does not reach the attention": through(mask if causal else seen),
+        "the mask is dropped where causal=True": through(lab.triangle(5) if causal else seen),
+        "the mask is not passed to the attention": through(None),
+        "one query's mask serves all queries": through(mask if mask is None else mask[:, :, :1]),
         "the residual adds norm(x): in pre-LN it adds x itself": (
             wired(look, wrap=lambda h, norm, sublayer: norm(h) + sublayer(norm(h)))
         ),
@@ -303,32 +284,75 @@ def encoder_gradients(answer) -> None:
     for norm in ("pre", "post"):
         config = replace(LAYER, norm=norm)
         layer, x = lab.randomised(answer(config)), lab.wide(2, 4, 12).requires_grad_()
-        expect_gradients(layer, layer(x), lab.through_engine(layer, config, x), x=x)
+        want, leaves = (
+            lab.through_engine(layer, config, x),
+            {"x": x, **dict(layer.named_parameters())},
+        )
+        expect_gradients(layer.train(norm == "post")(x), want, leaves, "the output")
 
 
-@exercise_03_3.check("where dropout acts")
+@exercise_03_3.check("where dropout acts, and what the parts are given")
 def encoder_dropout(answer) -> None:
-    expect_dropout(answer(replace(LAYER, norm="pre", dropout=0.5, d_ff=8)), sublayers=2)
+    expect_dropout(answer, sublayers=2)
 
 
-def expect_dropout(layer: nn.Module, sublayers: int) -> None:
+def expect_dropout(answer, sublayers: int) -> None:
     """In pre-LN a value that every sub-layer drops comes out as it went in: chance p each."""
-    inputs, want = lab.layer_inputs(layer), 0.5**sublayers
-    out = layer.train()(*inputs)
-    passed, zeros = ((out == each).float().mean().item() for each in (inputs[0], 0))
-    recognise(
-        {
-            "dropout acts on the sum x + sublayer(x): the residual path must stay whole": (
-                zeros > 0.1
-            ),
-            "dropout is missing on a sub-layer's output": passed < 0.01,
-            "dropout does not act once on each sub-layer's output": abs(passed - want) > 0.03,
-        },
-        expected=f"with dropout=0.5, {100 * want:.0f} % of the values pass a pre-LN layer as is",
-        seen=f"{100 * passed:.0f} % do, {100 * zeros:.0f} % are 0",
-    )
-    first, second = layer.eval()(*inputs), layer(*inputs)
-    expect_close(first, second, what="a second call in eval mode", hint="use nn.Dropout")
+    want = 0.3**sublayers
+    for pre in (True, False):
+        layer = answer(replace(LAYER, norm="pre" if pre else "post", dropout=0.3, d_ff=8))
+        inputs = lab.layer_inputs(layer)
+        out, again = layer.train()(*inputs), layer(*inputs)
+        passed = (out == inputs[0]).float().mean().item()
+        first, second = layer.eval()(*inputs), layer(*inputs)
+        expect_close(first, second, what="a second call in eval mode", hint="use nn.Dropout")
+        silent = lab.silenced(layer)
+        touched = not torch.allclose(silent(*inputs), silent.train()(*inputs))
+        recognise(
+            {
+                "dropout acts on the sum x + sublayer(x): the stream must stay whole": touched,
+                "dropout is missing on a sub-layer's output": (
+                    torch.equal(out, again) or (pre and passed < want / 4)
+                ),
+                "the rate is 0.5 whatever config.dropout says": (
+                    pre and abs(passed - 0.5**sublayers) < 0.03
+                ),
+                "dropout does not act once on each sub-layer's output": (
+                    pre and abs(passed - want) > want / 4
+                ),
+            },
+            expected=f"with dropout=0.3, {100 * want:.1f} % of values pass a pre-LN layer as is",
+            seen=f"{100 * passed:.1f} % do" if pre else "something else in post-LN",
+        )
+    expect_settings(answer)
+
+
+def expect_settings(answer) -> None:
+    """The parts drop out at inner_dropout, and attention is fused where the configuration says."""
+    x = torch.randn(2, 5, 12)
+    for draws, config in enumerate(
+        (replace(LAYER, dropout=0.3), replace(LAYER, inner_dropout=0.3))
+    ):
+        layer, given = answer(config).train(), {"feed_forward": 1, "self_attention": 3}
+        given |= {"cross_attention": 3} if hasattr(layer, "cross_attention") else {}
+        for name, number in given.items():
+            part, args = getattr(layer, name), [x] * number
+            expect(
+                torch.equal(part(*args), part(*args)) != bool(draws),
+                mistake=f"{name} does not take its dropout from config.inner_dropout",
+                expected=f"with dropout={config.dropout} and inner_dropout={config.inner_dropout} "
+                f"two calls of {name} that {'differ' if draws else 'agree'}",
+                seen="they agree" if draws else "they differ",
+            )
+    for fused in (True, False):
+        layer = answer(replace(LAYER, fused=fused))
+        called = functions_called(partial(layer, *lab.layer_inputs(layer)))
+        expect(
+            ("scaled_dot_product_attention" in called) == fused,
+            mistake="config.fused does not reach the attention",
+            expected=f"with fused={fused} the kernel is {'' if fused else 'not '}called",
+            seen=f"it is {'not ' if fused else ''}called",
+        )
 
 
 # 03.4
@@ -353,29 +377,27 @@ def decoder_parts(answer) -> None:
     )
 
 
-@exercise_03_4.check("post-LN, the paper's order")
-def decoder_post(answer) -> None:
-    expect_decoder(answer, replace(LAYER, norm="post"))
-
-
-@exercise_03_4.check("pre-LN")
-def decoder_pre(answer) -> None:
-    expect_decoder(answer, replace(LAYER, norm="pre"))
-
-
-def expect_decoder(answer, config: TransformerConfig) -> None:
-    layer = lab.randomised(answer(config))
-    twin, x, memory = lab.LayerTwin(layer, config), lab.wide(2, 5, 12), lab.wide(2, 5, 12)
-    for words, mask in [("no mask", None), ("a padded memory", lab.real_tokens([5, 2]))]:
+def expect_decoder(answer, norm: Norm) -> None:
+    config = replace(LAYER, norm=norm)
+    layer = lab.randomised(answer(config)).train(norm == "pre")
+    twin, x, padded = lab.LayerTwin(layer, config), lab.wide(2, 5, 12), lab.real_tokens([5, 2])
+    each = lab.all_but_one(5)
+    cases = {"no mask": None, "a padded memory": padded, "a mask of each target": each}
+    for words, mask in cases.items():
+        memory = lab.wide(2, 5, 12)
         expect_close(
             layer(x, memory, mask),
             twin.decoded(x, memory, mask),
-            what=f"{config.norm}-LN decoder layer with {words}",
+            what=f"{norm}-LN decoder layer with {words}, training={layer.training}",
             looks_like=decoder_mistakes(twin, x, memory, mask),
         )
     short = memory[:, :3]
     want = twin.decoded(x, short)
     expect_close(layer(x, short), want, what="decoder layer with a memory of another length")
+
+
+exercise_03_4.check("post-LN, the paper's order")(partial(expect_decoder, norm="post"))
+exercise_03_4.check("pre-LN")(partial(expect_decoder, norm="pre"))
 
 
 def decoder_mistakes(twin: lab.LayerTwin, x: Tensor, memory: Tensor, mask: Tensor | None) -> Rows:
@@ -407,6 +429,9 @@ def decoder_mistakes(twin: lab.LayerTwin, x: Tensor, memory: Tensor, mask: Tenso
         "the cross-attention is causal: every target position may see the whole source": (
             wired(back, lambda h: cross(h, memory, both))
         ),
+        "one target's memory_mask serves all targets": (
+            wired(back, lambda h: cross(h, memory, mask if mask is None else mask[:, :, :1]))
+        ),
         "the cross-attention looks at x, not at the memory": wired(back, lambda h: cross(h, h)),
         "the memory is normed again with norm2": (
             wired(back, lambda h: cross(h, twin.norms[1](memory), mask))
@@ -420,24 +445,18 @@ def decoder_mistakes(twin: lab.LayerTwin, x: Tensor, memory: Tensor, mask: Tenso
 
 @exercise_03_4.check("gradients, none of them from later positions")
 def decoder_gradients(answer) -> None:
-    layer = lab.randomised(answer(LAYER))
-    x, memory = lab.wide(1, 6, 12).requires_grad_(), lab.wide(1, 4, 12).requires_grad_()
-    want = lab.through_engine(layer, LAYER, x, memory, tgt_mask=~lab.triangle(6)[0, 0])
-    got = layer(x, memory)
-    (reached,) = torch.autograd.grad(got[0, 2].square().sum(), x, retain_graph=True)
-    later = reached[0, 3:].abs().max().item()
-    expect(
-        later == 0,
-        mistake="self-attention is not causal: it sees the words that it is to predict",
-        expected="position 2 does not depend on positions 3, 4, 5",
-        seen=f"gradients of size {later:.2g} reach them",
-    )
-    expect_gradients(layer, got, want, x=x, memory=memory)
+    for norm in ("pre", "post"):
+        config = replace(LAYER, norm=norm)
+        layer = lab.randomised(answer(config)).train(norm == "post")
+        x, memory = lab.wide(1, 6, 12).requires_grad_(), lab.wide(1, 4, 12).requires_grad_()
+        want = lab.through_engine(layer, config, x, memory, tgt_mask=~lab.triangle(6)[0, 0])
+        leaves = {"x": x, "memory": memory, **dict(layer.named_parameters())}
+        expect_gradients(layer(x, memory), want, leaves, "the output")
 
 
-@exercise_03_4.check("where dropout acts")
+@exercise_03_4.check("where dropout acts, and what the parts are given")
 def decoder_dropout(answer) -> None:
-    expect_dropout(answer(replace(LAYER, norm="pre", dropout=0.5, d_ff=8)), sublayers=3)
+    expect_dropout(answer, sublayers=3)
 
 
 # 03.5
@@ -455,20 +474,13 @@ def transformer_parts(answer) -> None:
             expect_parts(model, config)
             expect_equal(
                 lab.num_parameters(model),
-                lab.expected_count(config),
+                mistaken.expected_count(config),
                 what=f"number of parameters ({norm}-LN, tied: {tied})",
                 mistake="the model has parameters too many or too few",
             )
 
 
 def expect_parts(model: nn.Module, config: TransformerConfig) -> None:
-    expect(
-        hasattr(model, "config"),
-        mistake="self.config is missing",
-        expected="the configuration in self.config",
-        seen="no such attribute",
-        hint="Who decodes or saves a model later asks it for its sizes.",
-    )
     for name in ("encoder_layers", "decoder_layers"):
         expect_equal(
             len({id(each) for each in lab.part(model, name, nn.ModuleList)}),
@@ -496,6 +508,13 @@ def expect_parts(model: nn.Module, config: TransformerConfig) -> None:
             else "post-LN layers end in a norm: a second one after the stack is not in the paper",
             hint="LayerNorm(config.d_model) if config.norm == 'pre' else nn.Identity()",
         )
+    expect(
+        getattr(model, "config", None) == config,
+        mistake="self.config is missing, or not the configuration that was given",
+        expected="the configuration in self.config",
+        seen=f"{getattr(model, 'config', 'no such attribute')}",
+        hint="Who decodes or saves a model later asks it for its sizes.",
+    )
 
 
 MODEL_MISTAKES = {
@@ -515,16 +534,22 @@ MODEL_MISTAKES = {
 @exercise_03_5.check("logits equal to torch's, both norms")
 def transformer_logits(answer) -> None:
     for norm in ("pre", "post"):
-        config = replace(MODEL, norm=norm, tie_embeddings=norm == "pre")
-        model = lab.randomised(answer(config))
-        src, tgt = lab.random_pair(config.vocab_size)
-        mistaken = partial(lab.logits, model, src, tgt, config)
+        pre = norm == "pre"
+        config = replace(MODEL, norm=norm, tie_embeddings=pre, pad_id=0 if pre else 5)
+        model = lab.randomised(answer(config)).train(pre)
+        src, tgt = lab.random_pair(config.vocab_size, config.pad_id)
+        changed = partial(lab.logits, model, src, tgt, config)
         want = lab.logits(model, src, tgt, config)
+        zero = {
+            "padding is looked for as id 0, whatever config.pad_id is": (
+                partial(lab.logits, model, src, tgt, replace(config, pad_id=0))
+            )
+        }
         expect_close(
             model(src, tgt),
             want,
             what=f"logits of the {norm}-LN model",
-            looks_like={words: partial(mistaken, c) for words, c in MODEL_MISTAKES.items()},
+            looks_like=zero | {words: partial(changed, c) for words, c in MODEL_MISTAKES.items()},
             atol=1e-6,
             rtol=1e-6,
         )
@@ -535,7 +560,8 @@ def transformer_gradients(answer) -> None:
     for norm in ("pre", "post"):
         config = replace(MODEL, norm=norm)
         model, pair = lab.randomised(answer(config)), lab.random_pair(config.vocab_size)
-        expect_gradients(model, model(*pair), lab.logits(model, *pair, config))
+        want, leaves = lab.logits(model, *pair, config), dict(model.named_parameters())
+        expect_gradients(model.train(norm == "post")(*pair), want, leaves, "the logits")
 
 
 @exercise_03_5.check("encode and decode")
@@ -552,6 +578,32 @@ def transformer_halves(answer) -> None:
         what="encode, decode, project in turn",
         hint="decode returns the hidden vectors, after the last norm and before the projection.",
     )
+    want = lab.logits(model, src, tgt, MODEL, ["encoder mask", "decoder mask"])
+    got = model.decode(tgt, model.encode(src)) @ model.output.weight.T
+    expect_close(got, want, what="encode and decode without a mask, projected")
+    for what, pair in (
+        ("a source", (src.repeat(1, 3), tgt)),
+        ("a target", (src, tgt.repeat(1, 4))),
+    ):
+        what = f"{what} longer than max_len=16"
+        expect_raises(ValueError, model, *pair, what=what, hint="give max_len to the positions")
+
+
+@exercise_03_5.check("dropout on the embeddings")
+def transformer_dropout(answer) -> None:
+    model, (src, tgt) = lab.silenced(answer(replace(MODEL, dropout=0.3))), lab.random_pair(23)
+    model.encoder_norm = model.decoder_norm = nn.Identity()
+    src, tgt = src.repeat(40, 1), tgt.repeat(40, 1)
+    encoded = model.train().encode(src)
+    for side, out in (("source", encoded), ("target", model.decode(tgt, encoded))):
+        share = (out == 0).float().mean().item()
+        expect(
+            0.25 < share < 0.35,
+            mistake=f"dropout does not act once on the {side}'s embeddings",
+            expected="with dropout=0.3, 30 % zeros in front of the first layer",
+            seen=f"{100 * share:.0f} %",
+            hint="PositionalEncoding(d_model, max_len, dropout) drops the sum",
+        )
 
 
 @exercise_03_5.check("the start of training")
@@ -563,6 +615,13 @@ def transformer_start(answer) -> None:
         model = answer(config)
         ids = torch.randint(4, 97, (8, 12))
         losses.append(F.cross_entropy(model(ids, ids.flip(1)).flatten(0, 1), ids.flatten()).item())
+        loose = [n for n, each in model.named_parameters() if n.endswith("bias") and each.any()]
+        expect(
+            not loose,
+            mistake="initialise is not called, or before all parts were there",
+            expected="initialise(self) has set every bias to 0",
+            seen=f"other numbers in {', '.join(loose[:3])}",
+        )
     mean, chance = sum(losses) / 3, math.log(97)
     expect(
         chance - 0.5 < mean < chance + 1.5,
@@ -582,53 +641,25 @@ def count_fixed(count_parameters) -> None:
     deep = replace(small, num_layers=3, d_ff=7)
     for config in (small, deep, replace(deep, norm="pre")):
         expect_count(count_parameters, config)
+    made = functions_called(partial(count_parameters, deep)) & {"empty", "zeros", "ones", "randn"}
+    expect(
+        not made,
+        mistake="a model is built in order to be counted",
+        expected="sums and products of the sizes",
+        seen=f"tensors made by torch.{', torch.'.join(made)}",
+    )
 
 
 @exercise_03_6.check("random configurations against torch's count")
 def count_random(count_parameters) -> None:
     for _ in range(40):
-        expect_count(count_parameters, lab.random_config())
+        expect_count(count_parameters, mistaken.random_config())
 
 
 def expect_count(count_parameters, config: TransformerConfig) -> None:
-    got, want = count_parameters(config), lab.expected_count(config)
+    got, want = count_parameters(config), mistaken.expected_count(config)
     expect(isinstance(got, int), expected="a whole number, an int", seen=type(got).__name__)
     names = "vocab_size d_model num_heads num_layers d_ff norm positions max_len tie_embeddings"
     fields = ", ".join(f"{name}={getattr(config, name)!r}" for name in names.split())
-    looks_like = {words: want + off for words, off in count_mistakes(config).items()}
+    looks_like = {words: want + off for words, off in mistaken.count_mistakes(config).items()}
     expect_equal(got, want, what=f"parameters of ({fields})", looks_like=looks_like)
-
-
-def count_mistakes(config: TransformerConfig) -> dict[str, int]:
-    """What each mistake adds to the right count; 0 where the configuration hides it."""
-    D, F, L = config.d_model, config.d_ff, config.num_layers
-    attention, network = 4 * (D * D + D), 2 * D * F + F + D
-    matrix, table = config.vocab_size * D, config.max_len * D
-    tied, learned = config.tie_embeddings, config.positions == "learned"
-    last = 4 * D if config.norm == "pre" else 0
-    return {
-        "the biases are not counted": -L * (3 * 4 * D + 2 * (F + D)),
-        "the attentions' biases are not counted": -L * 3 * 4 * D,
-        "the feed-forward networks' biases are not counted": -L * 2 * (F + D),
-        "a tied matrix is one parameter, and is counted more than once": 2 * matrix * tied,
-        "untied models have three matrices of V x D": -2 * matrix * (not tied),
-        "one matrix of V x D is missing in untied models (source, target, output)": (
-            -matrix * (not tied)
-        ),
-        "the layers' norms have a shift as well as a gain": -L * 5 * D,
-        "the decoder's cross-attention is not counted": -L * attention,
-        "the decoder layer has three norms": -L * 2 * D,
-        "only pre-LN ends in a norm, one after each stack": -last or 4 * D,
-        "one last norm is missing: encoder and decoder each end in one": -last // 2,
-        "sinusoidal positions are a constant, not parameters": 2 * table * (not learned),
-        "a sinusoidal encoding is a constant, not parameters": table * (not learned),
-        "learned positions are parameters": -2 * table * learned,
-        "source and target have a table of learned positions each": -table * learned,
-        "every head is counted with full-width matrices: heads share d_model": (
-            (config.num_heads - 1) * L * 3 * attention
-        ),
-        "num_layers is the depth of each stack: encoder and decoder both have that many": (
-            -L * (3 * attention + 2 * network + 10 * D) // 2
-        ),
-        "the output projection has no bias": config.vocab_size,
-    }

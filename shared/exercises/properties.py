@@ -29,13 +29,14 @@ def expect_gradients(
     if got.grad_fn is not None:  # a view made under no_grad requires gradients, and has none
         ours = torch.autograd.grad(got, leaves, pull, allow_unused=True)
     theirs = torch.autograd.grad(want, leaves, pull)
-    for name, mine, right in zip(inputs, ours, theirs, strict=True):
+    for name, mine in zip(inputs, ours, strict=True):
         recognise(
             {f"no gradient reaches {name}": mine is None},
             expected=f"{what} carries gradients back to {name}",
             seen="None",
             hint=CUT_OFF,
         )
+    for name, mine, right in zip(inputs, ours, theirs, strict=True):
         expect_close(mine, right, what=f"the gradient of {name}", hint=hint)
 
 
@@ -84,14 +85,18 @@ class _Called(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def expect_by_hand(act: Callable[[], Any], *engines: str, what: str) -> None:
-    """None of torch's functions of these names is called."""
+def functions_called(act: Callable[[], Any]) -> set[str]:
+    """The names of torch's functions and methods that are called meanwhile."""
     with _Called() as called:
         act()
-    for name in engines:
-        expect(
-            name not in called.names,
-            expected=f"{what}, written out",
-            seen=f"a call of {name}",
-            mistake=f"torch's {name} does the work that is to be done by hand",
-        )
+    return called.names
+
+
+def expect_by_hand(act: Callable[[], Any], engine: str, what: str) -> None:
+    """Torch's function of that name is not called."""
+    expect(
+        engine not in functions_called(act),
+        expected=f"{what}, written out",
+        seen=f"a call of {engine}",
+        mistake=f"torch's {engine} does the work that is to be done by hand",
+    )

@@ -72,7 +72,7 @@ def real_tokens(lengths: Sequence[int]) -> Tensor:
 
 def network_of_ones(answer: Any) -> Any:
     """A feed-forward network of 400 hidden units that are all 1; output i is unit i plus 1."""
-    network = answer(400, 400, dropout=0.5)
+    network = answer(400, 400, dropout=0.2)
     with torch.no_grad():
         network.linear1.weight.zero_(), network.linear1.bias.fill_(1.0)
         network.linear2.weight.copy_(torch.eye(400)), network.linear2.bias.fill_(1.0)
@@ -80,6 +80,27 @@ def network_of_ones(answer: Any) -> Any:
 
 
 # 03.3, 03.4: one layer
+
+
+def silenced(module: Any) -> Any:
+    """The module, whose sub-layers now give nothing but zeros."""
+    with torch.no_grad():
+        for name, each in module.named_parameters():
+            if ".w_o." in name or ".linear2." in name:
+                each.zero_()
+    return module
+
+
+def all_but_one(length: int) -> Tensor:
+    """A mask (1, 1, length, length) that hides one key from each query, each time another."""
+    return ~torch.eye(length, dtype=torch.bool).roll(1, dims=0)[None, None]
+
+
+def both(mask: Tensor | None, causal: bool, length: int) -> Tensor | None:
+    """What a position may look at where both masks hold."""
+    if not causal:
+        return mask
+    return triangle(length) if mask is None else mask & triangle(length)
 
 
 def layer_state(layer: nn.Module) -> dict[str, Tensor]:
@@ -147,10 +168,10 @@ class LayerTwin:
         return self.engine(x, src_mask=hidden(seen, heads, x, x))
 
     def decoded(self, x: Tensor, memory: Tensor, seen: Tensor | None = None) -> Tensor:
-        """The output of torch's decoder layer; True in `seen` (B, 1, 1, S) is no padding."""
-        padding = None if seen is None else ~seen[:, 0, 0]
+        """The output of torch's decoder layer; True in `seen` may be looked at."""
+        closed = hidden(seen, self.engine.self_attn.num_heads, x, memory)
         later = ~triangle(x.shape[1])[0, 0]
-        return self.engine(x, memory, tgt_mask=later, memory_key_padding_mask=padding)
+        return self.engine(x, memory, tgt_mask=later, memory_mask=closed)
 
     def own(self, query: Tensor, key: Tensor, seen: Tensor | None = None) -> Tensor:
         """The self-attention's weights at work on any queries and keys."""
@@ -214,12 +235,13 @@ def layer_inputs(layer: nn.Module) -> tuple[Tensor, ...]:
 # 03.5: the whole model
 
 
-def random_pair(vocab_size: int) -> tuple[Tensor, Tensor]:
+def random_pair(vocab_size: int, pad_id: int = 0) -> tuple[Tensor, Tensor]:
     """Source tokens (3, 7), of which two rows end in padding, and target tokens (3, 5)."""
     generator = fresh_generator()
     src = torch.randint(1, vocab_size, (3, 7), generator=generator)
-    src[1, 4:] = 0
-    src[2, 6:] = 0
+    src[0, 1] = 0  # padding only where pad_id says so
+    src[1, 4:] = pad_id
+    src[2, 6:] = pad_id
     return src, torch.randint(1, vocab_size, (3, 5), generator=generator)
 
 
@@ -262,39 +284,3 @@ def embedded(model: Any, ids: Tensor, side: str, change: Collection[str]) -> Ten
     if "positions scaled" in change:
         return (weight[ids] + places) * math.sqrt(width)
     return x + places.float().to(x.dtype)
-
-
-# 03.6: how many parameters
-
-
-def expected_count(config: TransformerConfig) -> int:
-    """The parameters of torch's own modules, counted on the meta device, which holds no data."""
-    matrices = 1 if config.tie_embeddings else 3
-    tables = 2 * config.max_len if config.positions == "learned" else 0
-    outside = (matrices * config.vocab_size + tables) * config.d_model
-    depth, heads = config.num_layers, 2  # any number of heads has the same matrices
-    sizes = (config.d_model, heads, depth, depth, config.d_ff)
-    engine = nn.Transformer(*sizes, batch_first=True, device="meta")
-    # Torch ends in norms with post-LN, too; the paper does not.
-    return outside + num_parameters(engine) - (4 * config.d_model if config.norm == "post" else 0)
-
-
-def random_config() -> TransformerConfig:
-    """A configuration by chance, of sizes for which no two mistakes give one count."""
-    generator = fresh_generator()
-
-    def pick(*choices: Any) -> Any:
-        return choices[int(torch.randint(len(choices), (), generator=generator))]
-
-    heads = pick(1, 2, 3, 5)
-    return TransformerConfig(
-        vocab_size=pick(101, 199, 307),
-        d_model=heads * pick(4, 6, 8),
-        num_heads=heads,
-        num_layers=pick(3, 4, 5),
-        d_ff=pick(7, 19, 33),
-        norm=pick("pre", "post"),
-        positions=pick("sinusoidal", "learned", "rotary", "none"),
-        tie_embeddings=pick(True, False),
-        max_len=pick(29, 31),
-    )

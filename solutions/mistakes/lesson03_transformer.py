@@ -88,6 +88,40 @@ class LayerNorm(_Norm):
         return (x - mean) / (variance + self.eps).sqrt() * self.weight + self.bias
 
 
+@mistake("03.1", says="E[x^2] - E[x]^2 loses all digits")
+class LayerNorm(_Norm):
+    def forward(self, x: Tensor) -> Tensor:
+        mean = x.mean(dim=-1, keepdim=True)
+        variance = x.square().mean(dim=-1, keepdim=True) - mean.square()
+        return (x - mean) * torch.rsqrt(variance + self.eps) * self.weight + self.bias
+
+
+@mistake("03.1", says="another input in eval(), after training")
+class LayerNorm(_Norm):
+    """Statistics are kept from training, as batch norm keeps them."""
+
+    kept: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training or self.kept is None:
+            self.kept = torch.var_mean(x, dim=-1, keepdim=True, correction=0)
+        variance, mean = self.kept
+        return (x - mean) / (variance + self.eps).sqrt() * self.weight + self.bias
+
+
+@mistake("03.1", says="torch's layer_norm does the work")
+class LayerNorm(nn.LayerNorm):
+    pass
+
+
+@mistake("03.1", says="no gradient reaches x")
+class LayerNorm(_Norm):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.set_grad_enabled(self.training):
+            variance, mean = torch.var_mean(x, dim=-1, keepdim=True, correction=0)
+            return (x - mean) / (variance + self.eps).sqrt() * self.weight + self.bias
+
+
 @mistake("03.2", says="two linear maps are one")
 class PositionwiseFeedForward(layers.PositionwiseFeedForward):
     def forward(self, x: Tensor) -> Tensor:
@@ -128,6 +162,18 @@ class PositionwiseFeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear2(self.dropout(F.relu(self.linear1(x))))
+
+
+@mistake("03.2", says="the rate is 0.5 whatever")
+class PositionwiseFeedForward(layers.PositionwiseFeedForward):
+    def __init__(self, d_model: int, d_ff: int, dropout: float = 0.0) -> None:
+        super().__init__(d_model, d_ff, 0.5 if dropout else 0.0)
+
+
+@mistake("03.2", says="no gradient reaches x")
+class PositionwiseFeedForward(layers.PositionwiseFeedForward):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear2(self.dropout(F.relu(self.linear1(x)).data))
 
 
 @mistake("03.3", says="config.norm is 'pre', and the layer computes the other kind")
@@ -197,6 +243,63 @@ class EncoderLayer(layers.EncoderLayer):
         super().__init__(config)
         self.second_norm = self.norm2
         del self.norm2
+
+
+@mistake("03.3", says="feed_forward does not take its dropout")
+class EncoderLayer(layers.EncoderLayer):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(replace(config, inner_dropout=config.dropout))
+
+
+@mistake("03.3", says="two calls of feed_forward that differ")
+class EncoderLayer(layers.EncoderLayer):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(replace(config, inner_dropout=0.0))
+
+
+@mistake("03.3", says="the rate is 0.5 whatever config.dropout")
+class EncoderLayer(layers.EncoderLayer):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(replace(config, dropout=0.5 if config.dropout else 0.0))
+
+
+@mistake("03.3", says="with fused=True the kernel is called")
+class EncoderLayer(layers.EncoderLayer):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(replace(config, fused=False))
+
+
+@mistake("03.3", says="something else in post-LN")
+class EncoderLayer(layers.EncoderLayer):
+    def residual(self, x: Tensor, norm: Any, sublayer: Any) -> Tensor:
+        if self.pre:
+            return super().residual(x, norm, sublayer)
+        return norm(x + sublayer(x))
+
+
+@mistake("03.3", says="no gradient reaches x")
+class EncoderLayer(layers.EncoderLayer):
+    def forward(self, *args: Any, **masks: Any) -> Tensor:
+        with torch.set_grad_enabled(self.training):
+            return super().forward(*args, **masks)
+
+
+@mistake("03.3", says="the mask is dropped where causal=True")
+class EncoderLayer(layers.EncoderLayer):
+    def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+        return super().forward(x, None if causal else mask, causal)
+
+
+@mistake("03.3", says="causal=True does not reach the attention")
+class EncoderLayer(layers.EncoderLayer):
+    def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+        return super().forward(x, mask, causal and self.training)
+
+
+@mistake("03.3", says="one query's mask serves all queries")
+class EncoderLayer(layers.EncoderLayer):
+    def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+        return super().forward(x, mask if mask is None else mask[:, :, :1], causal)
 
 
 def _decoder(layer: Any, x: Tensor, to_self: Any, to_memory: Any) -> Tensor:
@@ -292,6 +395,68 @@ class DecoderLayer(layers.DecoderLayer):
         self.cross_attention = self.self_attention
 
 
+@mistake("03.4", says="feed_forward does not take its dropout")
+class DecoderLayer(layers.DecoderLayer):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(replace(config, inner_dropout=config.dropout))
+
+
+@mistake("03.4", says="two calls of feed_forward that differ")
+class DecoderLayer(layers.DecoderLayer):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(replace(config, inner_dropout=0.0))
+
+
+@mistake("03.4", says="the rate is 0.5 whatever config.dropout")
+class DecoderLayer(layers.DecoderLayer):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(replace(config, dropout=0.5 if config.dropout else 0.0))
+
+
+@mistake("03.4", says="with fused=True the kernel is called")
+class DecoderLayer(layers.DecoderLayer):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(replace(config, fused=False))
+
+
+@mistake("03.4", says="something else in post-LN")
+class DecoderLayer(layers.DecoderLayer):
+    def residual(self, x: Tensor, norm: Any, sublayer: Any) -> Tensor:
+        if self.pre:
+            return super().residual(x, norm, sublayer)
+        return norm(x + sublayer(x))
+
+
+@mistake("03.4", says="no gradient reaches x")
+class DecoderLayer(layers.DecoderLayer):
+    def forward(self, *args: Any, **masks: Any) -> Tensor:
+        with torch.set_grad_enabled(self.training):
+            return super().forward(*args, **masks)
+
+
+@mistake("03.4", says="one target's memory_mask serves all targets")
+class DecoderLayer(layers.DecoderLayer):
+    def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor | None = None) -> Tensor:
+        mask = memory_mask if memory_mask is None else memory_mask[:, :, :1]
+        return super().forward(x, memory, mask)
+
+
+@mistake("03.4", says="no gradient reaches memory")
+class DecoderLayer(layers.DecoderLayer):
+    def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor | None = None) -> Tensor:
+        return super().forward(x, memory.detach(), memory_mask)
+
+
+@mistake("03.4", says="decoder layer with a padded memory, training")
+class DecoderLayer(layers.DecoderLayer):
+    kept: Any = None
+
+    def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor | None = None) -> Tensor:
+        if self.kept is None or self.kept.shape != memory.shape:
+            self.kept = memory
+        return super().forward(x, self.kept, memory_mask)
+
+
 @mistake("03.5", says="not multiplied by sqrt(d_model)")
 class Transformer(transformer.Transformer):
     def __init__(self, config: TransformerConfig) -> None:
@@ -304,6 +469,7 @@ class Transformer(transformer.Transformer):
 class Transformer(transformer.Transformer):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(replace(config, positions="none"))
+        self.config = config
 
 
 @mistake("03.5", says="positions are added to the source alone")
@@ -404,13 +570,63 @@ class Transformer(transformer.Transformer):
         nn.init.normal_(self.output.weight)
 
 
-@mistake("03.5", says="the graph is cut before it")
+@mistake("03.5", says="no gradient reaches encoder_layers.0")
 class Transformer(transformer.Transformer):
     def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
         mask = (src != self.config.pad_id)[:, None, None, :]
         with torch.no_grad():
             memory = self.encode(src, mask)
         return self.project(self.decode(tgt, memory, mask))
+
+
+@mistake("03.5", says="once on the source's embeddings")
+class Transformer(transformer.Transformer):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config)
+        self.src_positions.dropout = self.tgt_positions.dropout = nn.Identity()
+
+
+@mistake("03.5", says="once on the target's embeddings")
+class Transformer(transformer.Transformer):
+    def decode(self, tgt: Tensor, memory: Tensor, src_mask: Tensor | None = None) -> Tensor:
+        hidden = super().decode(tgt, memory, src_mask)
+        return F.dropout(hidden, self.config.dropout, self.training)
+
+
+@mistake("03.5", says="initialise is not called, or before")
+class Transformer(transformer.Transformer):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config)
+        for side, layer in (("encoder", layers.EncoderLayer), ("decoder", layers.DecoderLayer)):
+            stack = nn.ModuleList(layer(config) for _ in range(config.num_layers))
+            self.add_module(f"{side}_layers", stack)
+
+
+@mistake("03.5", says="padding is looked for as id 0")
+class Transformer(transformer.Transformer):
+    def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
+        mask = (src != 0)[:, None, None, :]
+        return self.project(self.decode(tgt, self.encode(src, mask), mask))
+
+
+@mistake("03.5", says="a source longer than max_len=16 is accepted")
+class Transformer(transformer.Transformer):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(replace(config, max_len=5000))
+        self.config = config
+
+
+@mistake("03.5", says="or not the configuration that was given")
+class Transformer(transformer.Transformer):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config)
+        self.config = replace(config, dropout=0.1)
+
+
+@mistake("03.5", says="encode and decode without a mask")
+class Transformer(transformer.Transformer):
+    def encode(self, src: Tensor, src_mask: Tensor | None = None) -> Tensor:
+        return super().encode(src, (src != self.config.pad_id)[:, None, None, :])
 
 
 @mistake("03.6", says="the biases are not counted")
@@ -461,3 +677,9 @@ def count_parameters(config: TransformerConfig) -> int:
     one = inside // (config.num_layers - 1) if config.num_layers > 1 else 0
     outside = size.count_parameters(replace(config, num_layers=1)) - one
     return outside + one * config.num_layers // 2
+
+
+@mistake("03.6", says="a model is built in order to be counted")
+def count_parameters(config: TransformerConfig) -> int:
+    with torch.device("meta"):
+        return sum(each.numel() for each in transformer.Transformer(config).parameters())

@@ -1,0 +1,107 @@
+"""Laboratory of lesson 03: what mistakes give in 03.1, and what they and torch count in 03.6."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shared.exercises.seeds import fresh_generator
+from shared.laboratories.lesson03 import num_parameters
+from shared.model.config import TransformerConfig
+
+
+def norm_mistakes(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> dict[str, Tensor]:
+    """LayerNorm of x as each mistake computes it."""
+    centred, biased = x - x.mean(-1, keepdim=True), x.var(-1, keepdim=True, correction=0)
+    unbiased = x.var(-1, keepdim=True)
+    column, columns = x.mean(-2, keepdim=True), x.var(-2, keepdim=True, correction=0)
+    normed = {
+        "the variance divides by d_model - 1: torch's var() does, unless correction=0": (
+            centred / (unbiased + eps).sqrt()
+        ),
+        "eps is added to the standard deviation, not to the variance": (
+            centred / (biased.sqrt() + eps)
+        ),
+        "eps is added to an unbiased standard deviation; both differ from the contract": (
+            centred / (unbiased.sqrt() + eps)
+        ),
+        "eps is not used": centred / biased.sqrt(),
+        "it divides by the variance, not by its square root": centred / (biased + eps),
+        "the mean is not taken off": x / (biased + eps).sqrt(),
+        "statistics run over the positions, not over the features of one token": (
+            (x - column) / (columns + eps).sqrt()
+        ),
+        "statistics run over the whole batch, not over the features of one token": (
+            (x - x.mean()) / (x.var(correction=0) + eps).sqrt()
+        ),
+    }
+    mistakes = {words: value * weight + bias for words, value in normed.items()}
+    return mistakes | {"weight and bias are not applied": centred / (biased + eps).sqrt()}
+
+
+def expected_count(config: TransformerConfig) -> int:
+    """The parameters of torch's own modules, counted on the meta device, which holds no data."""
+    matrices = 1 if config.tie_embeddings else 3
+    tables = 2 * config.max_len if config.positions == "learned" else 0
+    outside = (matrices * config.vocab_size + tables) * config.d_model
+    depth, heads = config.num_layers, 2  # any number of heads has the same matrices
+    sizes = (config.d_model, heads, depth, depth, config.d_ff)
+    engine = nn.Transformer(*sizes, batch_first=True, device="meta")
+    # Torch ends in norms with post-LN, too; the paper does not.
+    return outside + num_parameters(engine) - (4 * config.d_model if config.norm == "post" else 0)
+
+
+def random_config() -> TransformerConfig:
+    """A configuration by chance, of sizes for which no two mistakes give one count."""
+    generator = fresh_generator()
+
+    def pick(*choices: Any) -> Any:
+        return choices[int(torch.randint(len(choices), (), generator=generator))]
+
+    heads = pick(1, 2, 3, 5)
+    return TransformerConfig(
+        vocab_size=pick(101, 199, 307),
+        d_model=heads * pick(4, 6, 8),
+        num_heads=heads,
+        num_layers=pick(3, 4, 5),
+        d_ff=pick(7, 19, 33),
+        norm=pick("pre", "post"),
+        positions=pick("sinusoidal", "learned", "rotary", "none"),
+        tie_embeddings=pick(True, False),
+        max_len=pick(29, 31),
+    )
+
+
+def count_mistakes(config: TransformerConfig) -> dict[str, int]:
+    """What each mistake adds to the right count; 0 where the configuration hides it."""
+    D, F, L = config.d_model, config.d_ff, config.num_layers
+    attention, network = 4 * (D * D + D), 2 * D * F + F + D
+    matrix, table = config.vocab_size * D, config.max_len * D
+    tied, learned = config.tie_embeddings, config.positions == "learned"
+    last = 4 * D if config.norm == "pre" else 0
+    return {
+        "the biases are not counted": -L * (3 * 4 * D + 2 * (F + D)),
+        "the attentions' biases are not counted": -L * 3 * 4 * D,
+        "the feed-forward networks' biases are not counted": -L * 2 * (F + D),
+        "a tied matrix is one parameter, and is counted more than once": 2 * matrix * tied,
+        "untied models have three matrices of V x D": -2 * matrix * (not tied),
+        "one matrix of V x D is missing in untied models (source, target, output)": (
+            -matrix * (not tied)
+        ),
+        "the layers' norms have a shift as well as a gain": -L * 5 * D,
+        "the decoder's cross-attention is not counted": -L * attention,
+        "the decoder layer has three norms": -L * 2 * D,
+        "only pre-LN ends in a norm, one after each stack": -last or 4 * D,
+        "one last norm is missing: encoder and decoder each end in one": -last // 2,
+        "sinusoidal positions are a constant, not parameters": 2 * table * (not learned),
+        "a sinusoidal encoding is a constant, not parameters": table * (not learned),
+        "learned positions are parameters": -2 * table * learned,
+        "source and target have a table of learned positions each": -table * learned,
+        "every head is counted with full-width matrices: heads share d_model": (
+            (config.num_heads - 1) * L * 3 * attention
+        ),
+        "num_layers is the depth of each stack: encoder and decoder both have that many": (
+            -L * (3 * attention + 2 * network + 10 * D) // 2
+        ),
+        "the output projection has no bias": config.vocab_size,
+    }
