@@ -323,15 +323,13 @@ def test_an_environment_without_the_course_is_told_how_to_get_it(tree):
     assert course.run("doctor", "--no-setup").stdout.count("course       MISSING") == 1
 
 
-def test_set_up_once_then_quickly(tree):
+def test_set_up_once_and_not_again(tree):
     course = tree("01_good")
     course.add_python("python3.12")
     course.add_program("python3", "#!/bin/sh\necho 3.9\n")
     assert course.run("setup").returncode == 0
     assert course.calls() == ["venv", "pip"]
-    began = time.monotonic()
     done = course.run("setup")
-    assert time.monotonic() - began < 1.0
     assert done.returncode == 0
     assert "set-up:" not in done.stdout
     assert course.calls() == []
