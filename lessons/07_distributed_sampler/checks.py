@@ -12,11 +12,22 @@ from typing import Any
 
 from shared.exercises.checks import checks_for
 from shared.exercises.expecting import expect, expect_equal, expect_raises, recognise, without_group
-from shared.exercises.on_ranks import on_one_rank, on_ranks
+from shared.exercises.on_ranks import on_one_rank
 from shared.exercises.seeds import fresh_seed
 from shared.laboratories import lesson07 as lab
-from shared.laboratories.lesson07 import Evaluation, Samples, TorchSampler, parts, take, whole_epoch
-from shared.ranks.failures import Failure
+from shared.laboratories.lesson07 import (
+    Evaluation,
+    Samples,
+    TorchSampler,
+    common_state,
+    evaluated,
+    expect_from,
+    on_all,
+    parts,
+    resumed,
+    take,
+    whole_epoch,
+)  # fmt: skip
 
 exercise_07_1 = checks_for(
     "07.1",
@@ -54,12 +65,8 @@ exercise_07_3 = checks_for(
     ],
 )
 
+DRAWS = "iterating draws from the global random state: what draws from it later gets other numbers"
 SEED_HINT = "torch.randperm(L, generator=torch.Generator().manual_seed(seed + epoch))"
-# A slow machine gets its time; ranks that do nothing are not waited for.
-on_all = partial(
-    on_ranks, apart="the ranks wait for one another and never return", timeout=30.0, quiet=1.0,
-    expected="as many collectives on every rank, whatever its share",
-)  # fmt: skip
 
 
 # 07.1 DistributedSampler
@@ -83,12 +90,17 @@ def sampler_split(candidate: Any) -> None:
     expect_equal(got, want, what="the ranks' indices", looks_like=looks_like, hint=hint)
     kind = type(got[0][0]).__name__
     expect(kind == "int", expected="indices of type int", seen=kind, hint="tensor.tolist()")
+    recognise(
+        {"torch's own sampler does the work": lab.is_torchs_own(candidate)},
+        expected="the order, its padding and this rank's part of it, by your own hand",
+        seen="torch.utils.data.DistributedSampler is set up",
+    )
 
 
 @exercise_07_1.check("one shuffle for all ranks")
 def sampler_shuffle(candidate: Any) -> None:
     length, ranks, seed = 24, 4, fresh_seed() % 1000 + 1
-    read, seeded = lab.global_state_read_and_set(candidate, length)
+    read, seeded, moved = lab.global_state_read_set_moved(candidate, length)
     got = parts(candidate, length, ranks, seed=seed)
     dealt = [index for part in got for index in part]
     repeated = len(dealt) > len(set(dealt))
@@ -97,6 +109,7 @@ def sampler_shuffle(candidate: Any) -> None:
         {
             "the order comes from the global random state, which differs from rank to rank": read,
             "iterating sets the global random state: every epoch's dropout begins alike": seeded,
+            DRAWS: moved,
             "nothing is shuffled": lab.interleaved(got) == list(range(length)),
             "the parts overlap: some samples go to two ranks, others to none": repeated,
             "each rank shuffles its own part: no sample ever changes rank": own,
@@ -113,13 +126,19 @@ def sampler_shuffle(candidate: Any) -> None:
 @exercise_07_1.check("another order in each epoch")
 def sampler_epochs(candidate: Any) -> None:
     epochs = {epoch: parts(candidate, 40, 2, epoch) for epoch in (0, 1, 17)}
-    sampler = candidate(range(40), num_replicas=2, rank=1)
+    sampler, other = (candidate(range(40), num_replicas=2, rank=1) for _ in range(2))
     first, again = list(sampler), list(sampler)
+    for epoch in (17, 1):
+        sampler.set_epoch(epoch)
     recognise(
         {
             "every epoch has the same order": epochs[0] == epochs[1],
             "the order changes without set_epoch: a rank that iterates once more than the others "
             "would leave the common order": first != again,
+            "set_epoch of one sampler sets the epoch of another": lambda: list(other) != first,
+            "epochs add up: set_epoch(1) after set_epoch(17) is not epoch 1": (
+                lambda: list(sampler) != epochs[1][1]
+            ),
         },
         expected="an order that changes with set_epoch, and only with it",
         seen=f"epoch 0: {first[:3]}, ..., once more: {again[:3]}, ..., epoch 1: {epochs[1][1][:3]}",
@@ -185,27 +204,18 @@ def sampler_equals_torch(candidate: Any) -> None:
 @exercise_07_1.check("the place in the group")
 def sampler_place(candidate: Any) -> None:
     got = on_all(lambda rank: list(candidate(range(6), shuffle=False)), 2)
-    hint = "dist.get_world_size() and dist.get_rank() where None was given"
+    hint = "dist.get_world_size() and dist.get_rank() where None was given, and there alone"
     expect_equal(got, [[0, 2, 4], [1, 3, 5]], what="each rank's indices, asked of it", hint=hint)
+    got = on_all(lambda rank: list(candidate(range(6), 3, 0, shuffle=False)), 2)
+    what, words = "both ranks' indices, with num_replicas=3, rank=0", "the group is asked although "
+    words += "num_replicas and rank were given"
+    expect_equal(got, [[0, 3], [0, 3]], what=what, mistake=words, hint=hint)
     for rank in (4, -1):
         what = f"rank {rank} of 4"
         expect_raises(ValueError, candidate, range(9), 4, rank, what=what, mentions=[rank])
 
 
 # 07.2 exact_evaluation
-
-
-def evaluated(candidate: Any, dataset: Samples, *, ranks: int, batch_size: int) -> list[Evaluation]:
-    """Return what every rank did; one that waits, has left or raised is a finding."""
-    early = "a rank is already gone while another still waits for it in a collective"
-    zero = "a rank without samples divides by 0"
-    return on_all(
-        lab.watched_evaluation, ranks, candidate, dataset, batch_size, hint="one all-reduce, last",
-        known={
-            Failure.PEER_LOST: (early, "no return before the all-reduce: add 0 and 0 instead"),
-            ZeroDivisionError: (zero, "sums and divisors from every rank, also 0 and 0"),
-        },
-    )  # fmt: skip
 
 
 def expect_mean(runs: list[Evaluation], want: float, looks_like: dict[str, float]) -> None:
@@ -333,40 +343,17 @@ def evaluation_empty(candidate: Any) -> None:
     expect_raises(ValueError, on_one_rank, act, what="an empty dataset", mentions=[0], hint=hint)
 
 
-# 07.3 ResumableSampler
-
-
-def common_state(samplers: list[Any]) -> Any:
-    """Return the ranks' state, which must be the same everywhere and plain data."""
-    states = [sampler.state_dict() for sampler in samplers]
-    apart = [state for state in states if state != states[0]]
-    recognise(
-        {
-            "the state differs from rank to rank: one file could not hold it": bool(apart),
-            "the state is no plain data": lambda: not lab.is_plain(states[0]),
-        },
-        expected="the same dict of numbers and words on every rank",
-        seen=" and ".join(str(state) for state in [states[0], *apart[:1]]),
-    )
-    return states[0]
-
-
-def resumed(sampler: Any, length: int, ranks: tuple[int, int], steps: Any, **options: Any) -> list:
-    """Return samplers on ranks[1] that resume after `steps` (None: an epoch) on ranks[0]."""
-    samplers = lab.group(sampler, length, ranks[0], **options)
-    take(samplers, steps)
-    return lab.group(sampler, length, ranks[1], common_state(samplers), **options)
-
-
-def expect_from(begin: int, order: list[int], rest: list[int], looks_like: dict[str, Any]) -> None:
-    """`rest` must be what is left of an epoch's order from sample `begin` on."""
+@exercise_07_2.check("the device")
+def evaluation_device(candidate: Any) -> None:
     expect(
-        rest == order[begin:],
-        mistake=next((words for words, value in looks_like.items() if rest == value), ""),
-        expected=f"to begin at sample {begin} of the epoch's order",
-        seen=lab.place_in(order, rest),
-        hint="the next iteration begins where load_state_dict says: share out order[consumed:]",
+        lab.uses_device(candidate),
+        mistake="device is not used: NCCL reduces no tensor that is on the CPU",
+        expected="a tensor of the two sums on `device`",
+        seen="no function of torch is handed it",
     )
+
+
+# 07.3 ResumableSampler
 
 
 @exercise_07_3.check("an epoch that nothing interrupts")
@@ -378,6 +365,12 @@ def resumable_plain(candidate: Any) -> None:
             got = [list(lab.iterator_of(each)) for each in samplers]
             want = parts(TorchSampler, length, ranks, epoch, seed=seed, **options)
             expect_equal(got, want, what=f"the indices of epoch {epoch}, {length} samples")
+    got, want = (parts(each, 9, 2) for each in (candidate, TorchSampler))
+    expect_equal(got, want, what="the indices of a dataset, range(9), instead of its length")
+    got = on_all(lambda rank: list(candidate(6, shuffle=False)), 2)
+    expect_equal(got, [[0, 2, 4], [1, 3, 5]], what="each rank's indices, asked of it")
+    moved = lab.global_state_read_set_moved(candidate, 9)[2]
+    recognise({DRAWS: moved}, expected="a generator of its own", seen="other numbers afterwards")
 
 
 @exercise_07_3.check("resumed on as many ranks")
@@ -386,7 +379,9 @@ def resumable_same_ranks(candidate: Any) -> None:
     order, first = (whole_epoch(24, epoch, seed=seed) for epoch in (2, 0))
     samplers = lab.group(candidate, 24, 2, None, 2, seed=seed)
     expect_equal(take(samplers, 5), order[:10], what="the first 5 steps of 2 ranks")
-    rest = take(lab.group(candidate, 24, 2, common_state(samplers), seed=seed))
+    state, fresh = common_state(samplers), lab.group(candidate, 24, 2, seed=seed)
+    before, again = dict(state), lab.group(candidate, 24, 2, state, seed=seed)
+    loaded, rest = {**common_state(again)}, take(again)
     looks_like = {
         "the epoch begins again: 10 samples come twice": order,
         "each rank skips as many samples as all of them had: 10 are left out": order[20:],
@@ -400,6 +395,20 @@ def resumable_same_ranks(candidate: Any) -> None:
     if sorted(rest) == sorted(order[10:]):
         looks_like["what is left comes in another order"] = rest
     expect_from(10, order, rest, looks_like)
+    written, _ = state != before, take(samplers)
+    recognise(
+        {
+            "right after load_state_dict, state_dict says another place: a run that is stopped "
+            "again at once has lost its own": loaded != before,
+            "the dict that was loaded is written into: it is the caller's": written,
+            "the dict that state_dict returned goes on changing: it is to be of its moment": (
+                state != before
+            ),
+            "what one sampler loads changes another one": take(fresh, 2) != first[:4],
+        },
+        expected=f"{before}, now and later, and of one sampler alone",
+        seen=f"{loaded} after loading, {state} after more steps",
+    )
 
 
 @exercise_07_3.check("resumed on another number of ranks")
@@ -434,6 +443,14 @@ def resumable_epochs(candidate: Any) -> None:
         sampler.set_epoch(4)
     words = "the epoch after the resumed one is cut short as well: the position is for one epoch"
     expect_from(0, order[4], take(again), {words: order[4][8:]})
+    more = lab.group(candidate, 12, 2, state)
+    take(more)
+    expect_equal(len(more[0]), 6, what="len() for the iteration after the resumed one")
+    short = "the iteration after the resumed one is short as well unless set_epoch is called"
+    what = "the first 2 steps of the iteration after the resumed one"
+    expect_equal(take(more, 2), order[3][:4], what=what, looks_like={short: order[3][8:]})
+    from_there = lab.group(candidate, 12, 2, common_state(more))
+    expect_equal(take(from_there), order[3][4:], what="what is left after 2 more steps")
     abandoned = lab.group(candidate, 12, 2, state, 4)
     expect_equal(take(abandoned), order[4], what="epoch 4, set at once after the resume,")
 
@@ -443,6 +460,16 @@ def resumable_end(candidate: Any) -> None:
     samplers = resumed(candidate, 10, (4, 4), None)
     words = "an epoch that was finished is begun again"
     expect_equal(take(samplers), [], what="what is left of a finished epoch", mistake=words)
+    samplers = resumed(candidate, 11, (4, 1), None, drop_last=True)
+    words = "with drop_last the tail of a finished epoch comes after all"
+    expect_equal(take(samplers), [], what="what drop_last leaves of an epoch", mistake=words)
+    samplers = resumed(candidate, 10, (4, 4), None)
+    for sampler in samplers:
+        sampler.set_epoch(0)
+    words = (
+        "set_epoch with the epoch that is over begins it anew: every loop calls it after a resume"
+    )
+    expect_equal(take(samplers), [], what="what is left after set_epoch(0)", mistake=words)
     for sampler in samplers:
         sampler.set_epoch(1)
     expect_equal(take(samplers), lab.interleaved(parts(TorchSampler, 10, 4, 1)), what="epoch 1")
@@ -478,7 +505,13 @@ def resumable_ahead(candidate: Any) -> None:
     for consumed, words in ((4, unused), (0, passed)):
         rest = take(lab.group(candidate, 20, 2, samplers[0].state_dict(consumed=consumed)))
         expect_from(consumed, order, rest, {words: order[16:]})
-    for consumed in (-1, 23):
+    before, _ = dict(samplers[1].state_dict()), samplers[1].state_dict(consumed=4)
+    words = "state_dict(consumed=4) moves the sampler's own position: asking changes nothing"
+    expect_equal(samplers[1].state_dict(), before, what="the state after it", mistake=words)
+    padded = lab.group(candidate, 11, 4)[0].state_dict(consumed=12)
+    what = "what is left after consumed=12, an epoch of 11 with its padding,"
+    expect_equal(take(lab.group(candidate, 11, 1, padded)), [], what=what)
+    for consumed in (-1, 21):
         what = f"consumed={consumed} of 20 samples"
         expect_raises(ValueError, samplers[0].state_dict, consumed, what=what, mentions=[consumed])
 
@@ -497,3 +530,7 @@ def resumable_foreign(candidate: Any) -> None:
         (sampler,) = lab.group(candidate, length, 1, **options)
         load = sampler.load_state_dict
         expect_raises(ValueError, load, state, what=what, mentions=mentions, hint=hint)
+    (ordered,) = lab.group(candidate, 20, 1, seed=5, shuffle=False)
+    load = lab.group(candidate, 20, 1, seed=5)[0].load_state_dict
+    what = "a state without shuffle, for a shuffled order"
+    expect_raises(ValueError, load, ordered.state_dict(), what=what, hint=hint)

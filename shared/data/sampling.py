@@ -154,10 +154,11 @@ class ResumableSampler(DistributedSampler):
         would skip the batches that still lay in the queue.
         """
         consumed = self._consumed if consumed is None else consumed
-        if not 0 <= consumed <= self._rounded(self.length):
+        most = max(self.length, self._rounded(self.length))  # padding is handed out as well
+        if not 0 <= consumed <= most:
             raise InputError(
                 f"consumed is {consumed}; an epoch has {self.length} samples, so it must be "
-                f"0..{self.length}: count within the epoch, over all ranks"
+                f"0..{most}: count within the epoch, over all ranks"
             )
         return {
             "epoch": self.epoch,

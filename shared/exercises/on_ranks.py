@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
+from shared.exercises.guarding import kept_switches
 from shared.exercises.wrong import Wrong
 from shared.ranks.failures import Failure, RankFailed
 from shared.ranks.forked import run_ranks
@@ -27,10 +28,18 @@ def on_ranks(
     `apart` is the mistake where the ranks do not take part in the same collectives: some wait and
     never return, or lose a peer. `known` maps a part of an error's text, its type or the way in
     which a rank failed to the mistake and the hint that it stands for, and comes before `apart`.
-    What a rank raised as `Wrong` is raised here as it is.
+    What a rank raised as `Wrong` is raised here as it is, and a switch that is left changed there.
     """
+
+    def work(rank: int, *given: Any) -> Any:
+        with kept_switches(seeding=True) as changed:
+            result = fn(rank, *given)
+            if (wrong := changed()) is not None:
+                raise wrong
+        return result
+
     try:
-        return run_ranks(fn, world_size, *args, timeout=timeout, quiet=quiet)
+        return run_ranks(work, world_size, *args, timeout=timeout, quiet=quiet)
     except RankFailed as failed:
         raise_failure(failed, apart=apart, expected=expected, hint=hint, known=known)
 

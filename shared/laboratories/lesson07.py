@@ -5,13 +5,18 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
+from torch.overrides import TorchFunctionMode
 
-from shared.exercises.expecting import expect
+from shared.exercises.expecting import expect, recognise
+from shared.exercises.on_ranks import on_one_rank, on_ranks
 from shared.exercises.seeds import seed_all
 from shared.measuring.traffic import count_traffic
+from shared.ranks.failures import Failure
 
 TorchSampler = torch.utils.data.DistributedSampler
 
@@ -53,15 +58,56 @@ def whole_epoch(length: int, epoch: int = 0, **options: Any) -> list[int]:
     return parts(TorchSampler, length, 1, epoch, **options)[0]
 
 
-def global_state_read_and_set(sampler: Callable[..., Any], length: int) -> tuple[bool, bool]:
-    """Return whether the order follows the global random state, and whether iterating sets it."""
-    orders, drawn = [], []
+def global_state_read_set_moved(sampler: Callable[..., Any], length: int) -> list[bool]:
+    """Return whether the order follows the global random state, and iterating sets or moves it."""
+    orders, drawn, moved = [], [], False
     for seed in (1, 2):
         seed_all(seed)
+        torch_before, python_before = torch.get_rng_state(), random.getstate()
         orders.append(parts(sampler, length, 1)[0])
+        moved = moved or random.getstate() != python_before
+        moved = moved or not torch.equal(torch.get_rng_state(), torch_before)
         drawn.append((torch.rand(1).item(), random.random()))
     alike = any(first == second for first, second in zip(*drawn, strict=True))
-    return orders[0] != orders[1], alike
+    return [orders[0] != orders[1], alike, moved]
+
+
+def is_torchs_own(sampler: Callable[..., Any]) -> bool:
+    """Return whether torch's sampler is set up when this one is."""
+    own, made = TorchSampler.__init__, []
+
+    def noted(self: Any, *args: Any, **options: Any) -> None:
+        made.append(self)
+        own(self, *args, **options)
+
+    with mock.patch.object(TorchSampler, "__init__", noted):
+        sampler(range(4), num_replicas=2, rank=1)
+    return bool(made)
+
+
+class _Devices(TorchFunctionMode):
+    """Notes whether any function of torch is handed a device of this name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name, self.seen = name, False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = [*args, *(kwargs or {}).values()]
+        devices = [str(each) for each in given if isinstance(each, str | torch.device)]
+        self.seen = self.seen or self.name in devices
+        return func(*args, **(kwargs or {}))
+
+
+def uses_device(evaluate: Callable[..., Any]) -> bool:
+    """Return whether the device that an evaluation is given is handed on to torch."""
+
+    def look() -> bool:
+        with _Devices("cpu:0") as devices:
+            evaluate(lambda samples: (1.0, 1.0), Samples([1.0]), 1, "cpu:0")
+        return devices.seen
+
+    return on_one_rank(look)
 
 
 def place_in(order: list[int], rest: list[int]) -> str:
@@ -133,9 +179,64 @@ def watched_evaluation(
     batches: list[list[int]] = []
 
     def score(samples: list[tuple[int, float, float]]) -> tuple[float, float]:
+        kind = type(samples).__name__
+        expect(isinstance(samples, list), expected="score is given a list", seen=f"a {kind}")
         batches.append([index for index, _, _ in samples])
         return sum(value for _, value, _ in samples), sum(weight for _, _, weight in samples)
 
     with count_traffic() as traffic:
         result = evaluate(score, dataset, batch_size)
     return Evaluation(result, batches, [(call.op, call.num_bytes) for call in traffic.calls])
+
+
+# A slow machine gets its time; ranks that do nothing are not waited for.
+on_all = partial(
+    on_ranks, apart="the ranks wait for one another and never return", timeout=30.0, quiet=1.0,
+    expected="as many collectives on every rank, whatever its share",
+)  # fmt: skip
+
+
+def evaluated(candidate: Any, dataset: Samples, *, ranks: int, batch_size: int) -> list[Evaluation]:
+    """Return what every rank did; one that waits, has left or raised is a finding."""
+    early = "a rank is already gone while another still waits for it in a collective"
+    zero = "a rank without samples divides by 0"
+    return on_all(
+        watched_evaluation, ranks, candidate, dataset, batch_size, hint="one all-reduce, last",
+        known={
+            Failure.PEER_LOST: (early, "no return before the all-reduce: add 0 and 0 instead"),
+            ZeroDivisionError: (zero, "sums and divisors from every rank, also 0 and 0"),
+        },
+    )  # fmt: skip
+
+
+def common_state(samplers: list[Any]) -> Any:
+    """Return the ranks' state, which must be the same everywhere and plain data."""
+    states = [sampler.state_dict() for sampler in samplers]
+    apart = [state for state in states if state != states[0]]
+    recognise(
+        {
+            "the state differs from rank to rank: one file could not hold it": bool(apart),
+            "the state is no plain data": lambda: not is_plain(states[0]),
+        },
+        expected="the same dict of numbers and words on every rank",
+        seen=" and ".join(str(state) for state in [states[0], *apart[:1]]),
+    )
+    return states[0]
+
+
+def resumed(sampler: Any, length: int, ranks: tuple[int, int], steps: Any, **options: Any) -> list:
+    """Return samplers on ranks[1] that resume after `steps` (None: an epoch) on ranks[0]."""
+    samplers = group(sampler, length, ranks[0], **options)
+    take(samplers, steps)
+    return group(sampler, length, ranks[1], common_state(samplers), **options)
+
+
+def expect_from(begin: int, order: list[int], rest: list[int], looks_like: dict[str, Any]) -> None:
+    """`rest` must be what is left of an epoch's order from sample `begin` on."""
+    expect(
+        rest == order[begin:],
+        mistake=next((words for words, value in looks_like.items() if rest == value), ""),
+        expected=f"to begin at sample {begin} of the epoch's order",
+        seen=place_in(order, rest),
+        hint="the next iteration begins where load_state_dict says: share out order[consumed:]",
+    )

@@ -194,6 +194,45 @@ class DistributedSampler(Base):
         iter(range(self.rank, self.length, self.num_replicas))
 
 
+@mistake("07.1", says="torch's own sampler does the work")
+class DistributedSampler(torch.utils.data.DistributedSampler):
+    pass
+
+
+@mistake("07.1", says="the group is asked although num_replicas and rank were given")
+class DistributedSampler(Base):
+    def __init__(
+        self, dataset, num_replicas=None, rank=None, shuffle=True, seed=0, drop_last=False
+    ):
+        if dist.is_initialized():
+            rank = rank or dist.get_rank()
+        super().__init__(dataset, num_replicas, rank, shuffle, seed, drop_last)
+
+
+@mistake("07.1", says="iterating draws from the global random state")
+class DistributedSampler(Base):
+    def __iter__(self):
+        torch.rand(1)
+        return super().__iter__()
+
+
+@mistake("07.1", says="set_epoch of one sampler sets the epoch of another")
+class DistributedSampler(Base):
+    at_hand = 0
+
+    def set_epoch(self, epoch):
+        type(self).at_hand = epoch
+
+    def generator(self):
+        return torch.Generator().manual_seed(self.seed + self.at_hand)
+
+
+@mistake("07.1", says="epochs add up")
+class DistributedSampler(Base):
+    def set_epoch(self, epoch):
+        self.seed += epoch
+
+
 # 07.2 exact_evaluation
 
 
@@ -346,6 +385,22 @@ def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
     return mean_of_all(totals)
 
 
+@mistake("07.2", says="gradients are left switched off")
+def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
+    torch.set_grad_enabled(False)
+    return right_evaluation(score, dataset, batch_size, device)
+
+
+@mistake("07.2", says="score is given a list")
+def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
+    return right_evaluation(lambda samples: score(tuple(samples)), dataset, batch_size, device)
+
+
+@mistake("07.2", says="device is not used")
+def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
+    return right_evaluation(score, dataset, batch_size)
+
+
 # 07.3 ResumableSampler
 
 
@@ -452,8 +507,166 @@ class ResumableSampler(sampling.ResumableSampler):
         return super().state_dict(consumed or None)
 
 
-@mistake("07.3", says="is accepted")
+@mistake("07.3", says="a state of 20 samples, for 21 is accepted")
 class ResumableSampler(sampling.ResumableSampler):
     def load_state_dict(self, state):
         own = {"length": self.length, "seed": self.seed, "shuffle": self.shuffle}
         super().load_state_dict({**state, **own})
+
+
+@mistake("07.3", says="state_dict says another place")
+class ResumableSampler(sampling.ResumableSampler):
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self._consumed = 0
+
+
+@mistake("07.3", says="the dict that was loaded is written into")
+class ResumableSampler(sampling.ResumableSampler):
+    loaded = None
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.loaded = state
+
+    def __iter__(self):
+        yield from super().__iter__()
+        if self.loaded:
+            self.loaded["consumed"] = 0
+
+
+@mistake("07.3", says="the dict that state_dict returned goes on changing")
+class ResumableSampler(sampling.ResumableSampler):
+    def __iter__(self):
+        for index in super().__iter__():
+            if hasattr(self, "returned"):
+                self.returned["consumed"] = self._consumed
+            yield index
+
+    def state_dict(self, consumed=None):
+        self.returned = super().state_dict(consumed)
+        return self.returned
+
+
+@mistake("07.3", says="what one sampler loads changes another one")
+class ResumableSampler(sampling.ResumableSampler):
+    at_hand = 0
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        type(self).at_hand = state["epoch"]
+
+    def __iter__(self):
+        if not self._start:
+            self.epoch = self.epoch or type(self).at_hand
+        return super().__iter__()
+
+
+@mistake("07.3", says="len() for the iteration after the resumed one")
+class ResumableSampler(sampling.ResumableSampler):
+    left = None
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.left = super().__len__()
+
+    def __len__(self):
+        return super().__len__() if self.left is None else self.left
+
+
+@mistake("07.3", says="unless set_epoch is called")
+class ResumableSampler(sampling.ResumableSampler):
+    def __iter__(self):
+        start = self._start
+        yield from super().__iter__()
+        self.again = start
+
+    def _part(self, start):
+        return super()._part(start or getattr(self, "again", 0))
+
+    def set_epoch(self, epoch):
+        super().set_epoch(epoch)
+        self.again = 0
+
+
+@mistake("07.3", says="what is left after 2 more steps")
+class ResumableSampler(sampling.ResumableSampler):
+    begun = 0
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.begun = self._start
+
+    def state_dict(self, consumed=None):
+        state = super().state_dict(consumed)
+        if consumed is None and state["consumed"] < self.begun:
+            state["consumed"] = min(self.length, state["consumed"] + self.begun)
+        return state
+
+
+@mistake("07.3", says="with drop_last the tail of a finished epoch comes after all")
+class ResumableSampler(sampling.ResumableSampler):
+    def __iter__(self):
+        yield from super().__iter__()
+        self._consumed = self._rounded(self.length)
+
+
+@mistake("07.3", says="set_epoch with the epoch that is over begins it anew")
+class ResumableSampler(sampling.ResumableSampler):
+    def set_epoch(self, epoch):
+        super().set_epoch(epoch)
+        if self._start == self.length:
+            self._start = self._consumed = 0
+
+
+@mistake("07.3", says="moves the sampler's own position")
+class ResumableSampler(sampling.ResumableSampler):
+    def state_dict(self, consumed=None):
+        state = super().state_dict(consumed)
+        self._consumed = state["consumed"]
+        return state
+
+
+@mistake("07.3", says="ValueError: consumed=12")
+class ResumableSampler(sampling.ResumableSampler):
+    def state_dict(self, consumed=None):
+        if consumed is not None and consumed > self.length:
+            raise ValueError(f"{consumed=}")
+        return super().state_dict(consumed)
+
+
+@mistake("07.3", says="consumed=21 of 20 samples is accepted")
+class ResumableSampler(sampling.ResumableSampler):
+    def state_dict(self, consumed=None):
+        if consumed == self.length + 1:
+            consumed = self.length
+        return super().state_dict(consumed)
+
+
+@mistake("07.3", says="a state without shuffle, for a shuffled order is accepted")
+class ResumableSampler(sampling.ResumableSampler):
+    def load_state_dict(self, state):
+        super().load_state_dict({**state, "shuffle": state["shuffle"] or self.shuffle})
+
+
+@mistake("07.3", says="TypeError")
+class ResumableSampler(sampling.ResumableSampler):
+    def __init__(
+        self, dataset, num_replicas=None, rank=None, shuffle=True, seed=0, drop_last=False
+    ):
+        super().__init__(range(dataset), num_replicas, rank, shuffle, seed, drop_last)
+
+
+@mistake("07.3", says="each rank's indices, asked of it")
+class ResumableSampler(sampling.ResumableSampler):
+    def __init__(
+        self, dataset, num_replicas=None, rank=None, shuffle=True, seed=0, drop_last=False
+    ):
+        super().__init__(dataset, num_replicas or 1, rank or 0, shuffle, seed, drop_last)
+
+
+@mistake("07.3", says="iterating draws from the global random state")
+class ResumableSampler(sampling.ResumableSampler):
+    def _part(self, start):
+        torch.rand(1)
+        return super()._part(start)

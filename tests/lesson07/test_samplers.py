@@ -123,6 +123,14 @@ def test_same_ranks_give_the_rest_of_the_uninterrupted_epoch_padding_and_all():
     assert len(whole) == 12
 
 
+def test_an_epoch_with_drop_last_that_is_over_has_no_tail_for_fewer_ranks():
+    samplers = group(11, 4, drop_last=True)
+    for sampler in samplers:
+        list(sampler)
+    states = [sampler.state_dict() for sampler in samplers]
+    assert [list(sampler) for sampler in group(11, 1, states[0], drop_last=True)] == [[]]
+
+
 def test_drop_last_after_a_change_of_ranks():
     samplers = group(11, 4, shuffle=False, drop_last=True)
     assert run(samplers, 1) == [0, 1, 2, 3]
