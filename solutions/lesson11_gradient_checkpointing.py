@@ -171,8 +171,10 @@ checkpoint: 4 points, 40 minutes. Values and gradients 1, only inputs kept 1, ra
 autocast 1, edges (several outputs, no input with a gradient, changes in place) 1.
 Look for: enable_grad in backward; detach() before the second run; autograd.backward, since
 autograd.grad on the inputs loses the weights; save_for_backward, which notices changes in place.
-Ask what a dropout mask costs when it is kept, and what it costs when it is drawn again.
-Common mistakes: a seed in place of a random state; the random state of the backward left behind.
+Ask what a dropout mask costs when it is kept, and what it costs when it is drawn again; and what
+torch.autograd.grad(loss, x) leaves on the weights (gradients; torch's re-entrant mode refuses it).
+Common mistakes: a seed in place of a random state; the random state of the backward left behind;
+tensors on ctx beside save_for_backward, which live on; the inner backward under autocast.
 """,
     "11.2": """
 checkpoint_sequential: 2 points, 20 minutes. Segments and remainder 1, the last one left alone 1.

@@ -413,7 +413,7 @@ def kept_by_segments(checkpoint_sequential) -> None:
     want, what = 6 * x.nbytes, "inputs of three segments and the last one's activations"
     recognise(
         {
-            "nothing is checkpointed where its input needs no gradient": saved.now == plain.now,
+            "everything is kept where its input needs no gradient": saved.now == plain.now,
             "the input has been made to need a gradient: it is the caller's": x.requires_grad,
         },
         expected=f"{what}: {want} bytes",
@@ -561,7 +561,9 @@ def many_layers(plan) -> None:
         (got,) = on_ranks(lambda _, act=limited: act(), 1, apart=words, known=known, timeout=120)
         flops = plans.flops_of(costs, fitting(got, costs, budget))
         rules = {
-            f"few layers are planned exactly, forty by {words}": plans.flops_of(costs, other)
+            words.replace("a greedy choice", "few layers are planned exactly, forty greedily"): (
+                plans.flops_of(costs, other)
+            )
             for words, other in plans.greedy_plans(costs, budget)
         }
         what, least = "the FLOPs that 40 layers compute again", plans.least_flops(costs, budget)

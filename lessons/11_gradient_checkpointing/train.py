@@ -1,8 +1,9 @@
 """Train a language model on text, its activations kept or computed a second time.
 
 --checkpoint none keeps them all, all keeps each layer's input, sqrt keeps the inputs of sqrt(n)
-segments, and plan chooses layers so that activations stay within --budget-mib at any moment. A step
-without checkpoints takes turns with it at first, for the ratio of times.
+segments, and plan chooses layers so that the layers' activations stay within --budget-mib at any
+moment; those of the embedding and of the output come on top. A step without checkpoints takes turns
+with it at first, for the ratio of times.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from shared.data.text import load_text
 from shared.errors import InputError
 from shared.exercises.answers import lesson_answers
 from shared.experiments.lesson11_results import PRESETS, Seen, Size, conclude, count_step
-from shared.measuring.activations import layer_costs
+from shared.measuring.activations import layer_costs, peak_bytes
 from shared.measuring.timing import synchronized_now
 from shared.model.language_model import LanguageModel
 from shared.ranks.agreement import agree_on, fingerprint
@@ -57,7 +58,9 @@ class Layers(nn.Module):
         return x
 
 
-def arrange(layers: Layers, mode: str, x: Tensor, budget: float | None) -> list[bool] | int:
+def arrange(
+    layers: Layers, mode: str, x: Tensor, budget: float | None, seen: Seen
+) -> list[bool] | int:
     """The layers to run again: all or none, the segments, or what a budget in MiB asks for."""
     count = len(layers.layers)
     if mode == "sqrt":
@@ -66,7 +69,9 @@ def arrange(layers: Layers, mode: str, x: Tensor, budget: float | None) -> list[
         return [mode == "all"] * count
     assert budget is not None, "a plan needs a budget"
     costs = layer_costs(layers.functions(), x, layers.parameters())
-    return list(layers.parts.plan(costs, int(budget * 2**20)))
+    chosen = list(layers.parts.plan(costs, int(budget * 2**20)))
+    seen.planned = peak_bytes(costs, chosen)
+    return chosen
 
 
 def forward_backward(model: nn.Module, tokens: Tensor) -> Tensor:
@@ -85,11 +90,11 @@ def train(args: argparse.Namespace, rank: Rank, size: Size, steps: int, data: Te
     model.layers = nn.ModuleList([layers])
     sample = torch.zeros(size.batch, size.length, size.d_model, device=rank.device)
     none = layers.arrangement
-    chosen = arrange(layers, args.checkpoint, sample, args.budget_mib)
+    seen = Seen(tokens=size.batch * size.length)
+    chosen = arrange(layers, args.checkpoint, sample, args.budget_mib, seen)
     ddp = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98))
     torch.manual_seed(args.seed + 1 + rank.rank)  # batches and dropout of its own on every rank
-    seen = Seen(tokens=size.batch * size.length)
     for number in progress(range(steps), rank, "training"):
         starts = torch.randint(len(data) - size.length, (size.batch,)).tolist()
         tokens = torch.stack([data[at : at + size.length + 1] for at in starts])

@@ -65,6 +65,7 @@ class Seen:
     layers_again: int | str = 0
     held: int = 0  # bytes of activations at the end of forward
     peak: int = 0  # and at the worst moment
+    planned: int = 0  # of the layers alone at the worst moment, by a plan
     flops: float = 0.0  # of a step, in forwards
 
 
@@ -115,6 +116,8 @@ def result_row(args: argparse.Namespace, rank: Rank, seen: Seen, losses: Tensor)
         "peak, MiB": round(seen.peak / MIB, 3),
         "last loss": round(losses[-1].item(), 4),
     }
+    if seen.planned:
+        row["peak of the layers, MiB"] = round(seen.planned / MIB, 3)
     if rank.device.type == "cuda" and len(losses) > len(seen.seconds) + 2:  # untimed steps alone
         row["allocator's peak, MiB"] = round(torch.cuda.max_memory_allocated(rank.device) / MIB)
     return row

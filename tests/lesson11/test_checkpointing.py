@@ -149,6 +149,20 @@ def test_what_torchs_ddp_makes_of_a_backward_in_backward(way, options, shared, s
     assert run_ranks(step_under, 2, wrap, MODES[way], shared)[0].startswith(seen)
 
 
+def test_autograd_grad_leaves_gradients_on_the_weights_and_torchs_reentrant_mode_refuses_it():
+    for name, way in MODES.items():
+        layer, x = make_stack(1, dropout=0.0)[0], make_input()
+        (want,) = torch.autograd.grad(layer(x).sum(), x)
+        if name == "re-entrant":
+            with pytest.raises(RuntimeError, match=r"incompatible with \.grad\(\)"):
+                torch.autograd.grad(way(layer, x).sum(), x)
+            continue
+        (got,) = torch.autograd.grad(way(layer, x).sum(), x)
+        assert torch.equal(got, want)
+        touched = {parameter.grad is not None for parameter in layer.parameters()}
+        assert touched == {name == "ours"}
+
+
 @pytest.mark.parametrize("engine", [lesson06_ddp.OverlappedDDP, lesson06_ddp.BucketedDDP])
 def test_ddp_by_hand_refuses_a_block_that_is_checkpointed_twice(engine):
     assert run_ranks(step_under, 2, engine, checkpoint, False)[0] == "gradients equal"

@@ -44,6 +44,7 @@ def test_less_memory_for_more_flops_and_the_same_loss(tmp_path, run_script):
     )
     assert rows["none"]["peak, MiB"] > rows["sqrt"]["peak, MiB"] > rows["all"]["peak, MiB"]
     assert 0 < rows["plan"]["layers again"] < 4
+    assert rows["plan"]["peak of the layers, MiB"] <= 0.3
 
 
 @pytest.mark.parametrize(
