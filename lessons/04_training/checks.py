@@ -13,6 +13,7 @@ from torch import Tensor
 import shared.laboratories.lesson04 as lab
 from shared.exercises.checks import checks_for
 from shared.exercises.expecting import expect, expect_close, expect_equal, expect_raises, recognise
+from shared.exercises.properties import expect_by_hand
 from shared.exercises.stand_in import StandIn
 from shared.laboratories.lesson04 import BOS, EOS, PAD
 
@@ -161,6 +162,9 @@ def collate_random(collate) -> None:
         what = f"{name} with pad 11, bos 12, eos 13"
         expect_close(getattr(batch, name), lab.padded(want, 11), what=what, looks_like=mistakes)
     expect_close(batch.tgt_mask, lab.target_mask(rows["tgt_in"]), what="tgt_mask with pad_id=11")
+    visible = (lab.padded(rows["src"], 11) != 11)[:, None, None]
+    expect_close(batch.src_mask, visible, what="src_mask with pad_id=11")
+    expect_equal(batch.num_tokens, sum(map(len, rows["tgt_out"])), what="num_tokens")
 
 
 @exercise_04_1.check("a batch of nothing")
@@ -218,6 +222,7 @@ def loss_smoothed(label_smoothed_loss) -> None:
         expect_close(got, lab.torch_loss(logits, targets, e), what=what, looks_like=mistakes)
     got = label_smoothed_loss(logits, targets)
     expect_close(got, lab.torch_loss(logits, targets, 0.1), what="the loss with its defaults")
+    expect_by_hand(lambda: label_smoothed_loss(logits, targets), "cross_entropy", what="the loss")
 
 
 @exercise_04_2.check("the gradient, and another pad_id")
@@ -270,6 +275,8 @@ def loss_edges(label_smoothed_loss) -> None:
 
 def expect_curve(got, want: lab.Rate, steps: range, what: str, mistakes=None, hint="") -> None:
     """The same rate at each of these steps; `mistakes` maps words to the rates of a mistake."""
+    kind = type(got(steps[0]))
+    expect(issubclass(kind, int | float), expected="a rate that is a float", seen=kind.__name__)
     rates, wanted = lab.curve(got, steps), lab.curve(want, steps)
     looks_like = {words: lab.curve(rate, steps) for words, rate in (mistakes or {}).items()}
     expect_close(rates, wanted, what=what, looks_like=looks_like, rtol=1e-7, atol=1e-15, hint=hint)
@@ -299,9 +306,10 @@ def expect_warmup(warmup_schedule, d: int, w: int) -> None:
     expect_curve(lambda s: warmup_schedule(s, d, w), paper, steps, what, mistakes)
 
 
-@exercise_04_3a.check("step 0")
+@exercise_04_3a.check("step 0, and a warm-up of 0")
 def warmup_step_zero(warmup_schedule) -> None:
     expect_raises(ValueError, warmup_schedule, 0, 512, 4000, what="step 0", mentions=[0])
+    expect_raises(ValueError, warmup_schedule, 3, 512, 0, what="warmup_steps 0", mentions=[0])
 
 
 @exercise_04_3b.check("the curve")
@@ -353,6 +361,8 @@ def cosine_refuses(cosine_schedule) -> None:
     expect_raises(ValueError, cosine_schedule, 0, 10, 100, 1.0, what="step 0", mentions=[0])
     what = "a warm-up as long as the run"
     expect_raises(ValueError, cosine_schedule, 5, 40, 40, 1.0, what=what, mentions=[40])
+    what = "a warm-up that is longer than the run"
+    expect_raises(ValueError, cosine_schedule, 5, 50, 40, 1.0, what=what, mentions=[50, 40])
 
 
 # 04.4 greedy_decode
@@ -369,6 +379,9 @@ def expect_translations(
     words, pads = lab.out_of_place(got)
     recognise(
         {
+            "a row is empty: at max_len, what has been made stands in for a finished translation": (
+                bool((got == PAD).all(dim=1).any()) and EOS not in case.want
+            ),
             "after its eos a sentence goes on talking": words > 0,
             "padding is chosen as a word": pads > 0,
         },
@@ -391,6 +404,14 @@ def expect_by_table(decode, table, max_len, want, mistakes, what="the translatio
     """The one right translation where a table holds the probabilities of the next token."""
     looks_like = {words: torch.tensor(rows) for words, rows in mistakes.items()}
     expect_translations(decode, lab.table_case(table, want), max_len, looks_like, what)
+
+
+def expect_other_ids(decode) -> None:
+    """Special tokens are those that are given: the stand-in knows 6, 7 and 5."""
+    decode = partial(decode, bos_id=6, eos_id=7, pad_id=5)
+    what = "the translations with bos_id=6, eos_id=7, pad_id=5"
+    hint = "no 0, 1 or 2 in the body: bos_id, eos_id and pad_id"
+    expect_translations(decode, lab.other_ids_case(), 5, {}, what, hint)
 
 
 def expect_cost(model: StandIn, rows: int, who: str) -> None:
@@ -446,14 +467,14 @@ def greedy_cost(greedy_decode) -> None:
 
 @exercise_04_4.check("the cut at max_len, and padding never chosen")
 def greedy_edges(greedy_decode) -> None:
-    endless = {(4,) * n: {4: 0.9, PAD: 0.05} for n in range(9)}
     mistakes = {
         "max_len counts bos: one token is missing": [[4] * 5],
         "one token more than max_len is made": [[4] * 7],
     }
-    expect_by_table(greedy_decode, endless, 6, [4] * 6, mistakes, "a cut translation")
+    expect_by_table(greedy_decode, lab.ENDLESS, 6, [4] * 6, mistakes, "a cut translation")
     what = "a translation where padding is likely"
     expect_by_table(greedy_decode, lab.LIKELY_PADDING, 5, [4, EOS], {}, what)
+    expect_other_ids(greedy_decode)
 
 
 # 04.5 beam_search
@@ -484,18 +505,28 @@ def beam_keeps_finished(beam_search) -> None:
     expect_by_table(search, lab.BETTER_LATER, 8, [4, 5, EOS], {too_soon: [[3, EOS]]})
 
 
-@exercise_04_5.check("the length penalty")
-def beam_length_penalty(beam_search) -> None:
+@exercise_04_5.check("one rule at a time")
+def beam_rules(beam_search) -> None:
     short, long = [4, EOS], [5, 5, 5, 5, 5, EOS]
-    for penalty, want, mistake, other in [
-        (0.0, short, "a penalty of 0 should leave log p as it is; the long one wins", long),
-        (0.4, short, "long translations gain too much: is the divisor n ** penalty?", long),
-        (1.0, long, "the length penalty has no effect, or works against long translations, or the "
-         "search ends before they can win", short),
+    for table, beam_size, penalty, want, mistake, other in [
+        (lab.PADDING_TAKES, 2, 0.0, [5, EOS], "log p is taken without padding: log_softmax runs "
+         "over the whole vocabulary, and pad_id is left out after it", [4, EOS]),
+        (lab.ONE_ENDS, 2, 0.0, [EOS], "a living prefix wins over a finished translation", [4] * 9),
+        (lab.TWO_LENGTHS, 3, 0.0, short, "a penalty of 0 should leave log p as it is", long),
+        (lab.FALLING_LATE, 2, 1.0, [5, 3, EOS], "the length penalty has no effect, or works "
+         "against long translations", short),
+        (lab.TWO_LENGTHS, 3, 1.0, long, "the search ends before a longer translation can win: it "
+         "may hope for the largest divisor, that of max_len", short),
+        (lab.REFILLED, 2, 1.5, [4, 3, EOS], "the beam is not filled up: the place of a finished "
+         "translation belongs to the next best prefix", [4, EOS]),
+        (lab.TWO_LENGTHS, 3, 0.4, short, "long translations gain too much: is the divisor "
+         "n ** penalty?", long),
+        (lab.TWO_LENGTHS, 3, 0.525, short, "n leaves out eos, which is a token, too", long),
+        (lab.TWO_LENGTHS, 3, 0.59, long, "n counts bos, which nobody has chosen", short),
     ]:  # fmt: skip
-        search = partial(beam_search, beam_size=3, length_penalty=penalty)
-        what = f"the translation at length_penalty {penalty}"
-        expect_by_table(search, lab.TWO_LENGTHS, 9, want, {mistake: [other]}, what)
+        search = partial(beam_search, beam_size=beam_size, length_penalty=penalty)
+        what = f"the translation at length_penalty {penalty}, beam_size {beam_size}"
+        expect_by_table(search, table, 9, want, {mistake: [other]}, what)
 
 
 @exercise_04_5.check("a beam that holds everything finds the best of all")
@@ -530,12 +561,21 @@ def beam_rows_apart(beam_search) -> None:
         )
 
 
+@exercise_04_5.check("the cut at max_len, and other special tokens")
+def beam_edges(beam_search) -> None:
+    search = partial(beam_search, beam_size=2)
+    expect_by_table(search, lab.ENDLESS, 6, [4] * 6, {}, "the translation, cut at max_len")
+    expect_other_ids(search)
+
+
 @exercise_04_5.check("cost: one call of step for each position")
 def beam_cost(beam_search) -> None:
     case, decided = lab.greedy_case(), lab.table_case(lab.TWO_LENGTHS, [4, EOS])
-    model, long = StandIn(case.rule), StandIn(decided.rule)
-    beam_search(model, case.src, 12, beam_size=3)
-    expect_cost(model, rows=4 * 3, who="sentences or prefixes")
+    for size in (3, 1):
+        model = StandIn(case.rule)
+        beam_search(model, case.src, 12, beam_size=size)
+        expect_cost(model, rows=4 * size, who="sentences or prefixes")
+    long = StandIn(decided.rule)
     beam_search(long, decided.src, 200, beam_size=2, length_penalty=0.0)
     expect(
         len(long.steps) < 100,

@@ -54,9 +54,9 @@ def example() -> Pairs:
 
 
 def random_pairs() -> Pairs:
-    """Seven pairs of 1 to 8 tokens a side, ids from 20 on."""
+    """Seven pairs of 0 to 8 tokens a side, ids from 20 on."""
     draw = fresh_generator()
-    sizes = torch.randint(1, 9, (7, 2), generator=draw).tolist()
+    sizes = [[0, 0], *torch.randint(0, 9, (6, 2), generator=draw).tolist()]
     ids = [[torch.randint(20, 90, (n,), generator=draw).tolist() for n in size] for size in sizes]
     return [(src, tgt) for src, tgt in ids]
 
@@ -161,6 +161,30 @@ BETTER_LATER: Table = {
     (4,): {5: 0.9, EOS: 0.05},
     (4, 5): {EOS: 1.0},
 }
+# The best prefix is followed by padding, which takes what eos would have had.
+PADDING_TAKES: Table = {
+    (): {4: 0.5, 5: 0.4, 3: 0.1},
+    (4,): {PAD: 0.6, EOS: 0.4},
+    (5,): {EOS: 0.9, 3: 0.1},
+}
+# (4, eos) ends at the second step; (4, 3), which is third there, ends better with a penalty.
+REFILLED: Table = {
+    (): {4: 0.5, 5: 0.4, 3: 0.1},
+    (4,): {EOS: 0.5, 3: 0.4, 5: 0.1},
+    (5,): {3: 0.55, EOS: 0.05, 4: 0.2, 5: 0.2},
+    (4, 3): {EOS: 1.0},
+    (5, 3): {EOS: 0.1, 3: 0.3, 4: 0.3, 5: 0.3},
+}
+# (5, 3) is likelier than (4, eos), 0.45, when that ends; with its eos it is less likely, 0.44.
+FALLING_LATE: Table = {
+    (): {5: 0.5, 4: 0.45, 3: 0.05},
+    (4,): {EOS: 1.0},
+    (5,): {3: 1.0},
+    (5, 3): {EOS: 0.88, 4: 0.12},
+}
+# One unlikely translation ends at once, the rest never.
+ONE_ENDS: Table = {(): {4: 0.9, EOS: 0.1}, **{(4,) * n: {4: 1.0} for n in range(1, 9)}}
+ENDLESS: Table = {(4,) * n: {4: 0.9, PAD: 0.05} for n in range(9)}
 # Two translations: (4, eos), log p = log 0.5, and six tokens in a row, log p = log 0.41. By the
 # formula they break even at a length penalty of 0.56; with n ** penalty at 0.23.
 TWO_LENGTHS: Table = {
@@ -175,6 +199,25 @@ def table_case(table: Table, want: list[int]) -> Case:
     """One sentence for a model of six tokens whose probabilities are written out."""
     wanted = torch.tensor([want])
     return Case(table_rule(6, table), torch.tensor([[9, 9]]), wanted, unmasked=wanted)
+
+
+def other_ids(source: Tokens, prefix: Tokens) -> Tensor:
+    """Logits of a model with bos 6, eos 7 and padding 5: source 9 is translated as 3 4, 8 as "".
+
+    Whoever begins with another token, or sees the source's padding, hears token 1 for ever.
+    """
+    table: Table = {(): {3: 0.4, 5: 0.6}, (3,): {4: 1.0}, (3, 4): {7: 1.0}}
+    if prefix[0] != 6 or 5 in source:
+        table = {prefix[1:]: {1: 1.0}}
+    elif source == (8, 8):
+        table = {(): {7: 1.0}}
+    return table_rule(8, table)(source, prefix)
+
+
+def other_ids_case() -> Case:
+    """Two sentences for the model of `other_ids`."""
+    want = torch.tensor([[3, 4, 7], [7, 5, 5]])
+    return Case(other_ids, torch.tensor([[9, 5], [8, 8]]), want, unmasked=want)
 
 
 def sources(rows: int, length: int) -> Tensor:

@@ -138,6 +138,12 @@ def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
     return right_collate(pairs)
 
 
+@mistake("04.1", says="src_mask with pad_id=11")
+def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
+    batch = right_collate(pairs, pad_id, bos_id, eos_id)
+    return replace(batch, src_mask=(batch.src != 0)[:, None, None, :])
+
+
 # 04.2 label_smoothed_loss
 
 
@@ -223,6 +229,22 @@ def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
     return loss.to(torch.promote_types(logits.dtype, torch.float32))
 
 
+@mistake("04.2", says="torch's cross_entropy does the work")
+def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
+    if not 0 <= smoothing < 1:
+        raise ValueError(f"smoothing is {smoothing}")
+    rows, right = logits.float().flatten(0, 1), targets.flatten()
+    total = F.cross_entropy(
+        rows, right, ignore_index=pad_id, label_smoothing=smoothing, reduction="sum"
+    )
+    return total / (targets != pad_id).sum().clamp(min=1)
+
+
+@mistake("04.2", says="the loss is cut off from the logits")
+def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
+    return right_loss(logits.detach(), targets, smoothing, pad_id)
+
+
 # 04.3 learning rates
 
 
@@ -246,7 +268,19 @@ def warmup_schedule(step, d_model, warmup_steps):
     return d_model**-0.5 * min(max(step, 1) ** -0.5, step * warmup_steps**-1.5)
 
 
-@mistake("04.3a", says="raises the wrong kind of error")
+@mistake("04.3a", says="a rate that is a float")
+def warmup_schedule(step, d_model, warmup_steps):
+    return torch.tensor(d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5))
+
+
+@mistake("04.3a", says="warmup_steps 0 raises the wrong kind of error")
+def warmup_schedule(step, d_model, warmup_steps):
+    if step < 1:
+        raise ValueError(f"step is {step}")
+    return d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5)
+
+
+@mistake("04.3a", says="step 0 raises the wrong kind of error")
 def warmup_schedule(step, d_model, warmup_steps):
     return d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5)
 
@@ -291,6 +325,15 @@ def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
         return peak * step / warmup_steps
     progress = (step - warmup_steps) / (total_steps - warmup_steps)
     return floor + (peak - floor) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+@mistake("04.3b", says="longer than the run is accepted")
+def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
+    if total_steps == warmup_steps or step < 1:
+        return right_cosine(step, warmup_steps, total_steps, peak, floor)
+    if step < warmup_steps:
+        return peak * step / warmup_steps
+    return right_cosine(step, warmup_steps, total_steps, peak, floor)
 
 
 # 04.4 greedy_decode
@@ -424,6 +467,17 @@ def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
     return torch.stack(made, dim=1)
 
 
+@mistake("04.4", says="the translations with bos_id=6")
+def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
+    return right_greedy(model, src, max_len)
+
+
+@mistake("04.4", says="gradients are left switched off")
+def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
+    torch.set_grad_enabled(False)
+    return right_greedy(model, src, max_len, bos_id, eos_id, pad_id)
+
+
 # 04.5 beam_search
 
 
@@ -439,6 +493,8 @@ def _beam(model, src, max_len, k, penalty, bos_id, eos_id, pad_id, **faults):
     cache = cache.select(torch.arange(len(src)).repeat_interleave(k))
     for length in range(1, max_len + 1):
         logits = model.step(beam.tokens[:, :, length - 1].reshape(-1), cache)
+        if faults.get("renormalised"):
+            logits[:, pad_id] = -torch.inf
         log_p = logits.log_softmax(-1).view(*beam.log_p.shape, -1)
         if faults.get("last_only"):
             beam.log_p = beam.log_p.masked_fill(beam.log_p.isfinite(), 0.0)
@@ -557,3 +613,96 @@ def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, 
 def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
     k = max(beam_size, 1)
     return right_beam(model, src, max_len, k, length_penalty, bos_id, eos_id, pad_id)
+
+
+@mistake("04.5", says="log p is taken without padding")
+@torch.no_grad()
+def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
+    return _beam(
+        model, src, max_len, beam_size, length_penalty, bos_id, eos_id, pad_id, renormalised=True
+    )
+
+
+@mistake("04.5", says="a row is empty")
+def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
+    made = right_beam(model, src, max_len, beam_size, length_penalty, bos_id, eos_id, pad_id)
+    return made.masked_fill(~(made == eos_id).any(dim=1, keepdim=True), pad_id)
+
+
+@mistake("04.5", says="the translations with bos_id=6")
+def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
+    return right_beam(model, src, max_len, beam_size, length_penalty)
+
+
+@torch.no_grad()
+def _listed(
+    model, src, max_len, k, penalty, *ids, offset=0, width=2, today=False, living_wins=False
+):
+    """A beam search in Python's lists with faults put in; one sentence at a time decides."""
+    bos_id, eos_id, pad_id = ids
+    cache = _start(model, src, pad_id)
+    cache = cache.select(torch.arange(len(src)).repeat_interleave(k))
+    beams = [[(0.0, [])] + [(-math.inf, [])] * (k - 1) for _ in src]
+    done = [[] for _ in src]
+
+    def divisor(n):
+        return ((5 + n + offset) / 6) ** penalty
+
+    for n in range(1, max_len + 1):
+        last = [words[-1] if words else bos_id for beam in beams for _, words in beam]
+        log_p = model.step(torch.tensor(last), cache).log_softmax(-1).view(len(src), k, -1)
+        log_p[..., pad_id] = -math.inf
+        parents = []
+        for b, beam in enumerate(beams):
+            sums = log_p[b] + torch.tensor([total for total, _ in beam])[:, None]
+            best = sums.flatten().topk(min(width * k, sums.numel()))
+            kept = []
+            for rank, (total, place) in enumerate(
+                zip(*map(torch.Tensor.tolist, best), strict=True)
+            ):
+                parent, word = divmod(place, sums.shape[1])
+                words = [*beam[parent][1], word]
+                if word == eos_id and rank < k:
+                    done[b].append((total / divisor(n), words))
+                elif word != eos_id and len(kept) < k:
+                    kept.append((total, words, b * k + parent))
+            kept += [(-math.inf, [pad_id], b * k)] * (k - len(kept))
+            beams[b] = [each[:2] for each in kept]
+            parents += [each[2] for each in kept]
+        hopes = [beam[0][0] / divisor(n if today else max_len) for beam in beams]
+        if all(d and (len(d) >= k or max(d)[0] >= h) for d, h in zip(done, hopes, strict=True)):
+            break
+        cache = cache.select(torch.tensor(parents))
+    each = zip(done, beams, strict=True)
+    rows = [max(d + beam[:1] if living_wins or not d else d)[1] for d, beam in each]
+    return _pad(rows, pad_id)
+
+
+@mistake("04.5", says="the beam is not filled up")
+def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
+    rest = beam_size, length_penalty, bos_id, eos_id, pad_id
+    return _listed(model, src, max_len, *rest, width=1)
+
+
+@mistake("04.5", says="the search ends before a longer translation can win")
+def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
+    rest = beam_size, length_penalty, bos_id, eos_id, pad_id
+    return _listed(model, src, max_len, *rest, today=True)
+
+
+@mistake("04.5", says="a living prefix wins over a finished translation")
+def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
+    rest = beam_size, length_penalty, bos_id, eos_id, pad_id
+    return _listed(model, src, max_len, *rest, living_wins=True)
+
+
+@mistake("04.5", says="n leaves out eos")
+def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
+    rest = beam_size, length_penalty, bos_id, eos_id, pad_id
+    return _listed(model, src, max_len, *rest, offset=-1)
+
+
+@mistake("04.5", says="n counts bos")
+def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
+    rest = beam_size, length_penalty, bos_id, eos_id, pad_id
+    return _listed(model, src, max_len, *rest, offset=1)
