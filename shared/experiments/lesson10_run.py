@@ -78,6 +78,8 @@ def save(run: Run, folder: Path, rank: Rank, steps: int) -> None:
         run.deepspeed.save_checkpoint(str(folder), tag="last")
     else:
         torch.save(run.optimizer.state_dict(), folder / f"rank_{rank.rank}.pt")
+        if run.stage < 3 and rank.is_main:
+            torch.save(run.model.state_dict(), folder / "weights.pt")
     if rank.is_main:
         (folder / "about.json").write_text(json.dumps(_about(run, rank) | {"steps": steps}) + "\n")
     dist.barrier()
@@ -104,15 +106,22 @@ def resume(run: Run, folder: Path, rank: Rank) -> int:
     if run.deepspeed is not None:
         with _one_line(f"--resume {folder}"):
             run.deepspeed.load_checkpoint(str(folder), tag="last")
-    else:
-        run.optimizer.load_state_dict(torch.load(folder / f"rank_{rank.rank}.pt"))
+        return about["steps"]
+    try:
+        if run.stage < 3:  # stage 3's weights are in its state
+            run.model.load_state_dict(torch.load(folder / "weights.pt", map_location=rank.device))
+        saved = torch.load(folder / f"rank_{rank.rank}.pt", map_location=rank.device)
+    except FileNotFoundError as error:
+        raise InputError(f"--resume {folder}: {error.filename} is missing") from None
+    run.optimizer.load_state_dict(saved)
     return about["steps"]
 
 
 def _about(run: Run, rank: Rank) -> dict[str, Any]:
     sizes = [list(getattr(p, "ds_shape", p.shape)) for p in run.model.parameters()]
     own = {} if run.deepspeed is None and run.stage == 3 else {"parameters": str(sizes)}
-    kind = "DeepSpeed" if run.deepspeed is not None else "by hand"
+    mine = type(run.optimizer).__module__.startswith("_answers")
+    kind = "DeepSpeed" if run.deepspeed is not None else "by hand" + ", --mine" * mine
     place = {"engine": kind, "stage": run.stage, "ranks": rank.world_size, "bf16": run.half}
     return place | own
 

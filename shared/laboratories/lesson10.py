@@ -2,7 +2,7 @@
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,44 +10,73 @@ import torch
 import torch._dynamo  # what optimizers import: once here, not in every forked rank
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from shared.exercises.rank_cases import RankCases
 from shared.exercises.remembered import once_an_answer
-from shared.exercises.seeds import fresh_seed
-from shared.laboratories.lesson06_nets import Case, clone
-from shared.laboratories.lesson09 import through_a_file
-from shared.laboratories.lesson10_nets import Sums
-from shared.laboratories.lesson10_twin import RATES, SETTINGS, groups_of
-from shared.measuring.live import LiveBytes, count_live_bytes
+from shared.exercises.seeds import fresh_seed, seed_all
+from shared.laboratories.lesson06_nets import clone
+from shared.laboratories.lesson09_masters import through_a_file
+from shared.laboratories.lesson10_nets import Nested, Sums
+from shared.laboratories.lesson10_twin import (
+    CHANGES,
+    DROPPED,
+    JOINS,
+    SETTINGS,
+    Course,
+    change,
+    groups_of,
+)
+from shared.measuring.live import CRUMB, LiveBytes, count_live_bytes
 from shared.measuring.traffic import Call, count_traffic
 
 BUCKET = 700  # elements: Sums' parameters in several buckets
 NET_BUCKET = 60  # the net's in several: its largest have 49 elements
-HALF, FULL = torch.bfloat16, torch.float32
+HALF = torch.bfloat16
 
-VALUES = (Case(3, tied=True, frozen=True), Case(2, frozen=True), Case(1, tied=True))
-UNUSED = Case(3, skipped=frozenset({(1, 0), (0, 1), (2, 1), (1, 3), (0, 4), (1, 4), (2, 4)}))
-IDLE = Case(2, skipped=frozenset({(0, 2), (1, 2), (0, 4), (1, 4)}))  # a layer that nobody uses
-TWICE = Case(2, quiet=1)
-GROUPS, RESUMED, EXCHANGED, CLOSURE = "groups", "resumed", "exchanged", "closure"
-SIZES = ((3, FULL), (2, HALF), (4, HALF), (1, HALF))  # where bytes are counted
+VALUES = (
+    Course(3, tied=True, frozen=True),
+    Course(2, frozen=True),
+    Course(1, tied=True),
+    Course(2, quiet=1, kind=torch.optim.Adam),
+    Course(2, closed=True),
+)
+GROUPS = Course(2, grouped=True)
+SKIPPED = frozenset({(1, 0), (0, 1), (2, 1), (1, 3), (0, 4), (1, 4), (2, 4)})
+UNUSED = Course(3, skipped=SKIPPED, absent=(2, 3))
+IDLE = Course(2, skipped=frozenset({(0, 2), (1, 2), (0, 4), (1, 4)}))  # a layer that nobody uses
+RESUMED, EXCHANGED = "resumed", "exchanged"
+
+
+@dataclass(frozen=True)
+class Size:
+    """Where bytes are counted: so many ranks, a dtype and a model."""
+
+    world_size: int
+    dtype: torch.dtype
+    model: Callable[[torch.dtype], Any] = Sums
+
+
+SIZES = (Size(3, torch.float32), Size(2, HALF), Size(4, torch.float16), Size(1, HALF))
+NESTED = Size(2, torch.float32, Nested)  # float32: no master of a frozen parameter
 
 
 @dataclass
 class Trained:
-    """What one rank saw of some steps: weights by name at the start and after each step.
+    """What one rank saw of some steps: weights by name, its own, at the start, after each step.
 
     `output` is a loss of the trained net, without gradients; `joined` are the weights of a group
-    that joined late, and `closed` is what was seen of a closure.
+    that joined late, and `told` is what was seen of closures.
     """
 
     seed: int
+    own: dict[str, Tensor]
     started: dict[str, Tensor]
+    lacking: list[str]  # names that full_state_dict() has not
     steps: list[dict[str, Tensor]] = field(default_factory=list)
     output: Tensor = field(default_factory=lambda: torch.zeros(()))
-    lacking: list[str] = field(default_factory=list)  # names that full_state_dict() has not
-    joined: list[Tensor] = field(default_factory=list)
-    closed: list[dict[str, bool]] = field(default_factory=list)
+    joined: dict[str, Tensor] = field(default_factory=dict)
+    told: list[dict[str, bool]] = field(default_factory=list)
 
 
 @dataclass
@@ -55,8 +84,9 @@ class Bytes:
     """One rank's live bytes beyond what was there before, at the moments of the second step."""
 
     numel: int
-    units: list[int]  # elements of each layer
-    largest: int  # elements of the largest parameter
+    trained: int
+    outside: int  # elements of parameters that are in no layer
+    unit: int  # elements of the largest layer
     moments: dict[str, int]
     calls: list[Call]
 
@@ -69,14 +99,14 @@ class Stage:
 
     def __init__(self, stage: int, answer: Make) -> None:
         self.stage, self.answer, self.seed = stage, answer, fresh_seed()
+        self.others = (GROUPS, UNUSED) if stage < 3 else (IDLE,)
+        self.sizes = (*SIZES, NESTED) if stage == 3 else SIZES
         rows: dict[int, dict[Any, Callable[[int], Any]]] = {1: {}, 2: {}, 3: {}, 4: {}}
-        for case in (*VALUES, UNUSED if stage < 3 else IDLE, TWICE):
-            rows[case.world_size][case] = functools.partial(self._train, case)
-        for case in SIZES:
-            rows[case[0]][case] = functools.partial(self._bytes, case[1])
-        if stage < 3:
-            rows[2][GROUPS] = self._groups
-        rows[2] |= {RESUMED: self._resumed, EXCHANGED: self._exchanged, CLOSURE: self._closed}
+        for course in (*VALUES, *self.others):
+            rows[course.world_size][course] = functools.partial(self._train, course)
+        for size in self.sizes:
+            rows[size.world_size][size] = functools.partial(self._bytes, size)
+        rows[2] |= {RESUMED: self._resumed, EXCHANGED: self._exchanged}
         self.cases = {n: RankCases(n, row) for n, row in rows.items()}
         self.at = {case: n for n, row in rows.items() for case in row}
 
@@ -84,102 +114,80 @@ class Stage:
         """What each rank saw of a case; `apart` names the mistake where they hang."""
         return self.cases[self.at[case]].seen(case, apart=apart)
 
-    def make(self, net: nn.Module, **settings: Any) -> Any:
-        """The answer over torch's AdamW."""
+    def make(self, net: nn.Module, groups: Any = None, kind: Any = None, **settings: Any) -> Any:
+        """The answer over one of torch's optimizers, AdamW if none is named."""
         settings = {**SETTINGS, **settings}
+        kind = kind or torch.optim.AdamW
         if self.stage == 3:
-            return self.answer(net, torch.optim.AdamW, **settings)
+            units = {"units": net.layers} if isinstance(net, Nested) else {}
+            return self.answer(net, kind, **units, **settings)
         settings["bucket_size"] = BUCKET if isinstance(net, Sums) else NET_BUCKET
-        return self.answer(net.parameters(), torch.optim.AdamW, **settings)
+        return self.answer(groups or net.parameters(), kind, **settings)
 
     def weights(self, net: nn.Module, optimizer: Any) -> dict[str, Tensor]:
         """The whole model's parameters, tied ones once."""
         whole = optimizer.full_state_dict() if self.stage == 3 else net.state_dict()
         return clone({name: whole[name] for name, _ in net.named_parameters()})
 
-    def _train(self, case: Case, rank: int) -> Trained:
-        torch.manual_seed(self.seed + rank)
+    def _train(self, case: Course, rank: int) -> Trained:
+        seed_all(self.seed + rank)
         net = case.net()
-        optimizer = self.make(net)
-        share_buffers(net)
-        seen = Trained(self.seed, self.weights(net, optimizer) | dict(net.named_buffers()))
-        if self.stage == 3:
-            seen.lacking = sorted({*net.state_dict()} - {*optimizer.full_state_dict()})
-        for step, rate in enumerate(RATES):
-            optimizer.param_groups[0]["lr"] = rate
-            optimizer.zero_grad()
-            for part in range(case.quiet + 1):
-                case.loss(net, self.seed, rank, step, part).backward()
-            optimizer.step()
+        own = clone(dict(net.named_parameters()))
+        groups = groups_of(net) if case.grouped else []
+        late = groups.pop() if groups else {"params": []}
+        optimizer = self.make(net, groups, case.kind)
+        for each in (*late["params"], *net.buffers()):  # of which the optimizer knows nothing
+            dist.broadcast(each.detach(), 0)
+        whole = optimizer.full_state_dict() if self.stage == 3 else net.state_dict()
+        lacking = sorted({*net.state_dict()} - {*whole})
+        started = self.weights(net, optimizer) | dict(net.named_buffers())
+        seen = Trained(self.seed, own, started, lacking)
+        for step in range(len(CHANGES)):
+            if step == JOINS and late["params"]:
+                for parameter in late["params"]:  # each rank's own numbers, until it joins
+                    parameter.data += rank
+                net.zero_grad()
+                optimizer.add_param_group(late)
+                seen.joined = clone(dict(net.named_parameters()))
+            change(optimizer.param_groups, step)
+            self._step(case, rank, step, net, optimizer, seen)
             seen.steps.append(self.weights(net, optimizer))
         with torch.no_grad():
             seen.output = case.loss(net, self.seed, 0, 99)
         return seen
 
-    def _closed(self, rank: int) -> Trained:
-        """Every step takes a closure, and is called where no gradients are recorded."""
-        case = Case(2)
-        torch.manual_seed(self.seed + rank)
-        net = case.net()
-        optimizer = self.make(net)
-        share_buffers(net)
-        seen = Trained(self.seed, self.weights(net, optimizer) | dict(net.named_buffers()))
-        for step, rate in enumerate(RATES[:2]):
-            optimizer.param_groups[0]["lr"] = rate
-            told: list[tuple[bool, Tensor]] = []
+    def _step(
+        self, case: Course, rank: int, step: int, net: nn.Module, optimizer: Any, seen: Trained
+    ) -> None:
+        if step == DROPPED:  # zero_grad() comes after it
+            case.loss(net, self.seed, rank, step, -1).backward()
+        told: list[tuple[bool, Tensor]] = []
 
-            def closure(step: int = step, told: list[tuple[bool, Tensor]] = told) -> Tensor:
-                recorded = torch.is_grad_enabled()
-                with torch.enable_grad():
-                    optimizer.zero_grad()
-                    loss = case.loss(net, self.seed, rank, step)
+        def closure() -> Tensor:
+            recorded, loss = torch.is_grad_enabled(), torch.zeros(())
+            with torch.enable_grad():
+                optimizer.zero_grad()
+                for part in range(case.quiet + 1) if (rank, step) != case.absent else ():
+                    loss = case.loss(net, self.seed, rank, step, part)
                     loss.backward()
-                told.append((recorded, loss.detach()))
-                return loss
+            told.append((recorded, loss.detach()))
+            return loss
 
-            with torch.no_grad():
-                loss = optimizer.step(closure)
-            given = told[0][1] if told else None
-            back = (
-                given is not None
-                and loss is not None
-                and bool(torch.as_tensor(loss).detach() == given)
-            )
-            recorded = bool(told) and told[0][0]
-            seen.closed.append({"called": bool(told), "recorded": recorded, "returned": back})
-            seen.steps.append(self.weights(net, optimizer))
-        return seen
-
-    def _groups(self, rank: int) -> Trained:
-        """Two groups with settings of their own, and a third that joins after two steps."""
-        torch.manual_seed(self.seed + rank)
-        net = Case().net()
-        *groups, last = groups_of(net)
-        optimizer = self.answer(groups, torch.optim.AdamW, bucket_size=NET_BUCKET, **SETTINGS)
-        for parameter in last["params"]:  # not the optimizer's yet
-            dist.broadcast(parameter.detach(), 0)
-        share_buffers(net)
-        seen = Trained(self.seed, clone(net.state_dict()))
-        for step in range(len(RATES)):
-            if step == 2:
-                for parameter in last["params"]:  # each rank's own numbers, until it joins
-                    parameter.data += rank
-                optimizer.add_param_group(last)
-                seen.joined = [parameter.detach().clone() for parameter in last["params"]]
-            optimizer.zero_grad()
-            net.zero_grad()
-            Case().loss(net, self.seed, rank, step).backward()
+        if not case.closed:
+            closure()
             optimizer.step()
-            seen.steps.append(clone(dict(net.named_parameters())))
+            return
         with torch.no_grad():
-            seen.output = Case().loss(net, self.seed, 0, 99)
-        return seen
+            loss = optimizer.step(closure)
+        row = {"called": bool(told), "recorded": bool(told) and told[0][0]}
+        row["returned"] = isinstance(loss, Tensor) and bool(told and loss == told[0][1])
+        seen.told.append(row)
 
     def _resumed(self, rank: int) -> list[dict[str, Tensor]]:
         """The bf16 weights after five steps: in one go, and with a restart after three."""
         ends = []
         for restart in (False, True):
-            torch.manual_seed(self.seed)
+            seed_all(self.seed)
             net = Sums(HALF)
             optimizer = self.make(net, lr=1e-3)
             for step in range(5):
@@ -189,7 +197,7 @@ class Stage:
                     net = Sums(HALF)
                     if self.stage < 3:  # stage 3's parts are in its state
                         net.load_state_dict(weights)
-                    optimizer = self.make(net, lr=0.5)
+                    optimizer = self.make(net, lr=0.5, weight_decay=0.9)
                     optimizer.load_state_dict(saved)
                 optimizer.zero_grad()
                 net(torch.tensor(rank + step + 0.5, dtype=HALF)).backward()
@@ -199,7 +207,7 @@ class Stage:
 
     def _exchanged(self, rank: int) -> str:
         """The type of the error that the other rank's state is met with; "" for none."""
-        net = Case(2).net()
+        net = Course().net()
         optimizer = self.make(net)
         states: list[Any] = [None, None]
         dist.all_gather_object(states, through_a_file(optimizer.state_dict()))
@@ -209,67 +217,64 @@ class Stage:
             return type(error).__name__
         return ""
 
-    def _bytes(self, dtype: torch.dtype, rank: int) -> Bytes:
-        torch.manual_seed(self.seed)
+    def _bytes(self, size: Size, rank: int) -> Bytes:
+        seed_all(self.seed)
         with count_live_bytes() as live:
-            net = Sums(dtype)
-            numel = sum(p.numel() for p in net.parameters())
-            units = [sum(p.numel() for p in layer.parameters()) for layer in net.layers]
-            largest = max(p.numel() for p in net.parameters())
+            net = size.model(size.dtype)
+            units = [numbers(layer.parameters()) for layer in net.layers]
+            numel = numbers(net.parameters())
+            trained = numbers(p for p in net.parameters() if p.requires_grad)
             optimizer = self.make(net)
             for step in range(2):
                 with count_traffic() as traffic:
                     moments = one_step(net, optimizer, live, rank + step)
+            optimizer.zero_grad()
+            leaves = [x for x in tree_leaves(optimizer.state_dict()) if isinstance(x, Tensor)]
+            state = {x.data_ptr(): x.nbytes for x in leaves if x.nbytes >= CRUMB}
+            moments["state_dict"] = sum(state.values())
+            del leaves
             if self.stage == 3:
                 with torch.no_grad():
-                    net(torch.tensor(1.0, dtype=dtype))
-                time.sleep(0.02)
-                moments["after an evaluation"] = live.now()
+                    net(torch.tensor(1.0, dtype=size.dtype))
+                note(moments, "an evaluation", live)
                 optimizer.full_state_dict()
-                time.sleep(0.02)
-                moments["after full_state_dict"] = live.now()
-        return Bytes(numel, units, largest, moments, traffic.calls)
+                note(moments, "full_state_dict", live)
+        return Bytes(numel, trained, numel - sum(units), max(units), moments, traffic.calls)
 
 
 def one_step(net: nn.Module, optimizer: Any, live: LiveBytes, value: float) -> dict[str, int]:
     """Train once; the live bytes after each part, and the most while something was sent in it."""
     dtype = next(net.parameters()).dtype
-    moments = {}
-
-    def note(name: str) -> None:
-        moments[f"most in {name}"] = max((size for _, size in live.at_collectives), default=0)
-        time.sleep(0.02)  # gloo's thread may hold a message for some milliseconds more
-        moments[f"after {name}"] = live.now()
-        live.at_collectives.clear()
-
-    optimizer.zero_grad()
-    note("zero_grad")
+    moments: dict[str, int] = {}
+    optimizer.zero_grad(set_to_none=False)  # frees them all the same
+    note(moments, "zero_grad", live)
     loss = net(torch.tensor(1.0 + value, dtype=dtype))
-    note("forward")
+    note(moments, "forward", live)
+    moments["in parameters"] = sum(p.untyped_storage().nbytes() for p in net.parameters())
     loss.backward()
     del loss
-    note("backward")
+    note(moments, "backward", live)
     optimizer.step()
-    note("step")
-    optimizer.zero_grad()
-    note("end")
+    note(moments, "step", live)
     return moments
 
 
-def share_buffers(net: nn.Module) -> None:
-    """Give every rank rank 0's buffers, of which an optimizer knows nothing."""
-    for buffer in net.buffers():
-        dist.broadcast(buffer, 0)
+def note(moments: dict[str, int], name: str, live: LiveBytes) -> None:
+    """Write down the bytes that are alive now, and the most while something was sent before."""
+    moments[f"most in {name}"] = max((size for _, size in live.at_collectives), default=0)
+    time.sleep(0.02)  # gloo's thread may hold a message for some milliseconds more
+    moments[f"after {name}"] = live.now()
+    live.at_collectives.clear()
+
+
+def numbers(tensors: Iterable[Tensor]) -> int:
+    """How many numbers the tensors have."""
+    return sum(each.numel() for each in tensors)
 
 
 def flat(weights: dict[str, Tensor]) -> Tensor:
     """All weights in one vector."""
     return torch.cat([each.flatten() for each in weights.values()])
-
-
-def row(tensors: Sequence[Tensor]) -> Tensor:
-    """All tensors in one vector; nothing for none."""
-    return torch.cat([torch.zeros(0), *(each.flatten() for each in tensors)])
 
 
 def messages(calls: Sequence[Call]) -> dict[str, int]:

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 
 class Sums(nn.Module):
-    """Layers whose activations are single numbers: whatever is larger is a model state.
+    """Layers whose activations are single numbers: what is larger when they send is a model state.
 
     Every size divides by 12, so that nothing has to be padded on 1, 2, 3 or 4 ranks.
     """
@@ -22,8 +22,25 @@ class Sums(nn.Module):
         return x
 
 
+class Nested(nn.Module):
+    """Layers inside of a child, one of them frozen, and a parameter outside of all layers."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.inner = Sums(dtype)
+        self.layers = list(self.inner.layers)
+        self.layers[2].requires_grad_(False)
+        self.own = nn.Parameter(torch.randn(96, dtype=dtype) / 96)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) + self.own.square().sum()
+
+
 class Sum(nn.Module):
-    """Adds a product with the sums of its two parameters."""
+    """A product and a sum with numbers made of its parameters.
+
+    Autograd saves a view of the weight, as a linear layer's `weight.t()`: memory that it keeps.
+    """
 
     def __init__(self, weight: int, bias: int) -> None:
         super().__init__()
@@ -31,4 +48,4 @@ class Sum(nn.Module):
         self.bias = nn.Parameter(torch.randn(bias) / bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * (1 + self.weight.sum()) + self.bias.sum()
+        return x * (1 + self.weight.view(-1).square().sum()) + self.bias.sum()

@@ -1,6 +1,7 @@
-"""Lesson 10: the unsharded AdamW in one process, and what an answer that is wrong makes of it."""
+"""Lesson 10: the unsharded optimizer in one process, and what wrong answers make of it."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,7 +10,30 @@ from torch import Tensor
 from shared.laboratories.lesson06_nets import Case, Net, clone
 
 SETTINGS: dict[str, Any] = {"lr": 0.03, "betas": (0.8, 0.95), "eps": 1e-4, "weight_decay": 0.2}
-RATES = (0.03, 0.06, 0.01, 0.04, 0.02)
+CHANGES = (1.5, 2.0, 0.2, 3.0, 0.5)  # of every group's settings, from step to step
+JOINS = 2  # the step before which the last of several groups joins
+DROPPED = 1  # the step that begins with a backward pass too many, before zero_grad()
+
+
+@dataclass(frozen=True)
+class Course(Case):
+    """Training steps of the net, and how they are made.
+
+    `kind` is the optimizer that is sharded; `grouped`: three groups, the last of which joins late;
+    `closed`: every step takes a closure; `absent`: a rank and step without any backward.
+    """
+
+    kind: type[torch.optim.Optimizer] = torch.optim.AdamW
+    grouped: bool = False
+    closed: bool = False
+    absent: tuple[int, int] = (-1, -1)
+
+
+def change(groups: Sequence[dict[str, Any]], step: int, *, decay: bool = True) -> None:
+    """Change settings before a step, as schedules do."""
+    for group in groups:
+        group["lr"] *= CHANGES[step]
+        group["weight_decay"] *= CHANGES[-1 - step] if decay else 1.0
 
 
 def groups_of(net: Net) -> list[dict[str, Any]]:
@@ -31,32 +55,27 @@ def is_in(tensor: Tensor, others: Sequence[Tensor]) -> bool:
 
 
 def twin_steps(
-    case: Case,
-    seed: int,
-    started: dict[str, Tensor],
-    *,
-    grouped: bool = False,
-    wrong: str = "",
-    rank: int = 0,
+    case: Course, seed: int, started: dict[str, Tensor], wrong: str = "", rank: int = 0
 ) -> list[dict[str, Tensor]]:
     """The weights after each step in one process, or what one wrong way gives (see `_gradients`).
 
-    The unsharded AdamW takes the mean of all ranks' gradients.
+    The unsharded optimizer takes the mean of all ranks' gradients.
     """
     net = case.net()
     net.load_state_dict({**net.state_dict(), **started})
-    groups = groups_of(net) if grouped else [{"params": list(net.parameters())}]
+    groups = groups_of(net) if case.grouped else [{"params": list(net.parameters())}]
     if wrong == "one group":
         groups = [{"params": group["params"]} for group in groups]
-    late = groups.pop() if grouped else None
-    optimizer = torch.optim.AdamW(groups, **SETTINGS)
+    late = groups.pop() if case.grouped else None
+    kind = torch.optim.AdamW if wrong == "AdamW" else case.kind
+    optimizer: Any = kind(groups, **SETTINGS)
     steps = []
-    for step, rate in enumerate(RATES):
-        if late is not None and step == 2:
+    for step in range(len(CHANGES)):
+        if late is not None and step == JOINS:
             optimizer.add_param_group(late)
-        if not grouped and wrong != "first rate":
-            optimizer.param_groups[0]["lr"] = rate
-        if wrong != "never zeroed":
+        changed = {"first settings": 0, "first group": 1}.get(wrong)
+        change(optimizer.param_groups[:changed], step, decay=wrong != "lr alone")
+        if wrong not in ("never zeroed", "nothing zeroed"):
             optimizer.zero_grad()
         _gradients(case, net, seed, step, wrong, rank)
         optimizer.step()
@@ -64,23 +83,27 @@ def twin_steps(
     return steps
 
 
-def _gradients(case: Case, net: Net, seed: int, step: int, wrong: str, rank: int) -> None:
+def _gradients(case: Course, net: Net, seed: int, step: int, wrong: str, rank: int) -> None:
     """Add the mean gradient over the ranks; `wrong`: "sum", "own" (this rank's), "last part".
 
     With "no zeros" AdamW leaves a parameter alone that no rank used.
     """
     ranks = [rank] if wrong == "own" else range(case.world_size)
+    first = case.quiet if wrong == "last part" else 0
+    if step == DROPPED and wrong in ("nothing zeroed", "nothing dropped"):
+        first = -1
     for each in ranks:
-        for part in range(case.quiet if wrong == "last part" else 0, case.quiet + 1):
+        for part in range(first, case.quiet + 1):
             scale = 1 if wrong in ("sum", "own") else 1 / case.world_size
-            (scale * case.loss(net, seed, each, step, part)).backward()
+            if (each, step) != case.absent:
+                (scale * case.loss(net, seed, each, step, part)).backward()
     for parameter in net.parameters():
         if parameter.requires_grad and parameter.grad is None:
             parameter.grad = None if wrong == "no zeros" else torch.zeros_like(parameter)
 
 
 @torch.no_grad()
-def twin_output(case: Case, seed: int, weights: dict[str, Tensor], start: Any) -> Tensor:
+def twin_output(case: Course, seed: int, weights: dict[str, Tensor], start: Any) -> Tensor:
     """The loss of a plain net with these weights."""
     net = case.net()
     net.load_state_dict({**net.state_dict(), **start, **weights})

@@ -75,7 +75,7 @@ class Bucket:
         self._work: dist.Work | None = None
 
     def _make_master(self) -> None:
-        half = self.part.dtype in HALVES
+        half = self.part.dtype in HALVES and self.parameters[0].requires_grad
         self.master = nn.Parameter(self.part.float() if half else self.part)
 
     def _pieces(self, flat: Tensor) -> list[Tensor]:

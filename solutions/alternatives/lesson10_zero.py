@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from shared.zero.flat import all_gather, reduce_scatter
 from solutions import lesson10_zero as right
+from solutions.alternatives.stage3_by_itself import ByItself
 
 
 def filled_partition(tensors, num_parts):
@@ -173,15 +174,6 @@ class SmallBuckets(right.ZeroStage2):
         super().__init__(params, optimizer_class, bucket_size=less, **kwargs)
 
 
-class FreesAtOnce(right.ZeroStage3):
-    """Stage 3 that waits for a unit's gradients before it goes on."""
-
-    def _send(self, unit):
-        unit.free()
-        unit.send()
-        unit.finish()
-
-
 class TorchHooks(right.ZeroStage3):
     """Stage 3 with torch's own hooks for a module's backward."""
 
@@ -273,6 +265,6 @@ ALTERNATIVES = {
     "10.1": [filled_partition, padded_partition],
     "10.2": [WholeGroups, ListCollectives],
     "10.3": [Blocking, SmallBuckets],
-    "10.4": [FreesAtOnce, TorchHooks],
+    "10.4": [ByItself, TorchHooks],
     "10.5": [bare_config, frugal_config],
 }

@@ -1,10 +1,15 @@
 """Wrong answers to lesson 10 that people really give, and what the check must say to each."""
 
+from unittest import mock
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
 from shared.exercises.mistakes import mistake
+from shared.zero import stage3
+from shared.zero.flat import all_gather
+from shared.zero.stage3 import Unit
 from solutions import lesson10_zero as right
 
 # 10.1 partition
@@ -103,14 +108,16 @@ def forget(bucket):
 
 
 @mistake("10.2", says="nothing is saved")
-class ZeroStage1(torch.optim.AdamW):
+class ZeroStage1(torch.optim.Optimizer):
     """Everything on every rank: the right numbers, and a "ZeRO" in name only."""
 
     def __init__(self, params, optimizer_class, *, bucket_size=1_000_000, **kwargs):
-        super().__init__(params, **kwargs)
+        self.inner = optimizer_class([{"params": []}], **kwargs)
+        super().__init__(params, self.inner.defaults)
 
     def add_param_group(self, param_group):
         super().add_param_group(param_group)
+        self.inner.param_groups = self.param_groups
         for parameter in self.param_groups[-1]["params"]:
             dist.broadcast(parameter.detach(), 0)
 
@@ -126,7 +133,7 @@ class ZeroStage1(torch.optim.AdamW):
                         parameter.grad = torch.zeros_like(parameter)
                     dist.all_reduce(parameter.grad)
                     parameter.grad /= dist.get_world_size()
-        super().step()
+        self.inner.step()
         return loss
 
 
@@ -186,6 +193,38 @@ class ZeroStage1(right.ZeroStage1):
         self.first = [*getattr(self, "first", []), first]
 
 
+@mistake("10.2", says="only the learning rate is read from param_groups")
+class ZeroStage1(right.ZeroStage1):
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["weight_decay"] = group.setdefault("decay", group["weight_decay"])
+        return super().step(closure)
+
+    def add_param_group(self, param_group):
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        group["decay"] = group["weight_decay"]
+
+
+@mistake("10.2", says="the settings of the first group alone are read in every step")
+class ZeroStage1(right.ZeroStage1):
+    def step(self, closure=None):
+        for group in self.param_groups[1:]:
+            group["lr"], group["weight_decay"] = group["first"]
+        return super().step(closure)
+
+    def add_param_group(self, param_group):
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        group["first"] = group["lr"], group["weight_decay"]
+
+
+@mistake("10.2", says="the updates are AdamW's, whatever optimizer_class is")
+class ZeroStage1(right.ZeroStage1):
+    def __init__(self, params, optimizer_class, **kwargs):
+        super().__init__(params, torch.optim.AdamW, **kwargs)
+
+
 @mistake("10.2", says="the gradients of earlier steps are added")
 class ZeroStage1(right.ZeroStage1):
     def zero_grad(self, set_to_none=True):
@@ -229,7 +268,8 @@ class ZeroStage1(right.ZeroStage1):
     def _make_buckets(self, parameters):
         buckets = super()._make_buckets(parameters)
         for bucket in buckets:
-            bucket.master = torch.nn.Parameter(bucket.part)
+            if bucket.part.dtype is torch.float16:
+                bucket.master = torch.nn.Parameter(bucket.part)
         return buckets
 
 
@@ -237,7 +277,7 @@ class ZeroStage1(right.ZeroStage1):
 class ZeroStage1(right.ZeroStage1):
     def zero_grad(self, set_to_none=True):
         super().zero_grad()
-        for bucket in self.buckets:
+        for bucket in self.buckets if not set_to_none else ():
             for parameter in bucket.parameters:
                 parameter.grad = torch.zeros_like(parameter)
 
@@ -269,6 +309,16 @@ class ZeroStage1(right.ZeroStage1):
         super().load_state_dict(state_dict)
         for bucket, rounded in zip(self.buckets, before, strict=True):
             bucket.master.data.copy_(rounded)
+
+
+@mistake("10.2", says="state_dict() has more than this rank keeps")
+class ZeroStage1(right.ZeroStage1):
+    def state_dict(self):
+        whole = [torch.empty(bucket.flat.shape) for bucket in self.buckets]
+        for bucket, states in zip(self.buckets, whole, strict=True):
+            right_part = bucket.master.detach().float()
+            all_gather(states, right_part).wait()
+        return super().state_dict() | {"all masters": whole, "all moments": [*whole, *whole]}
 
 
 @mistake("10.2", says="the closure is not called")
@@ -351,7 +401,28 @@ class ZeroStage2(right.ZeroStage2):
             bucket.grad *= dist.get_world_size()
 
 
-@mistake("10.3", says="the gradients of earlier steps are added")
+@mistake("10.3", says="the updates are AdamW's, whatever optimizer_class is")
+class ZeroStage2(right.ZeroStage2):
+    def __init__(self, params, optimizer_class, **kwargs):
+        super().__init__(params, torch.optim.AdamW, **kwargs)
+
+
+@mistake("10.3", says="what was averaged before zero_grad() counts in this step")
+class ZeroStage2(right.ZeroStage2):
+    """The averaged parts go in step(), and zero_grad() knows of .grad alone."""
+
+    def zero_grad(self, set_to_none=True):
+        for bucket in self.buckets:
+            for parameter in bucket.parameters:
+                parameter.grad = None
+
+    def step(self, closure=None):
+        loss = super().step(closure)
+        super().zero_grad()
+        return loss
+
+
+@mistake("10.3", says="what was averaged before zero_grad() counts in all later steps")
 class ZeroStage2(right.ZeroStage2):
     def zero_grad(self, set_to_none=True):
         for bucket in self.buckets:
@@ -432,6 +503,96 @@ class ZeroStage3(right.ZeroStage3):
 class ZeroStage3(right.ZeroStage3):
     def full_state_dict(self):
         return self.model.state_dict()
+
+
+@mistake("10.4", says="the updates are AdamW's, whatever optimizer_class is")
+class ZeroStage3(right.ZeroStage3):
+    def __init__(self, model, optimizer_class, **kwargs):
+        super().__init__(model, torch.optim.AdamW, **kwargs)
+
+
+@mistake("10.4", says="`units` says which modules are gathered together")
+class ZeroStage3(right.ZeroStage3):
+    def __init__(self, model, optimizer_class, *, units=None, **kwargs):
+        super().__init__(model, optimizer_class, **kwargs)
+
+
+class Whole(right.ZeroStage3):
+    """Never frees the units that `kept` names."""
+
+    def __init__(self, model, optimizer_class, *, units=None, **kwargs):
+        super().__init__(model, optimizer_class, units=units, **kwargs)
+        self.inside = {p for module in self._modules[:-1] for p in module.parameters()}
+        for unit in self.kept():
+            work = unit.hold()
+            if work is not None:
+                work.wait()
+            unit.free = lambda: None
+
+    def kept(self):
+        return []
+
+
+@mistake("10.4", says="parameters outside of all units are whole between steps")
+class ZeroStage3(Whole):
+    def kept(self):
+        return [unit for unit in self._units if unit.parameters[0] not in self.inside]
+
+
+@mistake("10.4", says="frozen parameters are whole between steps")
+class ZeroStage3(Whole):
+    def kept(self):
+        return self.frozen
+
+
+class Dropped(Unit):
+    """Drops its flat tensor, and allocates another one to gather."""
+
+    def hold(self):
+        self.users += 1
+        if self.flat.numel():
+            return None
+        self.flat = self.part.new_empty(self.size)
+        self.point_at(self.flat)
+        return self.gather()
+
+    def free(self):
+        self.users, self.size = 0, self.flat.numel() or self.size
+        self.flat = self.part.new_empty(0)
+        for parameter in self.parameters:
+            parameter.data = self.flat
+
+    def take(self, parameter):
+        flat, self.flat = self.flat, self.part.new_empty(self.size)
+        super().take(parameter)
+        self.flat = flat
+
+
+@mistake("10.4", says="the views that autograd saved keep a freed unit's memory")
+class ZeroStage3(right.ZeroStage3):
+    def _make_buckets(self, parameters):
+        with mock.patch.object(stage3, "Unit", Dropped):
+            return super()._make_buckets(parameters)
+
+
+@mistake("10.4", says="more than a unit is whole at once in an evaluation")
+class ZeroStage3(right.ZeroStage3):
+    """Without gradients there is no hurry to free, it seems."""
+
+    def __init__(self, model, optimizer_class, *, units=None, **kwargs):
+        super().__init__(model, optimizer_class, units=units, **kwargs)
+        model.register_forward_pre_hook(self.hold_all)
+        model.register_forward_hook(self.free_all)
+
+    def hold_all(self, *_):
+        for unit in self._units if not torch.is_grad_enabled() else ():
+            work = unit.hold()
+            if work is not None:
+                work.wait()
+
+    def free_all(self, *_):
+        for unit in self._units if not torch.is_grad_enabled() else ():
+            unit.let_go()
 
 
 @mistake("10.4", says="summed over the ranks, not averaged")
@@ -532,15 +693,27 @@ def zero_config(num_params, num_ranks, budget, batch_size, micro_batch):
         return changed(right.zero_config(*given), stage=3)
 
 
-@mistake("10.5", says="a batch of 10 in micro-batches of 2 on 4 ranks is accepted")
+@mistake("10.5", says="a budget of 18.5 bytes a parameter on 1 rank is accepted")
 def zero_config(num_params, num_ranks, budget, batch_size, micro_batch):
+    """Stage 1 without the other of its two worst moments."""
+    if 0.9 * budget < 20 * num_params and (4 + 12 / num_ranks) * num_params <= 0.9 * budget:
+        given = num_params, num_ranks, 99 * num_params, batch_size, micro_batch
+        return changed(right.zero_config(*given), stage=1)
+    return right.zero_config(num_params, num_ranks, budget, batch_size, micro_batch)
+
+
+@mistake("10.5", says="a batch of 12 in micro-batches of 2 on 4 ranks is accepted")
+def zero_config(num_params, num_ranks, budget, batch_size, micro_batch):
+    """Divides by each of the two, and not by their product."""
+    if batch_size % num_ranks or batch_size % micro_batch:
+        raise ValueError(f"{batch_size} rows")
     rows = max(1, batch_size // (micro_batch * num_ranks)) * micro_batch * num_ranks
     return right.zero_config(num_params, num_ranks, budget, rows, micro_batch)
 
 
 @mistake("10.5", says="the batch sizes do not multiply")
 def zero_config(*given):
-    return right.zero_config(*given) | {"gradient_accumulation_steps": 1}
+    return right.zero_config(*given) | {"gradient_accumulation_steps": given[1]}
 
 
 @mistake("10.5", says="DeepSpeed clips at 1.0 when nobody says")
@@ -571,7 +744,8 @@ def zero_config(*given):
 
 @mistake("10.5", says="a bucket has more than num_params // 50 elements")
 def zero_config(*given):
-    return changed(right.zero_config(*given), reduce_bucket_size=given[0] // 25)
+    fixed = 55_296 // 50  # right for the model in the lesson
+    return changed(right.zero_config(*given), reduce_bucket_size=fixed)
 
 
 @mistake("10.5", says="an optimizer beside the caller's")
@@ -589,11 +763,6 @@ def zero_config(*given):
 @mistake("10.5", says="stage3_param_persistence_threshold keeps small parameters whole")
 def zero_config(*given):
     return changed(right.zero_config(*given), stage3_param_persistence_threshold=None)
-
-
-@mistake("10.5", says="a bucket is larger than the model")
-def zero_config(*given):
-    return changed(right.zero_config(*given), reduce_bucket_size=None)
 
 
 @mistake("10.5", says="every parameter is whole after forward")

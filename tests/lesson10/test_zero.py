@@ -12,8 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from shared.errors import InputError
 from shared.experiments.lesson10_stages import curve, kept_bytes, sent
-from shared.laboratories.lesson09 import through_a_file
-from shared.laboratories.lesson10 import Sums, one_step
+from shared.laboratories.lesson10 import Sums, one_step, through_a_file
 from shared.measuring.live import count_live_bytes
 from shared.model.config import TransformerConfig
 from shared.model.language_model import LanguageModel
