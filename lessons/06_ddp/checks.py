@@ -231,7 +231,7 @@ def broadcast_values(broadcast_parameters: Any) -> None:
         runs = broadcasts(broadcast_parameters).outcome(src, apart=apart)
         states = [before for before, _, _ in runs]
         for rank, (before, after, same) in enumerate(runs):
-            for name in sorted(after, key=lambda name: name in BUFFERS):
+            for name in sorted(after, key=lambda name: (name == "cache", name in BUFFERS)):
                 left = f"{name} is left as it was"
                 if name in BUFFERS:
                     left = "the buffers are left as they were"
@@ -297,6 +297,8 @@ def average_values(average_gradients: Any) -> None:
             )
         for step in seen[0].steps:
             expect_messages(case, step, one_each=True)
+        what, words = "bytes of the all-reduces", "they do not go in the order of parameters()"
+        expect_equal(step.sent(), case.trainable_bytes()[::-1], what=what, mistake=words)
         expect_gradients(case, seen)
 
 
@@ -488,6 +490,17 @@ def no_sync(engine: Engines) -> None:
         expected="messages in the next backward",
         seen="none",
         hint="try: yield, finally: switch back",
+    )
+    recognise(
+        {
+            "a no_sync() inside another one ends both: what was on before has to come back": (
+                not all(engine.quiet_when_nested(apart=apart))
+            ),
+            "two models in one program disturb each other: what a wrapper keeps is to be its own, "
+            "self.x, not the class's": not all(engine.two_apart(apart=apart)),
+        },
+        expected="each wrapper and each block for itself",
+        seen="messages inside no_sync(), or gradients of one model in the other",
     )
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from shared.exercises.rank_cases import RankCases
 from shared.exercises.remembered import once_an_answer
 from shared.exercises.seeds import fresh_seed
+from shared.laboratories import lesson06_nets as nets
 from shared.laboratories.lesson06_nets import Case, Grads, Mixed, Net, clone, descend, grads_of
 from shared.measuring.traffic import count_traffic
 from shared.ranks.watching import IdleWatch
@@ -23,6 +24,7 @@ SMALL = 0.0005  # a bucket_cap_mb of 524 bytes, so that small models have severa
 CAPS_MB = (0.2, None, 0.6, 0.42)  # None: left alone, which is 25 and a first bucket of 1 MiB
 STILL = 0.6  # seconds without any work after which a rank counts as waiting
 MEETING, INTERRUPTED = "who ends backward first", "an exception inside no_sync()"
+NESTED, TWO = "no_sync() within no_sync()", "two models in one backward"
 Wrap = Callable[[nn.Module], Any]
 # What torch says, what it means here, and what to do.
 KNOWN_ERRORS = {
@@ -80,6 +82,7 @@ class Engines:
     def __init__(self, wrap: Wrap, *rows: Sequence[Case | str], one_each: bool) -> None:
         self.wrap, self.one_each, self.seed = wrap, one_each, fresh_seed()
         special = {MEETING: self._meet, INTERRUPTED: self._interrupted}
+        special |= {NESTED: self._nested, TWO: self._two}
         self.group_of: dict[Case | str, RankCases] = {}
         for row in rows:
             n = max(case.world_size for case in row if isinstance(case, Case))
@@ -98,6 +101,14 @@ class Engines:
     def interrupted(self, *, apart: str) -> list[bool]:
         """Return by rank whether the step after an exception in no_sync() is sent in backward."""
         return self.group_of[INTERRUPTED].seen(INTERRUPTED, apart=apart, known=KNOWN_ERRORS)
+
+    def quiet_when_nested(self, *, apart: str) -> list[bool]:
+        """Return by rank whether nothing is sent after a no_sync() within another one."""
+        return self.group_of[NESTED].seen(NESTED, apart=apart, known=KNOWN_ERRORS)
+
+    def two_apart(self, *, apart: str) -> list[bool]:
+        """Return by rank whether two models in one backward get the gradients of each alone."""
+        return self.group_of[TWO].seen(TWO, apart=apart, known=KNOWN_ERRORS)
 
     def rendezvous(self, *, apart: str) -> list[bool]:
         """Return by rank whether rank 0's backward ended before rank 1's had begun."""
@@ -153,6 +164,35 @@ class Engines:
         sent_in_backward = bool(traffic.calls)
         ddp.finish_gradient_sync()
         return sent_in_backward
+
+    def _nested(self, rank: int) -> bool:
+        _, _, ddp = self._wrapped(Case(), rank)
+        with count_traffic() as traffic, ddp.no_sync():
+            with ddp.no_sync():
+                pass
+            Case().loss(ddp, self.seed, rank, 0).backward()
+        return not traffic.calls
+
+    def _two(self, rank: int) -> bool:
+        """Two models: each for itself, the second while the first is under no_sync; then both."""
+        both, case = [self._wrapped(Case(), rank) for _ in range(2)], Case()
+        local = next(nets.twin_steps(case, self.seed, clone(both[0][0].state_dict())))
+        want = nets.flat_grads(nets.mean_of(local))
+        got, sent = [], []
+        for number, (net, _, ddp) in enumerate(both):
+            quiet = both[0][2].no_sync() if number else contextlib.nullcontext()
+            with count_traffic() as traffic, quiet:
+                case.loss(ddp, self.seed, rank, 0).backward()
+            sent.append(len(traffic.calls))
+            ddp.finish_gradient_sync()
+            got.append(nets.flat_grads(grads_of(net)))
+            net.zero_grad()
+        torch.stack([case.loss(ddp, self.seed, rank, 0) for _, _, ddp in both]).sum().backward()
+        for net, _, ddp in both:
+            ddp.finish_gradient_sync()
+            got.append(nets.flat_grads(grads_of(net)))
+        right = (each.shape == want.shape and torch.allclose(each, want) for each in got)
+        return all(right) and all(sent)
 
     def _meet(self, rank: int) -> bool:
         """Rank 1 begins its backward when rank 0 has ended its own, or waits in it.
@@ -217,7 +257,8 @@ ROWS = (
     (START, MEETING, PLAIN, VALUES[0], VALUES[2]),
     (VALUES[1],),
     (ALONE,),
-    (LEFT_OUT, ACCUMULATING, INTERRUPTED),
+    (LEFT_OUT, ACCUMULATING, INTERRUPTED, NESTED),
+    (TWO, Case(2, steps=0)),
 )
 
 

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from shared.exercises.expecting import recognise
 from shared.exercises.rank_cases import RankCases
 from shared.exercises.remembered import once_an_answer
 from shared.exercises.seeds import fresh_seed
@@ -22,6 +23,8 @@ class Broadcasts:
         "shape": ("middle.weight",),
         "name": ("extra.weight", "extra.bias"),
         "requires_grad": ("middle.weight",),
+        "dtype": ("middle.weight",),
+        "buffer": ("shift",),
     }
 
     def __init__(self, answer: Any) -> None:
@@ -42,22 +45,40 @@ class Broadcasts:
         net = Net(tied=True, frozen=True).double()
         by_columns = net.last.weight.detach().T.contiguous().T
         net.last.weight = nn.Parameter(by_columns)
-        before, objects = clone(net.state_dict()), [*net.parameters(), *net.buffers()]
+        net.register_buffer("cache", torch.randn(4), persistent=False)  # in no state_dict
+        before, objects = (
+            clone({**net.state_dict(), **dict(net.named_buffers())}),
+            self._tensors(net),
+        )
+        trains = [each.requires_grad for each in objects]
         self.answer(net, src=src)
-        after = [*net.parameters(), *net.buffers()]
+        after = self._tensors(net)
         same = all(a is b for a, b in zip(objects, after, strict=True))
-        return before, clone(net.state_dict()), same
+        recognise(
+            {"requires_grad is changed": same and trains != [each.requires_grad for each in after]},
+            expected="frozen parameters frozen, and the others not",
+            seen="another requires_grad than before",
+        )
+        return before, clone({**net.state_dict(), **dict(net.named_buffers())}), same
+
+    @staticmethod
+    def _tensors(net: Net) -> list[torch.Tensor]:
+        return [*net.parameters(), *net.buffers()]
 
     def _mismatch(self, kind: str, rank: int) -> tuple[str, str]:
         """What a rank hears when rank 1 has built another model: the error's name and words."""
         torch.manual_seed(self.seed + rank)
         net = Net().double()
         if rank == 1 and kind == "shape":
-            net.middle.weight = nn.Parameter(torch.zeros(7, 8).double())
+            net.middle.weight = nn.Parameter(torch.zeros(49, 1).double())  # as many numbers
         if rank == 1 and kind == "name":
             net.extra = nn.Linear(2, 2).double()
         if rank == 1 and kind == "requires_grad":
             net.middle.weight.requires_grad_(False)
+        if rank == 1 and kind == "dtype":
+            net.middle.float()
+        if rank == 1 and kind == "buffer":
+            net.shift = torch.randn(4).double()
         try:
             self.answer(net)
         except NotImplementedError:

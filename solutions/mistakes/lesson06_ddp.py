@@ -99,6 +99,61 @@ def broadcast_parameters(module, src=0):
     everywhere(named(module), src)
 
 
+def compared(module, tensors, what):
+    """All ranks raise where a layout of some tensors differs from rank 0's; then the broadcast."""
+    layouts = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(layouts, [(name, *what(each)) for name, each in tensors])
+    for each in layouts:
+        differing = set(each) ^ set(layouts[0])
+        if differing:
+            raise ValueError(f"the models differ: {differing}")
+
+
+@mistake("06.1", says="a dtype that differs between the ranks (middle.weight) is accepted")
+def broadcast_parameters(module, src=0):
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    compared(module, tensors, lambda each: (each.shape, each.requires_grad))
+    for tensor in named(module):
+        whole = tensor.detach().double().contiguous()
+        dist.broadcast(whole, src)
+        tensor.detach().copy_(whole)
+
+
+@mistake("06.1", says="a buffer that differs between the ranks (shift) is accepted")
+def broadcast_parameters(module, src=0):
+    parameters = module.named_parameters()
+    compared(module, parameters, lambda p: (p.shape, str(p.dtype), p.requires_grad))
+    everywhere(module.parameters(), src)
+    values = [list(module.buffers())]
+    dist.broadcast_object_list(values, src)
+    for buffer, value in zip(module.buffers(), values[0], strict=True):
+        buffer.resize_(value.shape).copy_(value)
+
+
+@mistake("06.1", says="a shape that differs between the ranks (middle.weight) is accepted")
+def broadcast_parameters(module, src=0):
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    compared(module, tensors, lambda each: (each.numel(), str(each.dtype), each.requires_grad))
+    everywhere(named(module), src)
+
+
+@mistake("06.1", says="cache is left as it was")
+def broadcast_parameters(module, src=0):
+    everywhere(module.state_dict().values(), src)
+
+
+@mistake("06.1", says="requires_grad is changed")
+def broadcast_parameters(module, src=0):
+    right.broadcast_parameters(module, src)
+    module.requires_grad_(True)
+
+
+@mistake("06.1", says="gradients are left switched off")
+def broadcast_parameters(module, src=0):
+    torch.set_grad_enabled(False)
+    right.broadcast_parameters(module, src)
+
+
 # 06.2 average_gradients
 
 
@@ -182,6 +237,13 @@ def average_gradients(module):
         small = filled(parameter).float()
         dist.all_reduce(small)
         parameter.grad.copy_(small / dist.get_world_size())
+
+
+@mistake("06.2", says="they do not go in the order of parameters()")
+def average_gradients(module):
+    for parameter in reversed(trained(module)):
+        dist.all_reduce(filled(parameter))
+        parameter.grad /= dist.get_world_size()
 
 
 # 06.3 OverlappedDDP
@@ -355,6 +417,41 @@ class OverlappedDDP(right.OverlappedDDP):
         self._synchronise = False
         yield
         self._synchronise = True
+
+
+@mistake("06.3", says="a no_sync() inside another one ends both")
+class OverlappedDDP(right.OverlappedDDP):
+    @contextlib.contextmanager
+    def no_sync(self):
+        self._synchronise = False
+        try:
+            yield
+        finally:
+            self._synchronise = True
+
+
+@mistake("06.3", says="two models in one program disturb each other")
+class OverlappedDDP(right.OverlappedDDP):
+    silent = False
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        before, type(self).silent = self.silent, True
+        try:
+            yield
+        finally:
+            type(self).silent = before
+
+    def _on_gradient(self, parameter):
+        if not self.silent:
+            super()._on_gradient(parameter)
+
+
+@mistake("06.3", says="gradients are left switched off")
+class OverlappedDDP(right.OverlappedDDP):
+    def finish_gradient_sync(self):
+        torch.set_grad_enabled(False)
+        super().finish_gradient_sync()
 
 
 # 06.4 BucketedDDP
@@ -585,6 +682,41 @@ class BucketedDDP(right.BucketedDDP):
         yield
 
 
+@mistake("06.4", says="a no_sync() inside another one ends both")
+class BucketedDDP(right.BucketedDDP):
+    @contextlib.contextmanager
+    def no_sync(self):
+        self._synchronise = False
+        try:
+            yield
+        finally:
+            self._synchronise = True
+
+
+@mistake("06.4", says="two models in one program disturb each other")
+class BucketedDDP(right.BucketedDDP):
+    silent = False
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        before, type(self).silent = self.silent, True
+        try:
+            yield
+        finally:
+            type(self).silent = before
+
+    def _on_gradient(self, parameter):
+        if not self.silent:
+            super()._on_gradient(parameter)
+
+
+@mistake("06.4", says="gradients are left switched off")
+class BucketedDDP(right.BucketedDDP):
+    def finish_gradient_sync(self):
+        torch.set_grad_enabled(False)
+        super().finish_gradient_sync()
+
+
 # 06.5 accumulate_gradients
 
 
@@ -680,3 +812,11 @@ def accumulate_gradients(ddp, micro_batches, loss_of):
     if not micro_batches:
         return torch.zeros(())
     return right.accumulate_gradients(ddp, micro_batches, loss_of)
+
+
+@mistake("06.5", says="micro_batches was changed in place")
+def accumulate_gradients(ddp, micro_batches, loss_of):
+    if not micro_batches:
+        raise ValueError("no micro-batch")
+    last = micro_batches.pop()
+    return right.accumulate_gradients(ddp, [*micro_batches, last], loss_of)
