@@ -28,7 +28,7 @@ ALLOWED = re.compile(
     r"shared\.(?:errors|laboratories|measuring|ranks|model\.config|data\.(?:sampling|batching)|"
     r"experiments\.lesson10_deepspeed|fault_tolerance\.(?:fitting|state)|"
     r"exercises\.(?:checks|comparing|expecting|on_ranks|"
-    r"rank_cases|remembered|seeds|stand_in|wrong))\b"
+    r"properties|rank_cases|remembered|seeds|stand_in|wrong))\b"
 )
 
 
