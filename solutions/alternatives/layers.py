@@ -47,7 +47,7 @@ class NormByLengths(nn.Module):
         """Row by row, of a matrix."""
         rows = x.reshape(-1, self.d_model)
         rows = rows - rows.sum(dim=1, keepdim=True) / self.d_model
-        squares = torch.einsum("nd,nd->n", rows, rows) / self.d_model
+        squares = torch.einsum("ij,ij->i", rows, rows) / self.d_model
         rows = rows / torch.sqrt(squares + self.eps)[:, None]
         return (rows @ torch.diag(self.weight) + self.bias).view_as(x)
 
