@@ -177,6 +177,8 @@ def atomic_kill(write_atomically: Any, folder: Path) -> None:
 @in_a_folder
 def atomic_order(write_atomically: Any, folder: Path) -> None:
     path = files.old_file_in(folder)
+    beside = path.with_name("another.pt")
+    beside.write_text("the best so far")
     order = files.order_of(path, partial(write_atomically, path, some_content(2)))
     events, unflushed = order.events, order.flushed is None
     recognise(
@@ -201,6 +203,8 @@ def atomic_order(write_atomically: Any, folder: Path) -> None:
         "os.open(folder, os.O_RDONLY)",
     )
     expect_equal(files.value_in(path), "the value 2", what="the file afterwards")
+    words = "a file beside it is removed, which belongs to somebody else"
+    expect(beside.exists(), mistake=words, expected=f"{beside.name} as it was", seen="no such file")
 
 
 @exercise_08_1a.check("a full disk and a folder that cannot be")
@@ -263,6 +267,9 @@ def random_continue(random_states: Any) -> None:
     moved = {f"{name}{words}": again[name] != after[name] for name in after}
     hint = "was a number drawn, or a seed set, before the state was taken?"
     recognise(moved, expected="the numbers that came next", seen="others", hint=hint)
+    words = "asked once more, it says where the generators stood the first time"
+    same = equal(random_states(), states)
+    expect(not same, mistake=words, expected="where they stand now", seen="the states of before")
 
 
 @exercise_08_1b.check("a file with it can be read back, and taking it changes nothing")
@@ -369,11 +376,18 @@ def save_failure(save_checkpoint: Any, folder: Path) -> None:
 @exercise_08_1c.check("old checkpoints go, but never too early")
 @in_a_folder
 def save_keep(save_checkpoint: Any, folder: Path) -> None:
-    state, steps_in = toy(1), files.steps_in
-    kept = ([1], [1, 2], [2, 3], [3, 4], [3, 4, 5])
-    for keep, want in zip([{}, {}, {}, {}, {"keep": 3}], kept, strict=True):
+    state, steps_in, best = toy(1), files.steps_in, folder / "best.pt"
+    best.write_text("the best so far")
+    kept = ([1], [1, 2], [3], [3, 4], [4, 5], [4, 5, 6])
+    for keep, want in zip([{}, {}, {"keep": 1}, {}, {}, {"keep": 3}], kept, strict=True):
         runs.train(state, 1)
-        save_checkpoint(folder, state, **keep)
+        path = save_checkpoint(folder, state, **keep)
+        os.utime(path, (2000 - state.step, 2000 - state.step))  # copying changes the times
+        words = "best.pt is removed: only step_NNNNNNNN.pt are checkpoints of this run"
+        expect(best.exists(), mistake=words, expected="best.pt as it was", seen="no such file")
+        trains = state.model.training
+        words = "the model is left in eval(): training would continue without dropout"
+        expect(trains, mistake=words, expected="model.training", seen=f"{trains}")
         what = f"the steps in the folder after {want[-1]} saves, keep={keep.get('keep', 2)}"
         expect_equal(steps_in(folder), want, what=what)
     runs.train(state, 1)
@@ -432,9 +446,22 @@ def load_everything(load_checkpoint: Any, folder: Path) -> None:
         state, _ = runs.trained(8, fresh_seed(), wrapped=wrapped)
         path = files.write_checkpoint(folder, state)
         then, numbers, again = runs.content_of(state), runs.draw_numbers(), toy(2, wrapped=wrapped)
+        optimizer = again.optimizer
         seed_all(fresh_seed())
         got = files.load(load_checkpoint, folder, again)
         drawn = runs.draw_numbers()
+        recognise(
+            {
+                "the optimizer is replaced by another: the schedule sets the rate of the first": (
+                    again.optimizer is not optimizer
+                ),
+                "the model is left in eval(): dropout is off from here on": (
+                    not again.model.training
+                ),
+            },
+            expected="the same objects, with other values in them",
+            seen="another optimizer, or another mode",
+        )
         words = "the weights are loaded into the wrapper, whose names begin with 'module.'"
         recognise(
             {words: "module." in str(got.error)},
@@ -459,9 +486,12 @@ def load_newest(load_checkpoint: Any, folder: Path) -> None:
         runs.train(state, 4)
         paths.append(files.write_checkpoint(folder, state))
         os.utime(paths[-1], (seconds, seconds))
+    best = folder / "the_best.pt"
+    best.write_bytes(paths[0].read_bytes())
     got, hint = files.load(load_checkpoint, folder, toy(2)), "the step stands in the name"
     looks_like = {
         "the oldest is taken": paths[0],
+        "a file is taken that is not named step_NNNNNNNN.pt": best,
         "the newest is chosen by the file's time, which copying changes": paths[1],
     }
     what = "the newest checkpoint"
@@ -507,6 +537,7 @@ def load_foreign(load_checkpoint: Any, folder: Path) -> None:
         ("a checkpoint of another format", toy(1), {"format": 0}),
     ):
         files.write_checkpoint(folder, state, origin={**origin(state), **changes})
+        files.write_checkpoint(folder, other)  # older, and it would fit
         before = runs.content_of(other)
         got = files.load(load_checkpoint, folder, other)
         changed = not equal(before, runs.content_of(other))
@@ -618,6 +649,10 @@ def resume_saves(resume_training: Any) -> None:
             "the end of the run is not saved": run.saves[-1:] != [STEPS],
             "saved before the schedule is stepped: resumed from that file, every learning rate "
             "comes a step late": run.saves == want and run.rates != want,
+            "batches are drawn ahead of training: the file says that they were trained on": (
+                any(run.ahead)
+            ),
+            "saved before the step's loss is in state.losses": any(run.lacking),
         },
         expected=f"saves at {want}, the schedule stepped as often",
         seen=f"saves at {run.saves}, the schedule stepped {run.rates} times",
@@ -638,6 +673,9 @@ def resume_middle(resume_training: Any) -> None:
         seed_all(seed + 1)
         run = resumed(resume_training, WatchedRun(toy(2), snapshot))
         expect_rest(run.seen, order, len(before), done)
+        saves = [s for s in range(done + 1, STEPS + 1) if s % EVERY == 0 or s == STEPS]
+        words = "the interval is counted from the restart, not from the run's first step"
+        expect_equal(run.saves, saves, what="the steps of the saves", mistake=words)
         expect_equal(run.state.step, STEPS, what="state.step afterwards")
         same = equal(run.state.model.state_dict(), want.model.state_dict())
         expect(same, expected="the weights of the uninterrupted run, bit for bit", seen="others")

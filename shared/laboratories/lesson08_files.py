@@ -41,7 +41,7 @@ def names_in(folder: Path) -> list[str]:
 
 def steps_in(folder: Path) -> list[int]:
     """Return the steps of the files step_NNNNNNNN.pt in a folder."""
-    return [int(name[5:13]) for name in names_in(folder) if name.endswith(".pt")]
+    return [int(name[5:13]) for name in names_in(folder) if name.startswith("step_")]
 
 
 def some_content(value: int) -> dict[str, Any]:
@@ -233,7 +233,8 @@ def add_unsound(folder: Path, state: TrainingState) -> list[str]:
     torch.save({**content_of(state), "step": 9}, cut)
     cut.write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
     torch.save({"mark": MARK, "more": Intruder(folder / "ran")}, folder / "step_00000010.pt")
-    return [f"step_{step:08d}.pt" for step in (7, 8, 9, 10)]
+    torch.save({"mark": MARK, "model": {}, "step": 11}, folder / "step_00000011.pt")  # no origin
+    return [f"step_{step:08d}.pt" for step in (7, 8, 9, 10, 11)]
 
 
 @dataclass(frozen=True)

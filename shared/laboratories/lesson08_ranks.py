@@ -2,6 +2,7 @@
 
 import io
 import os
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -96,10 +97,22 @@ def save_into_a_file(rank: int, folder: Path, save: Callable[..., Any]) -> Any:
 def load_on_rank(rank: int, folder: Path, load: Callable[..., Any]) -> tuple[int, dict[str, float]]:
     """Return the step and the next numbers after a load, where only rank 0 has the folder."""
     seed_all(5)
-    state = toy(1, rank, 2)
+    state, opened = toy(1, rank, 2), []
+
+    def note(event: str, args: tuple) -> None:
+        if event == "open" and rank and str(args[0]).startswith(f"{folder}/step_"):
+            opened.append(str(args[0]))
+
+    sys.addaudithook(note)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         load(folder if rank == 0 else folder / "elsewhere", state)
+    if opened:
+        raise Wrong(
+            "rank 1 opens the file itself: on another machine it is not there",
+            expected="rank 0 reads, and sends what was in the file",
+            seen=f"rank 1 opens {Path(opened[0]).name}, the path that it was sent",
+        )
     return state.step, draw_numbers()
 
 

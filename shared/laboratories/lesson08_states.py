@@ -198,6 +198,8 @@ class WatchedRun:
     loads: int = 0
     saves: list[int] = field(default_factory=list)  # the step at each save
     rates: list[int] = field(default_factory=list)  # how far the schedule was at each save
+    ahead: list[int] = field(default_factory=list)  # samples that it was ahead of training
+    lacking: list[int] = field(default_factory=list)  # losses that were missing at each save
     stepped: list[int] = field(default_factory=list)  # how far it was at each step
     seen: list[int] = field(default_factory=list)  # the samples, in their order
     losses: Any = None  # what resume_training returned
@@ -217,9 +219,12 @@ class WatchedRun:
             set_states(self.snapshot["random"][0])
 
     def save(self, state: TrainingState) -> None:
-        """Note the step, and where the schedule stands."""
+        """Note the step, and where schedule, sampler and losses stand."""
         self.saves.append(state.step)
         self.rates.append(self.schedule_steps)
+        place = state.sampler.state_dict()
+        self.ahead.append(place["epoch"] * LENGTH + place["consumed"] - len(self.seen))
+        self.lacking.append(state.step - len(state.losses))
 
     def resume(self, resume_training: Callable[..., Any], num_steps: int = STEPS) -> str:
         """Let an answer train this run; return how far it came if it did not stop, else ""."""

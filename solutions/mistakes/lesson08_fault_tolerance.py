@@ -35,6 +35,7 @@ from shared.fault_tolerance.random_states import random_states as right_states
 from shared.fault_tolerance.random_states import set_random_states
 from shared.ranks.group import current_rank, current_world_size
 from shared.training.checkpoint_files import MARK, read_checkpoint
+from shared.training.checkpoint_files import write_atomically as right_write
 
 # 08.1a write_atomically
 
@@ -151,6 +152,22 @@ def write_atomically(path, content):
         _write_aside(path, content)
 
 
+@mistake("08.1a", says="a file beside it is removed")
+def write_atomically(path, content):
+    with _told(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    right_write(path, content)
+    for other in path.parent.iterdir():
+        if other != path:
+            other.unlink()
+
+
+@mistake("08.1a", says="content was changed in place")
+def write_atomically(path, content):
+    content["mark"] = MARK
+    right_write(path, content)
+
+
 # 08.1b random_states
 
 
@@ -180,6 +197,18 @@ def random_states():
     random.random()
     states["python"] = random.getstate()
     return states
+
+
+_asked = []
+
+
+@mistake("08.1b", says="asked once more, it says where the generators stood the first time")
+def random_states():
+    known = [each for begun, each in _asked if begun == torch.initial_seed()]
+    if not known:
+        known = [right_states()]
+        _asked.append((torch.initial_seed(), known[0]))
+    return known[0]
 
 
 # 08.1c save_checkpoint
@@ -323,6 +352,35 @@ def save_checkpoint(folder, state, keep=2):
     return path
 
 
+@mistake("08.1c", says="best.pt is removed")
+def save_checkpoint(folder, state, keep=2):
+    path = right_save(folder, state, keep)
+    for other in sorted(folder.glob("*.pt"))[:-keep]:
+        other.unlink()
+    return path
+
+
+@mistake("08.1c", says="the steps in the folder after 3 saves, keep=1")
+def save_checkpoint(folder, state, keep=2):
+    return right_save(folder, state, keep if keep > 1 else 1000)  # [:-0] is nothing at all
+
+
+@mistake("08.1c", says="the steps in the folder after 5 saves, keep=2 = [4, 5]")
+def save_checkpoint(folder, state, keep=2):
+    path = right_save(folder, state, 1000)
+    others = [each for each in checkpoints_in(folder) if each != path]
+    by_time = sorted(others, key=lambda each: each.stat().st_mtime, reverse=True)
+    for other in by_time[keep - 1 :]:
+        other.unlink(missing_ok=True)
+    return path
+
+
+@mistake("08.1c", says="the model is left in eval()")
+def save_checkpoint(folder, state, keep=2):
+    state.model.eval()
+    return right_save(folder, state, keep)
+
+
 # 08.2 load_checkpoint
 
 
@@ -428,7 +486,8 @@ def load_checkpoint(folder, state):
 def load_checkpoint(folder, state):
     def last_or_none(folder):
         try:
-            return _last(folder)
+            last = _last(folder)
+            return last if last is None or "origin" in last[1] else None
         except InputError as error:
             warnings.warn(f"{error}; beginning anew", stacklevel=2)
             return None
@@ -525,6 +584,61 @@ def load_checkpoint(folder, state):
     if current_rank() == 0 and not checkpoints_in(folder):
         return None
     return right_load(folder, state)
+
+
+@mistake("08.2", says="a file is taken that is not named step_NNNNNNNN.pt")
+def load_checkpoint(folder, state):
+    def any_name(folder):
+        others = [each for each in folder.glob("*.pt") if not each.name.startswith("step_")]
+        return (others[0], read_checkpoint(others[0])) if others else newest_sound(folder)
+
+    return _load(folder, state, choose=any_name)
+
+
+@mistake("08.2", says="rank 1 opens the file itself")
+def load_checkpoint(folder, state):
+    path = None
+    if current_rank() == 0:
+        newest = newest_sound(folder)
+        path = None if newest is None else newest[0]
+    path = from_rank_0([path])[0]
+    if path is not None:
+        content = read_checkpoint(path)
+        refuse_unless_it_fits(path, content, state)
+        put_back(content, state)
+    return path
+
+
+@mistake("08.2", says="a checkpoint of another model is accepted")
+def load_checkpoint(folder, state):
+    def newest_that_fits(folder):
+        for path in reversed(checkpoints_in(folder)):
+            try:
+                content = read_checkpoint(path)
+                if "origin" not in content:
+                    raise InputError(f"{path} has no origin")
+                refuse_unless_it_fits(path, content, state)
+                return path, content
+            except InputError as error:
+                warnings.warn(f"{path}: {error}", stacklevel=2)
+        return newest_sound(folder)
+
+    return _load(folder, state, choose=newest_that_fits)
+
+
+@mistake("08.2", says="the optimizer is replaced by another")
+def load_checkpoint(folder, state):
+    path = right_load(folder, state)
+    if path is not None:
+        state.optimizer = copy.deepcopy(state.optimizer)
+    return path
+
+
+@mistake("08.2", says="dropout is off from here on")
+def load_checkpoint(folder, state):
+    path = right_load(folder, state)
+    state.model.eval()
+    return path
 
 
 # 08.3 resume_training
@@ -679,3 +793,32 @@ def resume_training(state, take_step, *, save, **rest):
 @mistake("08.3", says="only rank 0 calls load")
 def resume_training(state, take_step, *, load, **rest):
     return right_resume(state, take_step, load=_on_rank_0(load), **rest)
+
+
+@mistake("08.3", says="batches are drawn ahead of training")
+def resume_training(state, take_step, *, load, **rest):
+    load(state)
+    return _loop(state, take_step, **rest, batches=lambda *of: list(BatchSampler(*of)))
+
+
+@mistake("08.3", says="saved before the step's loss is in state.losses")
+def resume_training(state, take_step, *, load, save, **rest):
+    def without_the_last(state):
+        last = state.losses.pop()
+        save(state)
+        state.losses.append(last)
+
+    load(state)
+    return _loop(state, take_step, save=without_the_last, **rest)
+
+
+@mistake("08.3", says="the interval is counted from the restart")
+def resume_training(state, take_step, *, load, save, interval, num_steps, **rest):
+    load(state)
+    begun = state.step
+
+    def counted(state):
+        if (state.step - begun) % interval == 0 or state.step == num_steps:
+            save(state)
+
+    return _loop(state, take_step, save=counted, interval=1, num_steps=num_steps, **rest)
