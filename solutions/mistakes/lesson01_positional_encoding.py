@@ -396,7 +396,7 @@ def rotary(x, positions):
     return x
 
 
-@mistake("01.4", says="the angles were computed in float32")
+@mistake("01.4", says="whose seven digits go into the position")
 def rotary(x, positions):
     angles = positions[..., None].float() * _frequencies(x.shape[-1]).float()
     dtype = torch.promote_types(x.dtype, torch.float32)

@@ -415,7 +415,7 @@ class MultiHeadAttention(Base):
         return super().both(None, causal, q)
 
 
-@mistake("02.5", says="causal=True is not used")
+@mistake("02.5", says="causal, fused=False, training=True")
 class MultiHeadAttention(Base):
     def forward(self, query, key, value, mask=None, causal=False):
         return super().forward(query, key, value, mask)

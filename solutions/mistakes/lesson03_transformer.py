@@ -245,7 +245,7 @@ class EncoderLayer(layers.EncoderLayer):
         del self.norm2
 
 
-@mistake("03.3", says="feed_forward does not take its dropout")
+@mistake("03.3", says="two calls of feed_forward that agree")
 class EncoderLayer(layers.EncoderLayer):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(replace(config, inner_dropout=config.dropout))
@@ -269,7 +269,7 @@ class EncoderLayer(layers.EncoderLayer):
         super().__init__(replace(config, fused=False))
 
 
-@mistake("03.3", says="something else in post-LN")
+@mistake("03.3", says="with post-LN no sub-layer's output is dropped")
 class EncoderLayer(layers.EncoderLayer):
     def residual(self, x: Tensor, norm: Any, sublayer: Any) -> Tensor:
         if self.pre:
@@ -395,7 +395,7 @@ class DecoderLayer(layers.DecoderLayer):
         self.cross_attention = self.self_attention
 
 
-@mistake("03.4", says="feed_forward does not take its dropout")
+@mistake("03.4", says="two calls of feed_forward that agree")
 class DecoderLayer(layers.DecoderLayer):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(replace(config, inner_dropout=config.dropout))
@@ -419,7 +419,7 @@ class DecoderLayer(layers.DecoderLayer):
         super().__init__(replace(config, fused=False))
 
 
-@mistake("03.4", says="something else in post-LN")
+@mistake("03.4", says="with post-LN no sub-layer's output is dropped")
 class DecoderLayer(layers.DecoderLayer):
     def residual(self, x: Tensor, norm: Any, sublayer: Any) -> Tensor:
         if self.pre:
@@ -445,16 +445,6 @@ class DecoderLayer(layers.DecoderLayer):
 class DecoderLayer(layers.DecoderLayer):
     def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor | None = None) -> Tensor:
         return super().forward(x, memory.detach(), memory_mask)
-
-
-@mistake("03.4", says="decoder layer with a padded memory, training")
-class DecoderLayer(layers.DecoderLayer):
-    kept: Any = None
-
-    def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor | None = None) -> Tensor:
-        if self.kept is None or self.kept.shape != memory.shape:
-            self.kept = memory
-        return super().forward(x, self.kept, memory_mask)
 
 
 @mistake("03.5", says="not multiplied by sqrt(d_model)")

@@ -70,11 +70,6 @@ def broadcast_parameters(module, src=0):
         everywhere(named(module), src)
 
 
-@mistake("06.1", says="a shape that differs between the ranks")
-def broadcast_parameters(module, src=0):
-    everywhere(named(module), src)
-
-
 def layouts_of(module):
     """The names and shapes of every rank's parameters."""
     layouts = [[] for _ in range(dist.get_world_size())]

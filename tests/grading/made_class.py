@@ -140,7 +140,7 @@ def make_class() -> list[Student]:
     some_of_01 = {
         **mistake("01.1", "computed in float32"),
         **mistake("01.2", "plain attribute"),
-        **mistake("01.3", "moves backwards"),
+        **mistake("01.3", "moves backwards", Outcome.WRONG),
         **mistake("01.4", "the pairs are (i, i + K / 2)"),
     }
     begun = {**stub("01.3"), **stub("01.4")}
@@ -150,7 +150,7 @@ def make_class() -> list[Student]:
         **mistake("02.5", "keys and values are taken from the query"),
     }
     more_of_02 = {
-        **mistake("02.1", "not scaled", Outcome.WRONG),
+        **mistake("02.1", "not scaled"),
         **mistake("02.2", "one dim short", Outcome.WRONG),
         **mistake("02.3", "sees the words after it"),
         **mistake("02.5", "the mask is not used"),
