@@ -341,8 +341,9 @@ def expect_worst(stage, one, n, weights, grads) -> None:
         ):
             expect(
                 at[f"most in {name}"] <= base + room,
-                mistake=f"more than a unit is whole at once in {name}"
-                + ": `units` says which modules are gathered together" * (one.outside > 0),
+                mistake="`units` says which modules are gathered together: more is whole at once"
+                if one.outside > 0
+                else f"more than a unit is whole at once in {name}",
                 expected=f"at most {room} bytes beside the parts, whenever something is sent",
                 seen=f"{at[f'most in {name}'] - base} bytes on {n} ranks",
                 hint="gather before a unit computes, free after it; in backward once more",

@@ -26,17 +26,19 @@ def hypotheses_in_heaps(
         cache = model.start_cache(model.encode(src, mask), mask)
         cache = cache.select(torch.tensor([b for b in range(B) for _ in range(k)]))
         living = [[(0.0, ())] + [(-math.inf, ())] * (k - 1) for _ in range(B)]
-        done = [[] for _ in range(B)]
+        done, over = [[] for _ in range(B)], [False] * B
         for n in range(1, max_len + 1):
             last = [words[-1] if words else bos_id for beam in living for _, words in beam]
             logits = model.step(torch.tensor(last), cache)
             log_p = F.log_softmax(logits.double(), dim=-1).view(B, k, -1).tolist()
             rows = []
             for b in range(B):
-                beam, parents = grown(living[b], done[b], log_p[b], k, eos_id, pad_id)
+                parents = range(k)
+                if not over[b]:
+                    living[b], parents = grown(living[b], done[b], log_p[b], k, eos_id, pad_id)
+                    over[b] = decided(living[b], done[b], k, n, max_len, length_penalty)
                 rows += [b * k + parent for parent in parents]
-                living[b] = beam
-            if all(decided(living[b], done[b], k, n, max_len, length_penalty) for b in range(B)):
+            if all(over):
                 break
             cache = cache.select(torch.tensor(rows))
     best = [chosen(living[b], done[b], length_penalty) for b in range(B)]
@@ -109,11 +111,11 @@ def sorted_tables(
         sums, flat = (total[:, None] + log_p).view(B, -1).sort(dim=-1, descending=True, stable=True)
         parents, tokens, totals = [], [], []
         for b in range(B):
-            living = 0
+            living, over = 0, count[b] >= k
             ranked = zip(sums[b].tolist(), flat[b].tolist(), strict=True)
             for rank, (value, place) in enumerate(ranked):
                 parent, token = b * k + place // V, place % V
-                if token == eos_id and rank < k and value > -math.inf:
+                if token == eos_id and rank < k and value > -math.inf and not over:
                     score, count[b] = value / ((5 + n) / 6) ** length_penalty, count[b] + 1
                     if score > best[b][0]:
                         best[b] = score, [*words[parent, 1:].tolist(), eos_id]
