@@ -1,38 +1,56 @@
-"""What every lesson's script shares: flags, presets, a progress bar, metrics, clean failure."""
+"""What every lesson's script shares: flags, presets, what comes before the first step, errors."""
 
 import argparse
+import contextlib
+import fcntl
 import json
+import math
 import os
+import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import torch
+from torch.distributed.elastic.multiprocessing.errors import record
 from tqdm import tqdm
 
+from shared.data.corpora import ParallelCorpus, load_corpus
+from shared.data.text import TextCorpus, load_text
 from shared.errors import InputError, NoGroup
+from shared.exercises.mine import put_mine_in_place
 from shared.exercises.notebook import NotSolved
+from shared.ranks.agreement import agree_on, fingerprint, gathered
 from shared.ranks.group import Rank
 
 ROOT = Path(__file__).resolve().parent.parent
 PRESETS = ("tiny", "small", "large")
+OF_A_MACHINE = {"out", "device"}  # arguments that may differ from one machine to the next
 T = TypeVar("T")
-_started = time.perf_counter()
 
 
 def lesson_parser(
-    lesson: str, description: str | None, *, dataset: str | None = None
+    lesson: str,
+    description: str | None,
+    *,
+    dataset: str | None = None,
+    text: str | None = None,
+    precision: bool = False,
+    clip: bool = False,
 ) -> argparse.ArgumentParser:
     """The parser with the flags that all scripts have; add the lesson's own to it.
 
     `lesson` is the folder's name and the default folder under runs/. `dataset`, when given, is
-    the default of a `--dataset` flag; `--empty` says what to do with half pairs in it.
+    the default of a `--dataset` flag of sentence pairs, with what belongs to it; `text` is that
+    of one for a language model. `precision` adds `--precision`, which `autocast` reads, and
+    `clip` adds `--max-norm`: infinite, since the recipes and the scores that we give clip nothing.
     """
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.set_defaults(lesson=lesson)
     parser.add_argument("--preset", choices=PRESETS, help="size (small on a CPU, large on a GPU)")
     parser.add_argument("--steps", type=positive_int, help="training steps (the preset's)")
     parser.add_argument("--seed", type=int, default=0, help="seed of all randomness (0)")
@@ -44,7 +62,27 @@ def lesson_parser(
         parser.add_argument("--dataset", default=dataset, help=f"data ({dataset})")
         what = "pairs with an empty side: refuse the data, or leave them out (error)"
         parser.add_argument("--empty", choices=("error", "drop"), default="error", help=what)
+        for side, default in (("source", "en"), ("target", "de")):
+            what = f"{side} language: the ending of the data's files or its column ({default})"
+            parser.add_argument(f"--{side}", default=default, help=what)
+    if text is not None:
+        what = f"stdlib, wikitext-2 or a folder of text ({text})"
+        parser.add_argument("--dataset", default=text, help=what)
+    if precision:
+        what = "bf16: matrix products in bfloat16, by autocast (bf16 on a GPU, fp32 on a CPU)"
+        parser.add_argument("--precision", choices=("fp32", "bf16"), help=what)
+    if clip:
+        what = "cut longer gradients, all parameters together, to this length (never)"
+        parser.add_argument("--max-norm", type=positive_float, default=math.inf, help=what)
     return parser
+
+
+def positive_float(text: str) -> float:
+    """An argparse type for lengths; raises ArgumentTypeError with the value that was given."""
+    with contextlib.suppress(ValueError):
+        if float(text) > 0:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"must be a number above 0, got {text!r}")
 
 
 def positive_int(text: str) -> int:
@@ -55,31 +93,104 @@ def positive_int(text: str) -> int:
 
 
 def choose_preset(args: argparse.Namespace, device: torch.device, presets: Mapping[str, T]) -> T:
-    """The preset that was asked for, or the one that fits the device."""
-    return presets[args.preset or ("large" if device.type == "cuda" else "small")]
+    """The preset that was asked for, or the one that fits the device; its name goes into `args`."""
+    args.preset = args.preset or ("large" if device.type == "cuda" else "small")
+    return presets[args.preset]
+
+
+def prepare(args: argparse.Namespace, rank: Rank, names: dict[str, Any]) -> None:
+    """What comes before a script does anything: one command, one folder, the answers that run.
+
+    The ranks agree on their arguments; rank 0 takes `--out` for itself; with `--mine` the
+    learner's answers take the place of the exercises that the script imports, whose `globals()`
+    is `names`. Raises InputError when the ranks were given different arguments or answers, when
+    the folder cannot be written or another run writes to it, and for answers that do not run.
+    """
+    agree_on_arguments(args)
+    if rank.is_main:
+        take_folder(args.out)
+    args.answers = put_mine_in_place(args.lesson[:2], names, mine=args.mine)
+    agree_on("their answers", args.answers, "give every machine the same notebook")
+    if rank.is_main and "mine" in args.answers.values():
+        whose = ", ".join(f"{id} {what}" for id, what in args.answers.items())
+        print(f"answers: {whose}", flush=True)
+
+
+def agree_on_arguments(args: argparse.Namespace) -> None:
+    """Raise InputError on every rank, naming the flag, unless all were given the same."""
+    own = {key: str(value) for key, value in vars(args).items() if key not in OF_A_MACHINE}
+    everyone = gathered(own)
+    for key in own:
+        if any(other[key] != everyone[0][key] for other in everyone):
+            agree_on(f"--{key.replace('_', '-')}", own[key], "start the same command everywhere")
+
+
+def load_same_corpus(args: argparse.Namespace, max_train: int | None = None) -> ParallelCorpus:
+    """Load `--dataset`; raises InputError on every rank unless all of them read the same."""
+    corpus = load_corpus(args.dataset, args.source, args.target, args.empty, max_train)
+    args.data = fingerprint(text for pair in corpus.train for text in pair)
+    agree_on("their training data", args.data, "give every machine the same files")
+    return corpus
+
+
+def load_same_text(args: argparse.Namespace) -> TextCorpus:
+    """Load the text of `--dataset`; raises InputError on every rank unless all read the same."""
+    corpus = load_text(args.dataset)
+    args.data = fingerprint([corpus.train])
+    agree_on("their training text", args.data, "give every machine the same files")
+    return corpus
+
+
+def autocast(args: argparse.Namespace, device: torch.device) -> torch.autocast:
+    """The context in which a forward and its loss run, by `--precision`.
+
+    Raises InputError for bf16 on a CPU, unless `--device cpu` says that the CPU is meant: most are
+    slower with it than with float32 (lesson 09 measures this one).
+    """
+    on_cpu = device.type == "cpu"
+    if args.precision is None:
+        args.precision = "fp32" if on_cpu else "bf16"
+    if on_cpu and args.precision == "bf16" and args.device != "cpu":
+        raise InputError(
+            "--precision bf16 on a CPU: most CPUs are slower with it than in fp32; add --device cpu"
+            " if you mean it"
+        )
+    return torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16")
 
 
 def run_script(main: Callable[[], None]) -> None:
     """Run a script's main; a user's mistake is one line on stderr and exit status 2.
 
-    So is an exercise that a learner's own answer uses and nobody solved. Only rank 0 says it, since
-    all ranks were given the same; a rank that did not meet the others speaks for itself. Ctrl-C
-    ends with status 130.
+    So is an exercise that a learner's own answer uses and nobody solved. The first rank of each
+    machine says it; a rank that did not meet the others speaks for itself. torchrun's own summary
+    shows the line of the rank that failed first, or that rank's traceback (`record`). Ctrl-C ends
+    with status 130.
     """
     try:
-        main()
+        record(main)()
     except (InputError, NotSolved) as error:
-        if isinstance(error, NoGroup) or os.environ.get("RANK", "0") == "0":
+        if isinstance(error, NoGroup) or os.environ.get("LOCAL_RANK", "0") == "0":
             print(f"error: {error}", file=sys.stderr, flush=True)
+        _tell_torchrun(f"error: {error}")
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+    finally:
+        _give_folders_back()
 
 
-def progress(items: Iterable[T], rank: Rank, label: str) -> Iterable[T]:
+def _tell_torchrun(line: str) -> None:
+    """Put the line in the place of the traceback that `record` wrote."""
+    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        with contextlib.suppress(OSError):
+            words = {"message": line, "timestamp": str(int(time.time()))}
+            Path(path).write_text(json.dumps(words), encoding="utf-8")
+
+
+def progress(items: Iterable[T], rank: Rank, label: str, total: int | None = None) -> Iterable[T]:
     """A progress bar on rank 0's terminal; silent on other ranks and in log files."""
     quiet = not (rank.is_main and sys.stderr.isatty())
-    return tqdm(items, desc=label, disable=quiet, leave=False)
+    return tqdm(items, desc=label, disable=quiet, leave=False, total=total)
 
 
 def checked_out(out: Path, flag: str = "--out") -> Path:
@@ -99,55 +210,32 @@ def checked_out(out: Path, flag: str = "--out") -> Path:
     return out
 
 
-def write_metrics(
-    out: Path, rank: Rank, *, headline: str, table: Sequence[Mapping[str, Any]], **extra: Any
-) -> None:
-    """Print the table and write metrics.json; call on rank 0 only, last.
+def take_folder(out: Path) -> None:
+    """Make the folder and lock it until the script's end, or its process's, however it ends.
 
-    `headline` is the figure that matters, for run_all.sh's line; `table` is a list of rows, each
-    a mapping from column to value. `extra` must be JSON and goes in as it is.
+    Raises InputError when it cannot be written, and when another run holds it, naming that one.
+    Source: man 2 flock.
     """
-    assert rank.is_main, f"rank {rank.rank} must not write metrics"
-    record = {
-        "lesson": Path(sys.argv[0]).resolve().parent.name,
-        "world_size": rank.world_size,
-        "device": torch.cuda.get_device_name() if rank.device.type == "cuda" else "cpu",
-        "backend": rank.backend,
-        "torch": torch.__version__,
-        "seconds": round(time.perf_counter() - _started, 2),
-        "headline": headline,
-        "table": [dict(row) for row in table],
-        **extra,
-    }
-    path = checked_out(out) / "metrics.json"
-    aside = path.with_suffix(".json.part")
-    aside.write_text(json.dumps(record, indent=1) + "\n")
-    aside.replace(path)
-    print(format_table(table))
-    print(f"{headline} ({path})")
+    lock = (checked_out(out) / ".lock").open("a+")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.seek(0)
+        raise InputError(
+            f"--out {out}: another run writes to it ({lock.read().strip() or 'unknown'}); wait for"
+            " it, or give another folder"
+        ) from None
+    lock.truncate(0)
+    lock.write(f"process {os.getpid()} on {socket.gethostname()}")
+    lock.flush()
+    _locks.append(lock)
 
 
-def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as aligned text: words to the left, numbers to the right."""
-    if not rows:
-        return "(no rows)"
-    columns = list(rows[0])
-    texts = [[_text(row.get(column, "")) for column in columns] for row in rows]
-    widths = [
-        max(len(column), *(len(text[i]) for text in texts)) for i, column in enumerate(columns)
-    ]
-    numeric = [all(isinstance(row.get(c), int | float) for row in rows) for c in columns]
-
-    def line(cells: Sequence[str]) -> str:
-        padded = [
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(cells, widths, numeric, strict=True)
-        ]
-        return "  ".join(padded).rstrip()
-
-    rule = "  ".join("-" * width for width in widths)
-    return "\n".join([line(columns), rule, *(line(text) for text in texts)])
+def _give_folders_back() -> None:
+    for lock in _locks:
+        Path(lock.name).unlink(missing_ok=True)
+        lock.close()
+    _locks.clear()
 
 
-def _text(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+_locks: list[IO[str]] = []  # of the folders that this process holds

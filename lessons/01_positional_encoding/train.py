@@ -17,15 +17,14 @@ from torch import nn
 
 from shared import script
 from shared.errors import InputError
-from shared.exercises.answers import lesson_answers
 from shared.experiments import lesson01_order_tasks as order_tasks
-from shared.model.embeddings import LearnedPositions
-from shared.plots import save_figure
+from shared.measuring.timing import synchronized_now
+from shared.model.embeddings import LearnedPositions, PositionalEncoding, rotary
 from shared.ranks.group import Rank, process_group
+from shared.results import speed, write_results
 
 VARIANTS = ("none", "sinusoidal", "learned", "rotary")
-NUM_POINTS = 20  # of an accuracy curve
-NUM_HEADS = 2
+NUM_POINTS, NUM_HEADS = 20, 2  # points of an accuracy curve
 FACTORS = (1, 1.5, 2, 4)  # lengths of the test's sentences, in units of the longest in training
 
 
@@ -71,79 +70,80 @@ class Block(nn.Module):
         return x + self.down(self.up(self.norm_2(x)).relu())
 
 
-def build_model(variant: str, preset: Preset, parts) -> nn.Module:
+def build_model(variant: str, preset: Preset) -> nn.Module:
     """Words to logits; the variants are the same model but for their positions."""
     D, max_len = preset.d_model, int(FACTORS[-1] * preset.length)
-    added = {"sinusoidal": parts.PositionalEncoding, "learned": LearnedPositions}.get(variant)
+    added = {"sinusoidal": PositionalEncoding, "learned": LearnedPositions}.get(variant)
     positions = added(D, max_len) if added else nn.Identity()
-    rotate = parts.rotary if variant == "rotary" else None
+    rotate = rotary if variant == "rotary" else None
     blocks = [Block(D, rotate) for _ in range(preset.num_layers)]
     words, logits = nn.Embedding(order_tasks.NUM_WORDS, D), nn.Linear(D, order_tasks.NUM_WORDS)
     return nn.Sequential(words, positions, *blocks, nn.LayerNorm(D), logits)
 
 
-def train(model: nn.Module, task: str, seed: int, preset: Preset, bar, device) -> list:
-    """Train on sentences of random lengths; return [step, accuracy at the longest] pairs."""
+def train(model: nn.Module, task: str, seed: int, preset: Preset, bar, device, cast) -> dict:
+    """Train on random lengths; return [step, accuracy at the longest] pairs, and the speed."""
     optimizer = torch.optim.AdamW(model.parameters())
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, preset.steps, pct_start=0.1)
-    data, curve = torch.Generator().manual_seed(seed), []
+    data, curve, taken, num_words = torch.Generator().manual_seed(seed), [], 0.0, 0
     for step in bar:
+        began = synchronized_now(device)
         length = int(torch.randint(preset.length // 2, preset.length + 1, (), generator=data))
         words, targets = order_tasks.make_batch(task, preset.batch, length, data)
-        logits = model(words.to(device)).transpose(1, 2)  # (B, V, L)
-        loss = F.cross_entropy(logits, targets.to(device), ignore_index=order_tasks.IGNORED)
+        with cast:
+            logits = model(words.to(device)).transpose(1, 2)  # (B, V, L)
+        loss = F.cross_entropy(logits.float(), targets.to(device), ignore_index=order_tasks.IGNORED)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         schedule.step()
+        taken, num_words = taken + synchronized_now(device) - began, num_words + words.numel()
         if step % math.ceil(preset.steps / NUM_POINTS) == 0:
             right = order_tasks.accuracy(model, task, preset.length)
             curve.append([step, float(right.nanmean())])
-    return curve
+    return {"curve": curve, "speed": speed(taken, preset.steps, num_words, device)}
 
 
-def measure(task: str, variant: str, seed: int, preset: Preset, parts, rank: Rank) -> dict:
+def measure(task: str, variant: str, seed: int, preset: Preset, rank: Rank, cast) -> dict:
     """Train one model; return its curve and its accuracy on sentences up to four times longer."""
     torch.manual_seed(seed)
-    model = build_model(variant, preset, parts).to(rank.device)
+    model = build_model(variant, preset).to(rank.device)
     steps = script.progress(range(1, preset.steps + 1), rank, f"{task}, {variant}, seed {seed}")
-    curve = train(model, task, seed, preset, steps, rank.device)
+    seen = train(model, task, seed, preset, steps, rank.device, cast)
     right = [order_tasks.accuracy(model, task, int(each * preset.length)) for each in FACTORS]
-    run = {"task": task, "variant": variant, "seed": seed, "rank": rank.rank, "curve": curve}
-    return run | {
-        "by_length": [[len(each), float(each.nanmean())] for each in right],
-        "by_position": [None if share.isnan() else float(share) for share in right[-1]],
-    }
+    by_position = [None if share.isnan() else float(share) for share in right[-1]]
+    run = {"task": task, "variant": variant, "seed": seed, "rank": rank.rank, **seen}
+    by_length = [[len(each), float(each.nanmean())] for each in right]
+    return run | {"by_length": by_length, "by_position": by_position}
 
 
 def main() -> None:
-    parser = script.lesson_parser("01_positional_encoding", __doc__)
+    parser = script.lesson_parser("01_positional_encoding", __doc__, precision=True)
     parser.add_argument("--seeds", type=script.positive_int, help="models a variant (preset's)")
     parser.add_argument("--d-model", type=script.positive_int, help="width (the preset's)")
     args = parser.parse_args()
     torch.set_num_threads(1)  # matrices this small are slower on several threads
     with process_group(args.device) as rank:
+        script.prepare(args, rank, globals())
         preset = script.choose_preset(args, rank.device, PRESETS)
         given = {"steps": args.steps, "seeds": args.seeds, "d_model": args.d_model}
         preset = replace(preset, **{key: value for key, value in given.items() if value})
-        out, parts = script.checked_out(args.out), lesson_answers("01", mine=args.mine)
-        # Rank r of n takes variants r, r + n, r + 2n, ...: with four ranks, one each.
-        mine = VARIANTS[rank.rank :: rank.world_size]
+        mine = VARIANTS[rank.rank :: rank.world_size]  # r, r + n, r + 2n, ...
         print(f"rank {rank.rank} of {rank.world_size} trains: {', '.join(mine) or 'nothing'}")
         seeds = range(args.seed, args.seed + preset.seeds)
         jobs = itertools.product(order_tasks.TASKS, mine, seeds)
-        runs = [measure(*job, preset, parts, rank) for job in jobs]
-
-        # Every rank hands its list over; rank 0 alone gets them, as a list of lists.
+        cast = script.autocast(args, rank.device)
+        runs = [measure(*job, preset, rank, cast) for job in jobs]
         received: list | None = [None] * rank.world_size if rank.is_main else None
-        dist.gather_object(runs, received)
+        dist.gather_object(runs, received)  # every rank's list, to rank 0 alone
         if received is not None:
             runs = list(itertools.chain(*received))
-            save_figure(order_tasks.draw_tasks(runs), out / "accuracy.png")
+            figures = {"accuracy.png": order_tasks.draw_tasks(runs)}
             table = order_tasks.accuracy_table(runs)
-            far = ", ".join(f"{row['positions']} {list(row.values())[-1]}" for row in table[:4])
+            last = f"% at {int(FACTORS[-1] * preset.length)} words"
+            far = ", ".join(f"{row['positions']} {row[last]}" for row in table[:4])
             headline = f"% right on 4x longer sentences, distance: {far}"
-            script.write_metrics(out, rank, headline=headline, table=table, runs=runs)
+            write_results(args, rank, headline=headline, table=table, figures=figures, runs=runs)
 
 
 if __name__ == "__main__":

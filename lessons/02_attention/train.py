@@ -16,19 +16,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shared.errors import InputError
-from shared.exercises.answers import lesson_answers
 from shared.experiments.lesson02_sweep import FULL, draw_sweep
 from shared.measuring.memory import saved_bytes
 from shared.measuring.timing import fastest_seconds
+from shared.model.attention import MultiHeadAttention
 from shared.ranks.group import Rank, process_group
+from shared.results import write_results
 from shared.script import (
-    checked_out,
     choose_preset,
     lesson_parser,
     positive_int,
+    prepare,
     progress,
     run_script,
-    write_metrics,
 )
 
 
@@ -73,15 +73,15 @@ def measure(attention: nn.Module, x: Tensor, steps: int, causal: bool) -> dict[s
 
 
 def row(
-    parts: Any, preset: Preset, case: tuple[int, int], args: argparse.Namespace, rank: Rank
+    preset: Preset, case: tuple[int, int], args: argparse.Namespace, rank: Rank
 ) -> dict[str, Any]:
     """One line of the table: the same weights and input through both implementations."""
     length, heads = case
     torch.manual_seed(args.seed)
     dtype = getattr(torch, args.dtype)
     x = torch.randn(preset.batch, length, preset.d_model).to(rank.device, dtype)
-    by_hand = parts.MultiHeadAttention(preset.d_model, heads).to(rank.device, dtype)
-    fused = parts.MultiHeadAttention(preset.d_model, heads, fused=True).to(rank.device, dtype)
+    by_hand = MultiHeadAttention(preset.d_model, heads).to(rank.device, dtype)
+    fused = MultiHeadAttention(preset.d_model, heads, fused=True).to(rank.device, dtype)
     fused.load_state_dict(by_hand.state_dict())
     steps = args.steps or preset.steps
     a, b = (measure(attention, x, steps, args.causal) for attention in (by_hand, fused))
@@ -119,23 +119,25 @@ def main() -> None:
     parser.add_argument("--heads", type=positive_int, nargs="+", help="(the preset's)")
     args = parser.parse_args()
     with process_group(args.device) as rank:
-        out = checked_out(args.out)
+        prepare(args, rank, globals())
         preset = choose_preset(args, rank.device, PRESETS)
         heads = args.heads or list(preset.heads)
         for number in heads:
             if preset.d_model % number:
                 raise InputError(f"--heads {number}: d_model is {preset.d_model}; take a divisor")
-        parts = lesson_answers("02", mine=args.mine)
         cases = progress(share(preset, heads, rank), rank, "sweep")
         shares: list[Any] = [None] * rank.world_size
-        dist.all_gather_object(shares, [row(parts, preset, case, args, rank) for case in cases])
+        dist.all_gather_object(shares, [row(preset, case, args, rank) for case in cases])
         if rank.is_main:
             lines = [line for each in shares for line in each]
             table = sorted(lines, key=lambda line: (line["heads"], line["L"]))
             sizes = {"batch": preset.batch, "d_model": preset.d_model, "causal": args.causal}
             sizes["itemsize"] = torch.finfo(getattr(torch, args.dtype)).bits // 8
-            draw_sweep(table, sizes, out / "attention_sweep.png")
-            write_metrics(out, rank, headline=headline(table), table=table, dtype=args.dtype)
+            figures = {"attention_sweep.png": draw_sweep(table, sizes)}
+            words = headline(table)
+            write_results(
+                args, rank, headline=words, table=table, figures=figures, dtype=args.dtype
+            )
 
 
 if __name__ == "__main__":

@@ -7,14 +7,13 @@ import argparse
 import os
 from collections.abc import Callable
 from functools import partial
-from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
+from matplotlib.figure import Figure
 from torch import Tensor
 
-from shared.exercises.answers import lesson_answers
 from shared.measuring.bandwidth import (
     all_gather,
     bus_factor,
@@ -22,15 +21,16 @@ from shared.measuring.bandwidth import (
     reduce_scatter,
     slowest_rank_seconds,
 )
-from shared.plots import MEANING, measured, save_figure, theory, use_style
+from shared.plots import MEANING, measured, theory, use_style
 from shared.ranks.group import Rank, process_group
-from shared.script import (
-    checked_out,
-    choose_preset,
-    lesson_parser,
-    progress,
-    run_script,
-    write_metrics,
+from shared.results import write_results
+from shared.script import choose_preset, lesson_parser, prepare, progress, run_script
+from solutions.lesson05_collectives import (
+    central_all_reduce,
+    ring_all_gather,
+    ring_all_reduce,
+    ring_reduce_scatter,
+    tree_broadcast,
 )
 
 # (smallest and largest buffer as powers of two, their step, runs of each)
@@ -45,22 +45,22 @@ def in_place(operation: Callable[[Tensor], object], buffer: Tensor) -> Tensor:
     return buffer
 
 
-def runs(rank: Rank, parts: SimpleNamespace) -> dict[tuple[str, str], Run]:
+def runs(rank: Rank) -> dict[tuple[str, str], Run]:
     """What is timed, by operation and maker."""
 
     def gather_by_hand(buffer: Tensor) -> Tensor:
-        return parts.ring_all_gather(buffer.chunk(rank.world_size)[rank.rank])
+        return ring_all_gather(buffer.chunk(rank.world_size)[rank.rank])
 
     return {
         ("all_reduce", "torch"): partial(in_place, dist.all_reduce),
-        ("all_reduce", "ring by hand"): partial(in_place, parts.ring_all_reduce),
-        ("all_reduce", "central by hand"): partial(in_place, parts.central_all_reduce),
+        ("all_reduce", "ring by hand"): partial(in_place, ring_all_reduce),
+        ("all_reduce", "central by hand"): partial(in_place, central_all_reduce),
         ("reduce_scatter", "torch"): reduce_scatter,
-        ("reduce_scatter", "ring by hand"): parts.ring_reduce_scatter,
+        ("reduce_scatter", "ring by hand"): ring_reduce_scatter,
         ("all_gather", "torch"): all_gather,
         ("all_gather", "ring by hand"): gather_by_hand,
         ("broadcast", "torch"): partial(in_place, partial(dist.broadcast, src=0)),
-        ("broadcast", "tree by hand"): partial(in_place, parts.tree_broadcast),
+        ("broadcast", "tree by hand"): partial(in_place, tree_broadcast),
     }
 
 
@@ -76,11 +76,11 @@ def num_wrong(op: str, run: Run, rank: Rank) -> int:
     return int(bad)
 
 
-def measure(rank: Rank, args: argparse.Namespace, parts: SimpleNamespace) -> list[dict]:
+def measure(rank: Rank, args: argparse.Namespace) -> list[dict]:
     """One row for each operation, maker and size; times are those of the slowest rank."""
     first, last, step, repeats = choose_preset(args, rank.device, PRESETS)
     rows = []
-    cases = runs(rank, parts)
+    cases = runs(rank)
     for (op, by), run in progress(list(cases.items()), rank, "collectives"):
         wrong = num_wrong(op, run, rank)
         for power in range(first, last + 1, step):
@@ -97,41 +97,41 @@ def measure(rank: Rank, args: argparse.Namespace, parts: SimpleNamespace) -> lis
     return rows
 
 
-def draw(rows: list[dict], rank: Rank, args: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Times with their line, and bus bandwidth, over the size; return the line of torch's own."""
+def draw(rows: list[dict], rank: Rank) -> tuple[Figure, dict[str, dict[str, float | None]]]:
+    """Times with their line, and bus bandwidth, over the size; and the lines, by maker.
+
+    Where times do not grow with the size, too few runs were timed: there is no bandwidth.
+    """
     use_style()
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.6))
     colors = {"torch": "engine", "ring by hand": "by hand", "central by hand": "idle"}
-    line = {}
+    lines: dict[str, dict[str, float | None]] = {}
     for by, meaning in colors.items():
         mine = [row for row in rows if (row["operation"], row["by"]) == ("all_reduce", by)]
         size, us = [row["KiB"] for row in mine], [row["us"] for row in mine]
         fit = fit_line(size, us)
-        line[by] = {"latency us": fit.latency, "GB/s": fit.bandwidth * 1024 / 1e3}
+        grows = fit.bandwidth > 0 and fit.latency > 0
+        rate = fit.bandwidth * 1024 / 1e3 if grows else None
+        lines[by] = {"latency us": fit.latency if grows else None, "GB/s": rate}
         measured(axes[0], size, us, by, MEANING[meaning])
-        theory(
-            axes[0],
-            size,
-            [fit.seconds(s) for s in size],
-            "" if by != "torch" else "latency + bytes / bandwidth",
-        )
+        if grows:
+            label = "latency + bytes / bandwidth" if by == "torch" else ""
+            theory(axes[0], size, [fit.seconds(s) for s in size], label)
         bus = [row["bus GB/s"] for row in mine]
         axes[1].plot(size, bus, "o-", color=MEANING[meaning], label=by)
-    axes[0].set(title="All-reduce: a line through the times", ylabel="time (us)", yscale="log")
+    axes[0].set(title="All-reduce, the slowest rank's time", ylabel="time (us)", yscale="log")
     axes[1].set(title=f"Bus bandwidth, {rank.world_size} ranks, {rank.backend}", ylabel="GB/s")
     for ax in axes:
         ax.set(xlabel="buffer (KiB)", xscale="log")
         ax.legend()
-    save_figure(figure, args.out / "bandwidth.png")
-    return line
+    return figure, lines
 
 
 def main() -> None:
     args = lesson_parser("05_collectives", __doc__).parse_args()
     with process_group(args.device) as rank:
-        parts = lesson_answers("05", mine=args.mine)
-        checked_out(args.out)
-        rows = measure(rank, args, parts)
+        prepare(args, rank, globals())
+        rows = measure(rank, args)
         places: list = [None] * rank.world_size
         dist.all_gather_object(places, {name: os.environ.get(name) for name in PLACE})
         if rank.is_main:
@@ -139,10 +139,11 @@ def main() -> None:
             size, bus = last["torch"]["KiB"] / 1024, {by: r["bus GB/s"] for by, r in last.items()}
             headline = f"all-reduce of {size:.3g} MiB: {bus['torch']:.2f} GB/s on the bus"
             headline += f", ring by hand {bus['ring by hand']:.2f}"
-            write_metrics(
-                args.out, rank, headline=headline, table=rows, places=places,
-                lines=draw(rows, rank, args),
-            )  # fmt: skip
+            if rank.world_size == 1:
+                headline = "one rank: nothing travels; start two with torchrun"
+            figure, lines = draw(rows, rank)
+            extra = {"figures": {"bandwidth.png": figure}, "places": places, "lines": lines}
+            write_results(args, rank, headline=headline, table=rows, **extra)
 
 
 if __name__ == "__main__":

@@ -1,148 +1,147 @@
-"""Train the translator under data parallelism, by hand or torch's; compare what each costs.
+"""Train a translator under data parallelism, by hand or torch's; or compare what each costs.
 
---engine bucketed trains with one engine, to the end; --curve repeats lesson 04's loss curve.
+torchrun --nproc_per_node=2 lessons/06_ddp/train.py --engine bucketed   train, score, save
+torchrun --nproc_per_node=2 lessons/06_ddp/train.py                     compare the five engines
+torchrun --nproc_per_node=2 lessons/06_ddp/train.py --curve             repeat lesson 04's curve
 """
 
 import argparse
-from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import replace
-from itertools import chain
-from types import SimpleNamespace
-from typing import Any
+from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
-import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from shared.data.corpora import load_corpus
-from shared.data.loading import PairDataset, batch_loader
-from shared.data.tokenizer import Tokenizer
-from shared.ddp.engines import ENGINES, build_engine, engine_step, reference_step
-from shared.exercises.answers import lesson_answers
-from shared.experiments.lesson06_engines import Run, curve_row, draw_runs, headline, tabulate
+from shared.data.batching import Batch
+from shared.data.loading import batch_loader
+from shared.ddp.engines import ENGINES, Engine, bucket_options, global_losses
+from shared.experiments.lesson06_compare import compare_engines
+from shared.experiments.lesson06_curve import follow_curve
+from shared.experiments.lesson06_engines import draw_losses
+from shared.experiments.lesson06_task import load_task
 from shared.measuring.timing import synchronized_now
-from shared.measuring.traffic import count_traffic
 from shared.model.transformer import Transformer
-from shared.plots import save_figure
-from shared.ranks.agreement import agree_on, fingerprint
 from shared.ranks.group import Rank, process_group
-from shared.script import (
-    checked_out,
-    choose_preset,
-    lesson_parser,
-    positive_int,
-    progress,
-    run_script,
-    write_metrics,
-)
+from shared.results import speed, write_results
+from shared.script import autocast, lesson_parser, positive_int, prepare, progress, run_script
 from shared.training.decoding import greedy_decode, translate_together
-from shared.training.loop import batch_plan
-from shared.training.recipes import TRANSLATION, Recipe
-from shared.training.reference_run import checksum, reference_model, run_reference
+from shared.training.loss import label_smoothed_loss
+from shared.training.schedules import set_learning_rate
 from shared.training.scoring import score_table
 from shared.training.translator_files import save_translator
+from solutions.lesson06_ddp import (
+    BucketedDDP,
+    OverlappedDDP,
+    average_gradients,
+    broadcast_parameters,
+)
 
 
-def train(
-    runs: list[Run], data: PairDataset, recipe: Recipe, rank: Rank, args: argparse.Namespace
-) -> None:
-    """Train every engine on the same batches; losses, seconds and traffic go into `runs`.
+def wrap(name: str, model: nn.Module, world_size: int, bucket_mb: float | None = None) -> Engine:
+    """The model under an engine, which first gives all ranks the weights of rank 0."""
+    size = bucket_options(bucket_mb)
+    if name == "single":  # every rank computes the whole batch, and nothing travels
+        return Engine(name, model, lambda: None, 1)
+    if name == "naive":
+        broadcast_parameters(model)
+        return Engine(name, model, partial(average_gradients, model), world_size)
+    if name == "overlapped":
+        ddp = OverlappedDDP(model)
+        return Engine(name, ddp, ddp.finish_gradient_sync, world_size)
+    if name == "bucketed":
+        ddp = BucketedDDP(model, **size)
+        return Engine(name, ddp, ddp.finish_gradient_sync, world_size)
+    assert name == "ddp", f"there is no engine {name!r}"
+    ddp = DistributedDataParallel(model, **size)
+    return Engine(name, ddp, lambda: None, world_size)  # it waits at the end of backward by itself
 
-    The engines take turns at each batch: a machine is faster in one minute than in the next.
+
+def train_step(
+    engine: Engine,
+    optimizer: torch.optim.Optimizer,
+    batch: Batch,
+    num_tokens: int,
+    cast: AbstractContextManager,
+    smoothing: float = 0.1,
+    max_norm: float = 1.0,
+) -> Tensor:
+    """Take one step; return this rank's part of the global batch's mean loss per token.
+
+    A part is the sum over this rank's tokens, divided by the number of tokens of *all* ranks: the
+    parts add up to the loss of the whole batch, however unequal they are.
     """
-    lengths, world_size = data.lengths(), rank.world_size
-    planned = (lengths, args.max_tokens, args.steps, args.seed)
-    plans = [batch_plan(*planned, each, world_size) for each in range(world_size)]
-    whole = [list(chain(*parts)) for parts in zip(*plans, strict=True)]
-    tokens = [sum(lengths[index][1] for index in batch) for batch in whole]
-    both = zip(batch_loader(data, plans[rank.rank]), batch_loader(data, whole), strict=True)
-    for step, batches in enumerate(progress(both, rank, "training"), start=1):
-        rate = recipe.learning_rate(step, args.steps)
-        turn = step % len(runs)
-        for run in runs[turn:] + runs[:turn]:
-            batch = batches[run.engine.name == "single"].to(rank.device)
-            dist.barrier()
-            began = synchronized_now(rank.device)
-            # torch's DDP rebuilds its buckets after the first step: count in the second.
-            with count_traffic() if step == 2 else nullcontext(run.traffic) as run.traffic:
-                part = engine_step(run.engine, run.optimizer, batch, tokens[step - 1], rate)
-            run.losses.append(part)
-            if step > 2:
-                run.seconds.append(synchronized_now(rank.device) - began)
+    optimizer.zero_grad()
+    with cast:  # forward and loss; backward follows in the types that forward had
+        logits = engine.model(batch.src, batch.tgt_in)  # (B, T, V)
+        loss = label_smoothed_loss(logits, batch.tgt_out, smoothing)
+    part = loss * (batch.num_tokens / num_tokens)
+    # Engines average, and parts are to be added: times the number of ranks. Hooks send each
+    # gradient as it is complete, while backward goes on.
+    (part * engine.replicas).backward()
+    engine.finish_gradient_sync()  # wait: from here on all ranks hold the same gradients,
+    # and only now their norm is that of the whole batch, and the same on every rank.
+    nn.utils.clip_grad_norm_(engine.model.parameters(), max_norm)
+    optimizer.step()
+    return part.detach()
 
 
-def build(name: str, recipe: Recipe, vocab_size: int, rank: Rank, args, parts) -> Run:
-    """An engine around a new model, whose first weights are rank 0's whatever the others drew."""
-    config = recipe.config(vocab_size)
-    if args.engine == "all":  # dropout is drawn anew on every rank: no two curves would be equal
-        config = replace(config, dropout=0.0)
-    torch.manual_seed(args.seed + (0 if name == "single" else rank.rank))
-    model = Transformer(config).to(rank.device)
-    engine = build_engine(name, model, parts, rank.world_size, args.bucket_mb)
-    return Run(engine, model, torch.optim.Adam(model.parameters(), betas=(0.9, 0.98), eps=1e-9))
+def train(args: argparse.Namespace, rank: Rank) -> None:
+    """Train with one engine to the end, save the translator, score it on the test sentences."""
+    task = load_task(args, rank)
+    # Other weights and another dropout on every rank: the first broadcast gives all rank 0's
+    # weights. Ranks that work alone ("single") do the same, each by itself.
+    own = 0 if args.engine == "single" else rank.rank
+    torch.manual_seed(args.seed + own)
+    model = Transformer(task.config).to(rank.device)
+    engine = wrap(args.engine, model, rank.world_size, args.bucket_mb)
+    optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.98), eps=1e-9)
+    torch.manual_seed(args.seed + 1 + own)
 
+    part, num_parts = engine.share(rank)  # of every global batch
+    loader = batch_loader(task.data, task.batches, rank=part, world_size=num_parts)
+    steps = zip(loader, task.num_tokens, strict=True)
+    parts, began = [], synchronized_now(rank.device)
+    for step, (batch, num_tokens) in enumerate(
+        progress(steps, rank, "training", total=args.steps), start=1
+    ):
+        set_learning_rate(optimizer, task.recipe.learning_rate(step, args.steps))
+        cast, max_norm = autocast(args, rank.device), args.max_norm
+        batch = batch.to(rank.device)
+        parts.append(train_step(engine, optimizer, batch, num_tokens, cast, max_norm=max_norm))
+    seconds = synchronized_now(rank.device) - began
 
-def follow_curve(
-    names: Sequence[str], rank: Rank, args: argparse.Namespace, parts: SimpleNamespace
-) -> None:
-    """Lesson 04's reference run under each engine; AssertionError beyond the tolerance."""
-    table = []
-    for name in progress(names, rank, "reference runs"):
-        model = reference_model().to(rank.device)
-        engine = build_engine(name, model, parts, rank.world_size, args.bucket_mb)
-        losses = run_reference(reference_step(engine, rank))
-        table.append(curve_row(engine, losses, checksum(model)))
+    if rank.is_main:  # first of all: what training took hours for
+        save_translator(args.out / "translator.pt", model, task.tokenizer, steps=args.steps)
+    losses = global_losses(engine, parts)
+    sources, references = task.sentences
+    translations = translate_together(model, task.tokenizer, sources, greedy_decode)
     if rank.is_main:
-        words = f"largest difference: {max(row['largest difference'] for row in table):.1e}"
-        write_metrics(args.out, rank, headline=words, table=table)
-
-
-def translate_and_compare(
-    names: Sequence[str], rank: Rank, args: argparse.Namespace, parts: SimpleNamespace
-) -> None:
-    """Train with the engines that are named; with a single one also translate and score."""
-    recipe = choose_preset(args, rank.device, TRANSLATION)
-    alone = len(names) == 1  # to the end; several are compared over a few steps
-    args.steps = args.steps or (recipe.steps if alone else min(recipe.steps, 10))
-    args.max_tokens = args.max_tokens or recipe.max_tokens
-    corpus = load_corpus(args.dataset, empty=args.empty, max_train=recipe.num_train)
-    texts = [text for pair in corpus.train for text in pair]
-    agree_on("their training data", fingerprint(texts), "give every machine the same files")
-    tokenizer = Tokenizer.train(texts, recipe.vocab_size)
-    runs = [build(name, recipe, tokenizer.vocab_size, rank, args, parts) for name in names]
-    data = PairDataset.encode(corpus.train, tokenizer, runs[0].model.config.max_len)
-    torch.manual_seed(args.seed + 1 + rank.rank)  # dropout of its own on every rank
-    train(runs, data, recipe, rank, args)
-    curves = {run.engine.name: run.curve() for run in runs}
-    for run in runs:
-        run.share_slowest(rank.device)
-    extra: dict[str, Any] = {}
-    if alone:
-        sources, references = map(list, zip(*corpus.test[: recipe.num_test], strict=True))
-        translations = translate_together(runs[0].model, tokenizer, sources, greedy_decode)
-        extra["scores"] = score_table(translations, references)
-        if rank.is_main:
-            save_translator(args.out / "translator.pt", runs[0].model, tokenizer, steps=args.steps)
-    if rank.is_main:
-        table = tabulate(runs, curves, rank.world_size)
-        save_figure(draw_runs(table, curves), args.out / "engines.png")
-        extra |= {"headline": headline(table, extra.get("scores")), "losses": curves}
-        write_metrics(args.out, rank, table=table, **extra)
+        scores = score_table(translations, references)
+        row = {"engine": args.engine, "last loss": round(losses[-1], 4)}
+        row |= {"BLEU": scores[0]["value"], "exact, %": scores[-1]["value"]}
+        row |= speed(seconds, args.steps, sum(task.num_tokens), rank.device)
+        words = f"{args.engine}: BLEU {row['BLEU']:.1f}, loss {losses[-1]:.3f}"
+        figures = {"training.png": draw_losses({args.engine: losses}, "Training")}
+        results = {"table": [row], "figures": figures, "losses": {args.engine: losses}}
+        write_results(args, rank, headline=words, **results, scores=scores)
 
 
 def main() -> None:
-    parser = lesson_parser("06_ddp", __doc__, dataset="grammar")
+    parser = lesson_parser("06_ddp", __doc__, dataset="grammar", precision=True, clip=True)
     parser.add_argument("--engine", choices=("all", *ENGINES), default="all")
     parser.add_argument("--bucket-mb", type=float, help="bucket size in MiB (25, the first 1)")
     parser.add_argument("--max-tokens", type=positive_int, help="padded tokens a step, all ranks")
     parser.add_argument("--curve", action="store_true", help="the reference run of lesson 04")
     args = parser.parse_args()
     with process_group(args.device) as rank:
-        names = ENGINES if args.engine == "all" else (args.engine,)
-        by_hand = set(names) - {"single", "ddp"}  # these two need no answer of this lesson
-        parts = lesson_answers("06", mine=args.mine) if by_hand else SimpleNamespace()
-        checked_out(args.out)
-        (follow_curve if args.curve else translate_and_compare)(names, rank, args, parts)
+        prepare(args, rank, globals())
+        if args.curve:
+            follow_curve(args, rank, wrap, train_step)
+        elif args.engine == "all":
+            compare_engines(args, rank, wrap, train_step)
+        else:
+            train(args, rank)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ weights, the same steps, the same global batch. Workers hide a tenth of the char
 """
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 
@@ -18,47 +18,32 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
+from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DistributedSampler as PaddingSampler
 
 from shared import script
-from shared.data.corpora import load_corpus
-from shared.data.sampling import WatchedSampler
-from shared.exercises.answers import lesson_answers
+from shared.data.sampling import DistributedSampler, WatchedSampler
 from shared.experiments import lesson07_next_character as next_character
 from shared.experiments import lesson07_pitfalls as pitfalls
 from shared.experiments.lesson07_next_character import CharacterData, NextCharacter
-from shared.plots import save_figure
+from shared.experiments.lesson07_pitfalls import PRESETS, Preset
+from shared.measuring.timing import synchronized_now
 from shared.ranks.group import Rank, process_group
+from shared.results import speed, write_results
+from solutions.lesson07_distributed_sampler import exact_evaluation
 
+LESSON = "07_distributed_sampler"
 NUM_TEST = 61  # a small test set, of a length that no usual number of ranks divides
 PITFALLS = ("none", "no_set_epoch", "no_sampler", "padded_eval", "worker_seed")
 
 
-@dataclass(frozen=True)
-class Preset:
-    seeds: int
-    epochs: int
-    samples: int
-    batch: int  # of all ranks together
-    d_hidden: int
-
-
-PRESETS = {
-    "tiny": Preset(seeds=1, epochs=3, samples=256, batch=64, d_hidden=16),
-    "small": Preset(seeds=4, epochs=8, samples=4096, batch=128, d_hidden=64),
-    "large": Preset(seeds=5, epochs=8, samples=65_536, batch=1024, d_hidden=1024),
-}
-
-
-def make_loader(
-    pitfall: str, data: CharacterData, batch: int, seed: int, rank: Rank, parts
-) -> DataLoader:
+def make_loader(pitfall: str, data: CharacterData, batch: int, seed: int, rank: Rank) -> DataLoader:
     """This rank's batches, right but for the pitfall."""
     if pitfall == "no_sampler":  # shuffle=True on every rank, and every rank was seeded alike
         sampler = RandomSampler(data, generator=torch.Generator().manual_seed(seed))
     else:
-        place = {"num_replicas": rank.world_size, "rank": rank.rank}
-        sampler = parts.DistributedSampler(data, **place, seed=seed, drop_last=True)
+        place = (rank.world_size, rank.rank)
+        sampler = DistributedSampler(data, *place, seed=seed, drop_last=True)
     if rank.is_main:  # one warning for all, if set_epoch is forgotten
         sampler = WatchedSampler(sampler)
     # Workers seed themselves from this generator; usually it is torch's own, seeded alike.
@@ -71,56 +56,60 @@ def make_loader(
 
 
 def train(
-    pitfall: str, data: CharacterData, preset: Preset, seed: int, rank: Rank, parts
-) -> tuple[nn.Module, *tuple[Tensor, ...]]:
-    """Train one model; return it with the indices and the hidden places of this rank's steps."""
+    pitfall: str, data: CharacterData, preset: Preset, seed: int, rank: Rank, cast: torch.autocast
+) -> tuple[nn.Module, float, *tuple[Tensor, ...]]:
+    """Train one model; return it, seconds, and this rank's indices and hidden places by step."""
     torch.manual_seed(seed)  # the same first weights on every rank
     model = NextCharacter(len(data.alphabet), d_hidden=preset.d_hidden).to(rank.device)
     ddp = DistributedDataParallel(model)
-    loader = make_loader(pitfall, data, preset.batch, seed, rank, parts)
+    loader = make_loader(pitfall, data, preset.batch, seed, rank)
     steps = len(data) // preset.batch  # of an epoch; without a sampler a loader would go on
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
     falling = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, preset.epochs * steps)
-    seen: list[tuple[Tensor, Tensor]] = []
+    seen, began = list[tuple[Tensor, Tensor]](), synchronized_now(rank.device)
     for epoch in range(preset.epochs):
         if pitfall not in ("no_set_epoch", "no_sampler"):
             loader.sampler.set_epoch(epoch)  # ty: ignore[missing-attribute]
         for indices, contexts, targets in islice(loader, steps):
-            loss = F.cross_entropy(ddp(contexts.to(rank.device)), targets.to(rank.device))
+            with cast:
+                logits = ddp(contexts.to(rank.device))
+            loss = F.cross_entropy(logits.float(), targets.to(rank.device))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             falling.step()
             seen.append((indices, contexts == next_character.UNKNOWN))
-    return model, *(torch.stack(each) for each in zip(*seen, strict=True))
+    seconds = synchronized_now(rank.device) - began
+    return model, seconds, *(torch.stack(each) for each in zip(*seen, strict=True))
 
 
 def padded_evaluation(score, test, rank: Rank) -> float:
     """The share of hits, sums and counts over all ranks, but over the sampler's padding too."""
-    mine = [test[i] for i in DistributedSampler(test, rank.world_size, rank.rank, shuffle=False)]
+    mine = [test[i] for i in PaddingSampler(test, rank.world_size, rank.rank, shuffle=False)]
     hits = torch.tensor(score(mine), device=rank.device)
     dist.all_reduce(hits)
     return float(hits[0] / hits[1])
 
 
-def run(job: tuple[str, int], data, validation: list, preset: Preset, rank: Rank, parts) -> dict:
+def run(job: tuple[str, int], data, validation: list, preset: Preset, rank: Rank, cast) -> dict:
     """Train and evaluate once; return what the ranks saw and what came of it."""
     pitfall, seed = job
-    model, *seen = train(pitfall, data, preset, seed, rank, parts)
+    model, seconds, *seen = train(pitfall, data, preset, seed, rank, cast)
     everyone: list = [None] * rank.world_size
     dist.all_gather_object(everyone, seen)
     indices, hidden = (torch.stack(each) for each in zip(*everyone, strict=True))
     score, test = partial(next_character.score_hits, model), validation[:NUM_TEST]
-    exact = parts.exact_evaluation(score, test, device=rank.device)
+    exact = exact_evaluation(score, test, device=rank.device)
     reported = padded_evaluation(score, test, rank) if pitfall == "padded_eval" else exact
     score_loss = partial(next_character.score_loss, model)
-    loss = parts.exact_evaluation(score_loss, validation, 512, rank.device)
+    loss = exact_evaluation(score_loss, validation, 512, rank.device)
     result = {"pitfall": pitfall, "seed": seed, "loss": loss, "exact": exact, "reported": reported}
+    result["speed"] = speed(seconds, indices.shape[1], indices.numel(), rank.device)
     return result | pitfalls.what_was_seen(indices, hidden, preset.epochs)
 
 
 def main() -> None:
-    parser = script.lesson_parser("07_distributed_sampler", __doc__, dataset="grammar")
+    parser = script.lesson_parser(LESSON, __doc__, dataset="grammar", precision=True)
     parser.add_argument("--pitfall", nargs="+", choices=PITFALLS, default=PITFALLS, help="(all)")
     for name in ("seeds", "samples", "batch"):
         parser.add_argument(f"--{name}", type=script.positive_int, help="the preset's")
@@ -128,22 +117,22 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"  # ty: ignore
     with process_group(args.device) as rank:
+        script.prepare(args, rank, globals())
         preset = script.choose_preset(args, rank.device, PRESETS)
         given = {key: getattr(args, key) for key in ("seeds", "samples", "batch")}
         preset = replace(preset, **{key: value for key, value in given.items() if value})
         if args.steps:  # in whole epochs
             preset = replace(preset, epochs=max(1, args.steps * preset.batch // preset.samples))
         pitfalls.check_sizes(preset.samples, preset.batch, rank.world_size)
-        out, parts = script.checked_out(args.out), lesson_answers("07", mine=args.mine)
-        corpus = load_corpus(args.dataset, empty=args.empty)
+        corpus = script.load_same_corpus(args)
         data, validation = next_character.character_data(corpus, preset.samples)
         jobs = [(name, args.seed + i) for name in args.pitfall for i in range(preset.seeds)]
-        jobs = script.progress(jobs, rank, "runs")
-        runs = [run(job, data, [*validation], preset, rank, parts) for job in jobs]
+        jobs, cast = script.progress(jobs, rank, "runs"), script.autocast(args, rank.device)
+        runs = [run(job, data, [*validation], preset, rank, cast) for job in jobs]
         if rank.is_main:
-            save_figure(pitfalls.draw_runs(runs), out / "pitfalls.png")
-            rows = pitfalls.tabulate(runs)
-            script.write_metrics(out, rank, headline=pitfalls.headline(rows), table=rows, runs=runs)
+            rows, figures = pitfalls.tabulate(runs), {"pitfalls.png": pitfalls.draw_runs(runs)}
+            words = pitfalls.headline(rows)
+            write_results(args, rank, headline=words, table=rows, figures=figures, runs=runs)
 
 
 if __name__ == "__main__":

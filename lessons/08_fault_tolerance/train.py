@@ -1,126 +1,135 @@
-"""Train a translator that may be killed at any moment, and goes on as if it had not been.
+"""Train a translator that may be killed at any moment, and resumes as if it had not been.
 
 torchrun --nproc_per_node=2 --max-restarts=2 lessons/08_fault_tolerance/train.py --kill 37:1 45:0
 torchrun --nproc_per_node=2 --max-restarts=1 lessons/08_fault_tolerance/train.py --kill 40:0:0.5
 python lessons/08_fault_tolerance/train.py --reference
-The same command again goes on from the last checkpoint in --checkpoints.
+The same command again resumes from the last checkpoint in --checkpoints.
+
+On SIGTERM all ranks end their step, save, and leave with status 99, on which Grid Engine requeues a
+job, and LSF with bsub -Q 99. torchrun itself ends with 1 then; for batch scripts there is the file
+`requeue` in --out, as train.sbatch shows for Slurm. two_nodes.sh starts the script on two machines.
 """
 
 import argparse
-import shutil
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
-from shared.data.corpora import load_corpus
-from shared.data.loading import PairDataset
-from shared.data.tokenizer import Tokenizer
-from shared.exercises.answers import lesson_answers
-from shared.experiments.lesson08_runs import (
-    Build,
-    Size,
-    reference_training,
-    rehearse,
-    translator_training,
-)
-from shared.experiments.lesson08_save_times import draw_run, time_saves
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_
+from torch.optim.lr_scheduler import LambdaLR
+
+from shared.data.batching import collate
+from shared.experiments import lesson08_report as report
+from shared.experiments import lesson08_runs as runs
+from shared.experiments.lesson08_meter import Meter
+from shared.fault_tolerance import preemption
 from shared.fault_tolerance.background import BackgroundSaver
-from shared.fault_tolerance.checkpoints import restart_count
+from shared.fault_tolerance.checkpoints import load_checkpoint, resume_training, save_checkpoint
 from shared.fault_tolerance.elastic import load_elastic, save_elastic
-from shared.fault_tolerance.fitting import unwrapped
-from shared.fault_tolerance.kills import Kill
-from shared.fault_tolerance.state import TrainingState
-from shared.plots import save_figure
+from shared.fault_tolerance.fitting import SamplerOfData
+from shared.fault_tolerance.state import TakeStep, TrainingState
+from shared.model.config import TransformerConfig
+from shared.model.transformer import Transformer
 from shared.ranks.group import Rank, process_group
-from shared.script import (
-    checked_out,
-    choose_preset,
-    lesson_parser,
-    positive_int,
-    run_script,
-    write_metrics,
-)
-from shared.training.reference_run import NUM_STEPS, checksum, compare_with_record
+from shared.script import autocast, choose_preset, lesson_parser, positive_int, prepare, run_script
+from shared.training.loss import label_smoothed_loss
+from shared.training.schedules import cosine_schedule
 
-SIZES = {
-    "tiny": Size(32, 1, 300, num_pairs=200, batch=16, steps=12, interval=4),
-    "small": Size(128, 2, 2000, num_pairs=4000, batch=32, steps=60, interval=10),
-    "large": Size(512, 6, 8000, num_pairs=None, batch=256, steps=1000, interval=100),
+SIZES = {  # batches that 1 to 6 ranks can share
+    "tiny": runs.Size(32, 1, 300, num_pairs=200, batch=60, steps=12, interval=4),
+    "small": runs.Size(128, 2, 2000, num_pairs=4000, batch=60, steps=60, interval=10),
+    "large": runs.Size(512, 6, 8000, num_pairs=None, batch=240, steps=1000, interval=100),
 }
 
 
-def choose_run(args: argparse.Namespace, rank: Rank) -> tuple[Build, dict[str, int]]:
-    """What is trained: a function that begins it anew, and its counts."""
-    size = choose_preset(args, rank.device, SIZES)
-    interval = args.interval or size.interval
-    if args.reference:
-        return reference_training, {"num_steps": NUM_STEPS, "batch_size": 1, "interval": interval}
-    corpus = load_corpus(args.dataset, empty=args.empty, max_train=size.num_pairs)
-    tokenizer = Tokenizer.train((text for pair in corpus.train for text in pair), size.vocab_size)
-    pairs = list(PairDataset.encode(corpus.train, tokenizer, max_len=512))
-    steps = args.steps or size.steps
-    build = partial(translator_training, pairs, tokenizer.vocab_size, size, steps, args.seed, rank)
-    share = size.batch // rank.world_size
-    return build, {"num_steps": steps, "batch_size": share, "interval": interval}
+def begin_training(
+    args: argparse.Namespace, rank: Rank, pairs: list, vocab_size: int, meter: Meter
+) -> tuple[TrainingState, TakeStep]:
+    """The run before its first step, and the step: what a checkpoint has to bring back."""
+    size = SIZES[args.preset]
+    torch.manual_seed(args.seed)  # the same first weights on every rank
+    config = TransformerConfig(vocab_size, size.d_model, 4, size.num_layers, 4 * size.d_model)
+    model = DistributedDataParallel(Transformer(config).to(rank.device))
+    with autocast(args, rank.device):
+        runs.settle_buckets(model, rank.device)  # or a restart would add in another order
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, betas=(0.9, 0.98))
+    peak, warmup, end = 2e-3, min(100, args.steps // 4), args.steps + 1
+    schedule = LambdaLR(optimizer, lambda done: cosine_schedule(done + 1, warmup, end, peak))
+    sampler = SamplerOfData(args.data, len(pairs), rank.world_size, rank.rank, args.seed)
+    runs.seed_generators(args.seed + 1 + rank.rank)  # dropout and noise of its own on every rank
+
+    def take_step(indices: list[int]) -> float:
+        noisy = [(runs.noisy(pairs[i][0]), pairs[i][1]) for i in indices]
+        batch = collate(noisy).to(rank.device)
+        tokens = torch.tensor(batch.num_tokens, device=rank.device)
+        dist.all_reduce(tokens)  # of all ranks: sentences differ in length
+        meter.tokens += int(tokens)
+
+        optimizer.zero_grad()
+        with autocast(args, rank.device):
+            loss = label_smoothed_loss(model(batch.src, batch.tgt_in), batch.tgt_out)
+        loss = loss * (batch.num_tokens / tokens)  # this rank's part of the mean over all tokens
+        # While backward runs, DDP all-reduces the gradients and divides by the number of ranks.
+        (loss * rank.world_size).backward()
+        clip_grad_norm_(model.parameters(), 1.0)  # of the mean: the same factor on every rank
+        optimizer.step()  # resume_training steps the schedule and counts
+        total = loss.detach()
+        dist.all_reduce(total)  # the parts add up
+        return total.item()
+
+    return TrainingState(model, optimizer, schedule, sampler), take_step
 
 
-def train(args: argparse.Namespace, rank: Rank, parts: SimpleNamespace) -> None:
-    """Go on from what there is, train to the end, rehearse a restart, write it all down."""
-    build, counts = choose_run(args, rank)
-    kills = [Kill.parse(text) for text in args.kill]
-    for kill in kills:
-        kill.refuse_unless_it_comes(rank.world_size, counts["num_steps"])
+def train(args: argparse.Namespace, rank: Rank) -> None:
+    """Load or begin, then step after step, saving now and then, to the end or to a SIGTERM."""
+    meter = Meter(rank)
+    build = choose_run(args, rank, meter)
     state, take_step = build()
-    folder = args.checkpoints or args.out / "checkpoints" / run_name(args, rank, counts)
-    saver = BackgroundSaver(checked_out(folder, "--checkpoints" if args.checkpoints else "--out"))
-    save, load = {
-        "wait": (partial(parts.save_checkpoint, folder), partial(parts.load_checkpoint, folder)),
-        "background": (saver.save, partial(parts.load_checkpoint, folder)),
+    folder = report.folder_for(args, rank)
+    saver = BackgroundSaver(folder)
+    write, read = {
+        "wait": (partial(save_checkpoint, folder), partial(load_checkpoint, folder)),
+        "background": (saver.save, partial(load_checkpoint, folder)),
         "elastic": (partial(save_elastic, folder), partial(load_elastic, folder, seed=args.seed)),
     }[args.save]
-    began_at: list[int] = []
+    if kill := runs.kill_of_this_start(args, rank):
+        take_step, write = kill.in_step(take_step, state), kill.in_save(write)
 
-    def load_and_note(state: TrainingState) -> None:
-        path = load(state)
-        began_at.append(state.step)
-        if rank.is_main and path is not None:
-            print(f"going on from step {state.step} of {counts['num_steps']}: {path}", flush=True)
+    def load(state: TrainingState) -> None:  # once, before the first step
+        path = read(state)  # the newest that is whole, read by rank 0 for all; None at the start
+        meter.begin(state.step, args.steps, path)
 
-    if restart_count() < len(kills):  # one for each start
-        kill = kills[restart_count()]
-        take_step, save = kill.in_step(take_step, state), kill.in_save(save)
-    losses = parts.resume_training(state, take_step, **counts, save=save, load=load_and_note)
-    saver.wait()
-    headline, table = "not rehearsed, not timed", []
-    if not args.untimed:
-        go_on = partial(parts.resume_training, **counts)
-        headline = rehearse(folder, state, build, go_on, parts.load_checkpoint)
-        table = time_saves(folder / "timing", state, repeats=1 if args.reference else 3)
-    if rank.is_main:
-        if table:
-            shutil.rmtree(folder / "timing")
-            stops = [row["stops training, ms"] for row in table[:2]]
-            headline += f"; a save stops training {stops[0]} ms, in the background {stops[1]} ms"
-        extra = {"difference_from_record": compare_with_record(losses)} if args.reference else {}
-        extra |= {"began_at": began_at[0], "restarts": restart_count(), "losses": losses}
-        run_row = {"steps": len(losses), "last start at step": began_at[0]}
-        run_row |= {"restarts": restart_count(), "last loss": round(losses[-1], 3)}
-        save_figure(draw_run(losses, table, began_at[0]), args.out / "resumed.png")
-        final = checksum(unwrapped(state.model))
-        rows = table or [run_row]
-        write_metrics(args.out, rank, headline=headline, table=rows, checksum=final, **extra)
+    def save(state: TrainingState) -> None:  # asked after every step
+        told, done = notice.to_anyone(), state.step == args.steps
+        args.untimed |= told  # no time is left to rehearse
+        if told or done or state.step % args.interval == 0:
+            write(state)  # aside, flushed, renamed: a kill in between costs an interval, no more
+        if told and not done:
+            saver.wait()
+            raise preemption.Preempted(state.step, args.steps, folder)
+
+    resume = partial(resume_training, num_steps=args.steps, batch_size=args.share, interval=1)
+    with preemption.notice_of_sigterm(rank.device) as notice:
+        resume(state, meter.timed(take_step), save=save, load=load)
+        saver.wait()
+    rehearsal = partial(runs.rehearse, folder, state, build, resume, load_checkpoint)
+    report.conclude(args, rank, state, meter, folder, rehearsal)
 
 
-def run_name(args: argparse.Namespace, rank: Rank, counts: dict[str, int]) -> str:
-    """A folder for each kind of run, so that another size begins, and does not go on."""
-    own = f"{args.preset or 'default'}_{Path(args.dataset).name}"
-    what = "reference" if args.reference else own
-    ranks = "elastic" if args.save == "elastic" else f"{rank.world_size}_ranks"
-    return f"{what}_seed{args.seed}_{counts['num_steps']}_steps_{ranks}"
+def choose_run(args: argparse.Namespace, rank: Rank, meter: Meter) -> runs.Build:
+    """How a run begins, anew each time it is called; args get steps, interval and share."""
+    size = choose_preset(args, rank.device, SIZES)
+    args.interval = args.interval or size.interval
+    if args.reference:
+        return runs.reference_for_script(args, rank, meter)
+    args.steps, args.share = args.steps or size.steps, runs.share_of(size.batch, rank)
+    return partial(begin_training, args, rank, *runs.load_pairs(args, size), meter)
 
 
 def main() -> None:
-    parser = lesson_parser("08_fault_tolerance", __doc__, dataset="grammar")
+    parser = lesson_parser("08_fault_tolerance", __doc__, dataset="grammar", precision=True)
     parser.add_argument("--interval", type=positive_int, help="steps between checkpoints")
     ways = ("wait", "background", "elastic")
     parser.add_argument("--save", choices=ways, default="wait", help="how to save (wait)")
@@ -132,8 +141,9 @@ def main() -> None:
     parser.add_argument("--reference", action="store_true", help="train the course's reference run")
     args = parser.parse_args()
     with process_group(args.device) as rank:
-        checked_out(args.out)
-        train(args, rank, lesson_answers("08", mine=args.mine))
+        prepare(args, rank, globals())
+        with preemption.asking_to_requeue(args.out, rank):
+            train(args, rank)
 
 
 if __name__ == "__main__":

@@ -15,29 +15,28 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shared.data.batching import Batch
-from shared.data.corpora import load_corpus
 from shared.data.loading import PairDataset, batch_loader
 from shared.data.tokenizer import Tokenizer
-from shared.exercises.answers import lesson_answers
 from shared.experiments.lesson09_results import PRECISIONS, Seen, conclude, cut, warning_for
 from shared.measuring.timing import synchronized_now
 from shared.model.config import TransformerConfig
 from shared.model.transformer import Transformer
-from shared.ranks.agreement import agree_on, fingerprint
 from shared.ranks.group import Rank, process_group
 from shared.script import (
-    checked_out,
     choose_preset,
     lesson_parser,
+    load_same_corpus,
     positive_int,
+    prepare,
     progress,
     run_script,
 )
 from shared.training.loop import batch_plan
 from shared.training.loss import label_smoothed_loss
-from shared.training.precision import MasterCopies
+from shared.training.precision import DynamicLossScaler, MasterCopies, MasterWeightAdamW
 from shared.training.recipes import TRANSLATION
 from shared.training.schedules import set_learning_rate
+from solutions.lesson09_mixed_precision import accumulate
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 TIMED = slice(2, 12)  # steps of which the time is taken, beside a float32 run
@@ -56,7 +55,7 @@ class Run:
     seen: Seen
 
 
-def build(precision: str, engine: str, config: TransformerConfig, rank: Rank, parts: Any) -> Run:
+def build(precision: str, engine: str, config: TransformerConfig, rank: Rank) -> Run:
     """16-bit weights get masters; gradients that pass through fp16 get a loss scale."""
     cast, name = precision.startswith("autocast_"), precision.removeprefix("autocast_")
     weights, device, by_hand = "fp32" if cast else name, rank.device.type, engine == "by_hand"
@@ -64,12 +63,12 @@ def build(precision: str, engine: str, config: TransformerConfig, rank: Rank, pa
     # MasterWeightAdamW steps on 16-bit gradients. Those of fp16 are unscaled first, in float32.
     separate = weights == "fp16" or (weights == "bf16" and not by_hand)
     masters = MasterCopies(model.parameters()) if separate else None
-    adamw = parts.MasterWeightAdamW if by_hand and weights == "bf16" else torch.optim.AdamW
+    adamw = MasterWeightAdamW if by_hand and weights == "bf16" else torch.optim.AdamW
     trained = masters.masters if masters else list(model.parameters())
     optimizer = adamw(trained, lr=1.0, betas=(0.9, 0.98), weight_decay=0.01)
     scaler = None
     if name == "fp16":
-        scaler = parts.DynamicLossScaler() if by_hand else torch.amp.GradScaler(device)
+        scaler = DynamicLossScaler() if by_hand else torch.amp.GradScaler(device)
 
     def loss_of(ddp: nn.Module, batch: Batch) -> Tensor:
         with torch.autocast(device, dtype=DTYPES[name] if cast else None, enabled=cast):
@@ -79,7 +78,7 @@ def build(precision: str, engine: str, config: TransformerConfig, rank: Rank, pa
     return Run(model, DistributedDataParallel(model), optimizer, masters, scaler, loss_of, Seen())
 
 
-def train_step(run: Run, micro_batches: list[Batch], rate: float, accumulate: Callable) -> None:
+def train_step(run: Run, micro_batches: list[Batch], rate: float) -> None:
     """Scale, backward, unscale, clip, step, update: the order is the whole art."""
     run.ddp.zero_grad()
     run.optimizer.zero_grad()  # the masters' own gradients, where there are masters
@@ -110,21 +109,19 @@ def main() -> None:
     parser.add_argument("--micro-batches", type=positive_int, default=2, help="a step and rank (2)")
     args = parser.parse_args()
     with process_group(args.device) as rank:
-        checked_out(args.out)
-        parts = lesson_answers("09", mine=args.mine)
+        prepare(args, rank, globals())
         recipe = choose_preset(args, rank.device, TRANSLATION)
         steps = args.steps or min(recipe.steps, 60)
         if rank.is_main and (words := warning_for(args.precision, rank.device)):
             print(f"note: {words}", flush=True)
-        corpus = load_corpus(args.dataset, empty=args.empty, max_train=recipe.num_train)
+        corpus = load_same_corpus(args, recipe.num_train)
         texts = [text for pair in corpus.train for text in pair]
-        agree_on("their data and arguments", (fingerprint(texts), steps, args.seed, args.precision))
         tokenizer = Tokenizer.train(texts, recipe.vocab_size)
         config = recipe.config(tokenizer.vocab_size)
         runs = []
         for precision, engine in ((args.precision, args.engine), ("fp32", "torch")):
             torch.manual_seed(args.seed)  # both begin with the same weights
-            runs.append(build(precision, engine, config, rank, parts))
+            runs.append(build(precision, engine, config, rank))
         torch.manual_seed(args.seed + 1 + rank.rank)  # dropout of its own on every rank
         data = PairDataset.encode(corpus.train, tokenizer, config.max_len)
         plan = (data.lengths(), recipe.max_tokens, steps, args.seed, rank.rank, rank.world_size)
@@ -135,7 +132,7 @@ def main() -> None:
                 dist.barrier()
                 began = synchronized_now(rank.device)
                 pieces = cut(batch.to(rank.device), args.micro_batches)
-                train_step(run, pieces, recipe.learning_rate(number + 1, steps), parts.accumulate)
+                train_step(run, pieces, recipe.learning_rate(number + 1, steps))
                 if number in range(TIMED.start, TIMED.stop) or steps <= TIMED.start:
                     run.seen.seconds.append(synchronized_now(rank.device) - began)
                     run.seen.tokens += batch.num_tokens

@@ -14,44 +14,47 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from shared.errors import InputError
-from shared.exercises.answers import lesson_answers
 from shared.experiments.lesson10_counting import live_storages
 from shared.experiments.lesson10_files import accumulation, read_config, zero_section
 from shared.experiments.lesson10_run import Run, conclude, resume, save, search, start_deepspeed
-from shared.experiments.lesson10_text import RECIPES, Recipe, load_tokens, rows
+from shared.experiments.lesson10_text import RECIPES, Recipe, load_tokens, rows, rows_a_rank
 from shared.measuring.timing import synchronized_now
 from shared.model.language_model import LanguageModel
-from shared.ranks.agreement import agree_on
 from shared.ranks.group import Rank, process_group
-from shared.script import checked_out, choose_preset, lesson_parser, progress, run_script
+from shared.script import (
+    choose_preset,
+    lesson_parser,
+    load_same_text,
+    prepare,
+    progress,
+    run_script,
+)
 from shared.training.schedules import set_learning_rate
+from shared.zero.stage3 import ZeroStage3
+from shared.zero.stages import ZeroStage1, ZeroStage2
 
 HERE = Path(__file__).resolve().parent
 ADAMW: dict[str, Any] = {"betas": (0.9, 0.95), "weight_decay": 0.01}
 
 
-def by_hand(
-    args: argparse.Namespace, model: LanguageModel, recipe: Recipe, rank: Rank, parts: Any
-) -> Run:
+def by_hand(args: argparse.Namespace, model: LanguageModel, recipe: Recipe, rank: Rank) -> Run:
     """A stage of the lesson takes the place of AdamW, and of DDP."""
     stage = int(args.engine[-1])
-    if recipe.batch % rank.world_size:
-        raise InputError(f"{recipe.batch} rows a step cannot be shared by {rank.world_size} ranks")
     half = args.precision == "bf16" or (not args.precision and rank.device.type == "cuda")
     if half:
         model.bfloat16()  # before the optimizer, which then makes float32 masters
     if stage == 3:
-        optimizer = parts.ZeroStage3(model, torch.optim.AdamW, lr=recipe.peak, **ADAMW)
+        optimizer = ZeroStage3(model, torch.optim.AdamW, lr=recipe.peak, **ADAMW)
     else:
-        kind = parts.ZeroStage1 if stage == 1 else parts.ZeroStage2
+        kind = ZeroStage1 if stage == 1 else ZeroStage2
         optimizer = kind(model.parameters(), torch.optim.AdamW, lr=recipe.peak, **ADAMW)
-    share = recipe.batch // rank.world_size
+    share = rows_a_rank(recipe, rank)
     return Run(args.engine, stage, model, optimizer, share, 1, recipe.peak, half)
 
 
 def with_deepspeed(file: Path, model: LanguageModel, recipe: Recipe, rank: Rank) -> Run:
     """The file decides stage, precision, rows and optimizer; without one, torch's AdamW."""
-    share = max(1, recipe.batch // rank.world_size)
+    share = rows_a_rank(recipe, rank)
     config = read_config(file, rank.device, rank.world_size, share, recipe.peak)
     given = config.get("optimizer", {}).get("params", {})
     client = None
@@ -101,7 +104,7 @@ def train(run: Run, ids: torch.Tensor, recipe: Recipe, steps: range, rank: Rank,
 
 
 def main() -> None:
-    parser = lesson_parser("10_zero", __doc__, dataset="stdlib")
+    parser = lesson_parser("10_zero", __doc__, text="stdlib")
     engines = ("zero1", "zero2", "zero3", "deepspeed")
     parser.add_argument("--engine", choices=engines, help="(zero2; deepspeed with --deepspeed)")
     parser.add_argument("--deepspeed", type=Path, metavar="FILE", help="a JSON file of DeepSpeed")
@@ -115,12 +118,11 @@ def main() -> None:
         raise InputError("--deepspeed FILE decides engine and precision: leave out the other flag")
     file = args.deepspeed or HERE / "ds_zero2.json"
     with process_group(args.device) as rank:
-        checked_out(args.out)
+        prepare(args, rank, globals())
         recipe = choose_preset(args, rank.device, RECIPES)
         if args.search:
             return search(args, rank, HERE, recipe, with_deepspeed)
-        agree_on("their arguments", (args.steps, args.seed, args.engine, str(args.deepspeed)))
-        ids, vocab_size = load_tokens(args.dataset, recipe)
+        ids, vocab_size = load_tokens(load_same_text(args), recipe)
         torch.manual_seed(args.seed)
         known = {storage.data_ptr() for storage in live_storages()}
         model = LanguageModel(recipe.config(vocab_size)).to(rank.device)
@@ -128,13 +130,13 @@ def main() -> None:
         if args.engine == "deepspeed":
             run = with_deepspeed(file, model, recipe, rank)
         else:
-            run = by_hand(args, model, recipe, rank, lesson_answers("10", mine=args.mine))
+            run = by_hand(args, model, recipe, rank)
         run.known = known
-        done = resume(run, args.resume, rank) if args.resume else 0
+        done = resume(run, args.resume, rank, args.data) if args.resume else 0
         steps = range(done + 1, done + (args.steps or recipe.steps) + 1)
         tokens = train(run, ids, recipe, steps, rank, args.seed)
         if args.save:
-            save(run, args.save, rank, steps[-1])
+            save(run, args.save, rank, args.data, steps[-1])
         conclude(args, rank, run, tokens, count)
         if run.deepspeed is not None:
             run.deepspeed.destroy()  # its hooks hold the process group

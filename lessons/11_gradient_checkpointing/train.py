@@ -10,26 +10,31 @@ import argparse
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_
 
-from shared.data.text import load_text
 from shared.errors import InputError
-from shared.exercises.answers import lesson_answers
 from shared.experiments.lesson11_results import PRESETS, Seen, Size, conclude, count_step
 from shared.measuring.activations import layer_costs, peak_bytes
 from shared.measuring.timing import synchronized_now
 from shared.model.language_model import LanguageModel
-from shared.ranks.agreement import agree_on, fingerprint
 from shared.ranks.group import Rank, process_group
-from shared.script import checked_out, choose_preset, lesson_parser, progress, run_script
+from shared.script import (
+    autocast,
+    choose_preset,
+    lesson_parser,
+    load_same_text,
+    prepare,
+    progress,
+    run_script,
+)
 from shared.training.schedules import cosine_schedule, set_learning_rate
+from solutions.lesson11_gradient_checkpointing import checkpoint, checkpoint_sequential, plan
 
-MODES = ("none", "all", "sqrt", "plan")
 TIMED = slice(2, 12)  # steps of which the time is taken, beside one without checkpoints
 Layer = Callable[[Tensor], Tensor]
 
@@ -40,9 +45,9 @@ class Layers(nn.Module):
     `arrangement` has a bool for each layer, or is a number of segments.
     """
 
-    def __init__(self, layers: nn.ModuleList, parts: Any) -> None:
+    def __init__(self, layers: nn.ModuleList) -> None:
         super().__init__()
-        self.layers, self.parts = layers, parts
+        self.layers = layers
         self.arrangement: list[bool] | int = [False] * len(layers)
 
     def functions(self) -> list[Layer]:
@@ -52,9 +57,9 @@ class Layers(nn.Module):
     def forward(self, x: Tensor, causal: bool = True) -> Tensor:
         """Return the last layer's output."""
         if isinstance(self.arrangement, int):
-            return self.parts.checkpoint_sequential(self.functions(), x, self.arrangement)
+            return checkpoint_sequential(self.functions(), x, self.arrangement)
         for layer, again in zip(self.functions(), self.arrangement, strict=True):
-            x = self.parts.checkpoint(layer, x) if again else layer(x)
+            x = checkpoint(layer, x) if again else layer(x)
         return x
 
 
@@ -67,16 +72,17 @@ def arrange(
         return round(math.sqrt(count))
     if mode != "plan":
         return [mode == "all"] * count
-    assert budget is not None, "a plan needs a budget"
+    assert budget is not None
     costs = layer_costs(layers.functions(), x, layers.parameters())
-    chosen = list(layers.parts.plan(costs, int(budget * 2**20)))
+    chosen = list(plan(costs, int(budget * 2**20)))
     seen.planned = peak_bytes(costs, chosen)
     return chosen
 
 
-def forward_backward(model: nn.Module, tokens: Tensor) -> Tensor:
+def forward_backward(model: nn.Module, tokens: Tensor, cast: torch.autocast) -> Tensor:
     """The second forward is inside of backward; DDP averages the gradients there as well."""
-    logits = model(tokens[:, :-1])
+    with cast:
+        logits = model(tokens[:, :-1])
     loss = F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
     loss.backward()
     return loss.detach()
@@ -86,12 +92,12 @@ def train(args: argparse.Namespace, rank: Rank, size: Size, steps: int, data: Te
     """Train for so many steps; return what was seen."""
     torch.manual_seed(args.seed)
     model = LanguageModel(size.config()).to(rank.device)
-    layers = Layers(model.layers, lesson_answers("11", mine=args.mine))
+    layers = Layers(model.layers)
     model.layers = nn.ModuleList([layers])
     sample = torch.zeros(size.batch, size.length, size.d_model, device=rank.device)
-    none = layers.arrangement
-    seen = Seen(tokens=size.batch * size.length)
-    chosen = arrange(layers, args.checkpoint, sample, args.budget_mib, seen)
+    none, seen = layers.arrangement, Seen(tokens=size.batch * size.length)
+    with (cast := autocast(args, rank.device)):
+        chosen = arrange(layers, args.checkpoint, sample, args.budget_mib, seen)
     ddp = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98))
     torch.manual_seed(args.seed + 1 + rank.rank)  # batches and dropout of its own on every rank
@@ -101,7 +107,7 @@ def train(args: argparse.Namespace, rank: Rank, size: Size, steps: int, data: Te
         tokens = tokens.to(rank.device, torch.long)
         if number == 0:
             layers.arrangement = chosen
-            count_step(model, tokens, seen)
+            count_step(model, tokens, cast, seen)
         if number == TIMED.stop and rank.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(rank.device)  # of the steps to come
         timed = number in range(TIMED.start, TIMED.stop) or steps <= TIMED.start
@@ -109,11 +115,12 @@ def train(args: argparse.Namespace, rank: Rank, size: Size, steps: int, data: Te
             layers.arrangement = arrangement
             optimizer.zero_grad()
             began = synchronized_now(rank.device)
-            loss = forward_backward(ddp, tokens)
+            loss = forward_backward(ddp, tokens, cast)
             if timed:
                 taken = seen.seconds if arrangement is chosen else seen.plain_seconds
                 taken.append(synchronized_now(rank.device) - began)
         set_learning_rate(optimizer, cosine_schedule(number + 1, max(1, steps // 10), steps, 1e-3))
+        clip_grad_norm_(model.parameters(), 1.0)  # averaged by then
         optimizer.step()
         seen.losses.append(loss)
     seen.layers_again = sum(chosen) if isinstance(chosen, list) else f"{chosen} segments"
@@ -121,9 +128,8 @@ def train(args: argparse.Namespace, rank: Rank, size: Size, steps: int, data: Te
 
 
 def main() -> None:
-    parser = lesson_parser("11_gradient_checkpointing", __doc__)
-    parser.add_argument("--dataset", default="stdlib", help="stdlib, wikitext-2 or a folder")
-    parser.add_argument("--checkpoint", choices=MODES, default="all", help="what to run again")
+    parser = lesson_parser("11_gradient_checkpointing", __doc__, text="stdlib", precision=True)
+    parser.add_argument("--checkpoint", choices=("none", "all", "sqrt", "plan"), default="all")
     parser.add_argument("--budget-mib", type=float, help="activations of the layers on a rank")
     args = parser.parse_args()
     if (args.checkpoint == "plan") != (args.budget_mib is not None):
@@ -131,16 +137,13 @@ def main() -> None:
     if args.budget_mib is not None and not 0 < args.budget_mib < math.inf:
         raise InputError(f"--budget-mib must be above 0 and finite, got {args.budget_mib}")
     with process_group(args.device) as rank:
-        checked_out(args.out)
+        prepare(args, rank, globals())
         size = choose_preset(args, rank.device, PRESETS)
-        steps = args.steps or size.steps
-        text = load_text(args.dataset).train
-        given = fingerprint([text]), size, steps, args.seed, args.checkpoint, args.budget_mib
-        agree_on("their data and arguments", given)
-        data = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        text = load_same_text(args).train.encode()
+        data = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         if len(data) < 2 * size.length:
             raise InputError(f"--dataset {args.dataset}: {len(data)} bytes are too few to train on")
-        conclude(args, rank, train(args, rank, size, steps, data))
+        conclude(args, rank, train(args, rank, size, args.steps or size.steps, data))
 
 
 if __name__ == "__main__":

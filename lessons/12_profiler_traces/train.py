@@ -5,9 +5,7 @@
 import argparse
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,44 +14,41 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-from shared.data.text import load_text
 from shared.errors import InputError
-from shared.exercises.answers import lesson_answers
-from shared.experiments.lesson12_report import Run, conclude, read_folder, recorded_memory
+from shared.experiments.lesson12_report import (
+    PRESETS,
+    Readers,
+    Run,
+    Size,
+    conclude,
+    read_folder,
+    recorded_memory,
+)
 from shared.measuring.timing import synchronized_now
-from shared.model.config import TransformerConfig
+from shared.measuring.trace import quiet_stderr
 from shared.model.language_model import LanguageModel
-from shared.ranks.agreement import agree_on, fingerprint
 from shared.ranks.group import Rank, process_group
-from shared.script import checked_out, choose_preset, lesson_parser, progress, run_script
+from shared.script import (
+    autocast,
+    checked_out,
+    choose_preset,
+    lesson_parser,
+    load_same_text,
+    prepare,
+    progress,
+    run_script,
+)
+from solutions.lesson12_profiler_traces import (
+    data_stall_fraction,
+    diagnose,
+    model_flops_utilization,
+    overlap_fraction,
+    profile_training,
+)
 
 FAULTS = ("none", "loader", "item", "buckets", "kernels")
 PLAN = {"wait": 1, "warmup": 2, "active": 3}  # steps
 PLAIN = 4  # steps that are timed, without the profiler
-
-
-@dataclass(frozen=True)
-class Size:
-    """A model over bytes, and the batch of a rank."""
-
-    d_model: int
-    num_layers: int
-    rows: int
-    length: int
-
-    def config(self) -> TransformerConfig:
-        """The model's description: 256 tokens, one a byte."""
-        return TransformerConfig(
-            vocab_size=256, d_model=self.d_model, num_heads=4, num_layers=self.num_layers,
-            d_ff=4 * self.d_model, dropout=0.0, max_len=self.length,
-        )  # fmt: skip
-
-
-PRESETS = {
-    "tiny": Size(32, 2, 4, 32),
-    "small": Size(128, 4, 16, 128),
-    "large": Size(768, 12, 16, 1024),
-}
 
 
 class Windows(Dataset[Tensor]):
@@ -79,17 +74,18 @@ def loader(text: bytes, size: Size, rank: Rank, steps: int, pause: float) -> Ite
         yield batch.to(rank.device, non_blocking=True)
 
 
-def loss_of(model: nn.Module, tokens: Tensor, slow: str = "none") -> Tensor:
+def loss_of(model: nn.Module, tokens: Tensor, cast: torch.autocast, slow: str = "none") -> Tensor:
     """The mean loss a token, with the faults that lie in the forward."""
     parts = tokens.split(1) if slow == "kernels" else (tokens,)
-    logits = torch.cat([model(part[:, :-1]) for part in parts])
+    with cast:
+        logits = torch.cat([model(part[:, :-1]) for part in parts])
     if slow == "item":  # accuracy, one token at a time
         guesses = logits.detach().argmax(dim=-1).flatten()
         sum(a.item() == b.item() for a, b in zip(guesses, tokens[:, 1:].flatten(), strict=True))
-    return cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    return cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
 
-def train(slow: str, size: Size, text: bytes, rank: Rank, args: argparse.Namespace, parts) -> Run:
+def train(slow: str, size: Size, text: bytes, rank: Rank, args: argparse.Namespace) -> Run:
     """Some steps under the profiler, then a few without it, which are the ones that are timed."""
     torch.manual_seed(args.seed)
     model: nn.Module = LanguageModel(size.config()).to(rank.device)
@@ -97,17 +93,18 @@ def train(slow: str, size: Size, text: bytes, rank: Rank, args: argparse.Namespa
         model = DistributedDataParallel(model, bucket_cap_mb=1e-6 if slow == "buckets" else None)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     folder = checked_out(args.out / slow)
-    losses: list[Tensor] = []
+    losses, cast = list[Tensor](), autocast(args, rank.device)
 
     def remembered(model: nn.Module, batch: Tensor) -> Tensor:
-        loss = loss_of(model, batch, slow)
+        loss = loss_of(model, batch, cast, slow)
         losses.append(loss.detach())  # not .item(): nothing waits for it
         return loss
 
     profiled = args.steps or sum(PLAN.values())
     batches = loader(text, size, rank, profiled + PLAIN, args.pause * (slow == "loader"))
-    first = (next(batches) for _ in progress(range(profiled), rank, f"{slow}, profiled"))
-    path = parts.profile_training(model, optimizer, first, remembered, folder, **PLAN)
+    with quiet_stderr():
+        first = (next(batches) for _ in progress(range(profiled), rank, f"{slow}, profiled"))
+        path = profile_training(model, optimizer, first, remembered, folder, **PLAN)
     dist.barrier()
     began, taken = synchronized_now(rank.device), list[float]()
     for batch in batches:
@@ -116,21 +113,23 @@ def train(slow: str, size: Size, text: bytes, rank: Rank, args: argparse.Namespa
         optimizer.zero_grad()
         taken.append((now := synchronized_now(rank.device)) - began)
         began = now
-    memory = recorded_memory(rank, folder, lambda: loss_of(model, batch).backward())
+    memory = recorded_memory(rank, folder, lambda: loss_of(model, batch, cast).backward())
     return Run(slow, path, min(taken), torch.stack(losses), (size.rows, size.length), memory)
 
 
 def main() -> None:
-    parser = lesson_parser("12_profiler_traces", __doc__, dataset="stdlib")
+    parser = lesson_parser("12_profiler_traces", __doc__, text="stdlib", precision=True)
     parser.add_argument("--engine", choices=("single", "ddp"), default="ddp")
     parser.add_argument("--slow", choices=FAULTS, default="none", help="the run's one fault")
     parser.add_argument("--pause", type=float, default=0.5, help="of a slow loader, seconds (0.5)")
     parser.add_argument("--read", type=Path, metavar="DIR", help="read these traces, no training")
     args = parser.parse_args()
     with process_group(args.device) as rank:
-        parts: Any = lesson_answers("12", mine=args.mine)
+        prepare(args, rank, globals())
+        utilization, overlap = model_flops_utilization, overlap_fraction
+        readers = Readers(data_stall_fraction, overlap, utilization, diagnose)
         if args.read:
-            return read_folder(args, rank, parts)
+            return read_folder(args, rank, readers)
         if args.slow == "buckets" and (args.engine == "single" or rank.world_size == 1):
             raise InputError("--slow buckets needs --engine ddp on two ranks or more (torchrun)")
         if args.steps and args.steps < sum(PLAN.values()):
@@ -138,12 +137,10 @@ def main() -> None:
         if not 0 < args.pause <= 60:
             raise InputError(f"--pause must be above 0 seconds, at most 60, got {args.pause}")
         size = choose_preset(args, rank.device, PRESETS)
-        text = load_text(args.dataset).train.encode()
-        same = fingerprint([str(text[:1_000_000])]), args.steps, args.slow, args.engine
-        agree_on("their text and arguments", same)
+        text = load_same_text(args).train.encode()
         names = dict.fromkeys(("none", args.slow))  # a healthy run beside it
-        runs = [train(name, size, text, rank, args, parts) for name in names]
-        conclude(args, rank, runs, size.config(), parts)
+        runs = [train(name, size, text, rank, args) for name in names]
+        conclude(args, rank, runs, size.config(), readers)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from shared.cli.machine import num_cores
 from shared.cli.setup import SetupFailed, check_active, ensure_environment, environment_python
 from shared.ranks.processes import raise_on_stop_signals, supervise
 
@@ -31,6 +32,7 @@ scripts:
   --preset NAME     tiny, small or large (default: by the device)
   --device NAME     cpu or cuda (default: by the machine)
   --time-limit S    seconds after which a lesson is stopped (900)
+  --out DIR         where results, logs and the report go (runs)
 todo:
   --watch           judge a lesson again whenever its notebook is saved
   --details, -v     below each wrong answer, all that the check says
@@ -95,6 +97,7 @@ def _parser(action: str) -> argparse.ArgumentParser:
         parser.add_argument("--preset", choices=("tiny", "small", "large"))
         parser.add_argument("--device", choices=("cpu", "cuda"))
         parser.add_argument("--time-limit", type=float, default=900.0)
+        parser.add_argument("--out", type=Path)
     if action == "todo":
         parser.add_argument("--watch", action="store_true")
         parser.add_argument("-v", "--details", action="store_true")
@@ -175,14 +178,16 @@ def carry_out(command: Command) -> int:
 
 
 def run_tests(python: Path, arguments: list[str]) -> int:
-    """Run tests and notebooks under pytest on two processes; return its exit status.
+    """Run tests and notebooks under pytest, one process more than cores; return its exit status.
 
+    The one more computes while another waits for its ranks; from eight on, memory is the limit.
     Every exercise is solved by its reference. In a course that was given without solutions/ the
     notebooks are tested with the learner's own answers.
     """
     has_path = any((ROOT / word.split("::")[0]).exists() for word in arguments)
     what = [] if has_path else ["tests", "lessons"]
-    command = [str(python), "-m", "pytest", "--nbval", "-n", "2", "--dist", "loadscope"]
+    processes = str(min(8, num_cores() + 1))
+    command = [str(python), "-m", "pytest", "--nbval", "-n", processes, "--dist", "loadscope"]
     if "--slowest" in arguments:
         arguments = [each for each in arguments if each != "--slowest"]
         command += ["-p", "shared.cli.slowest"]

@@ -1,41 +1,37 @@
-"""Write runs/report.html: every lesson's tables and pictures on one page that needs no other file.
-
-python -m shared.cli.report
-"""
+"""Write report.html: the tables and pictures of one run, on one page that needs no other file."""
 
 import base64
 import html
 import json
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shared.cli.command import ROOT
 from shared.cli.machine import describe_machine
 from shared.ranks.logs import last_words
 
-SUMMARY = "summary.json"
 # Shown in the lesson's head or in the machine's line, not among its numbers.
-HEAD_KEYS = {"lesson", "world_size", "device", "backend", "torch", "seconds", "headline", "table"}
+SETTINGS = ("preset", "seed", "commit")
+HEAD_KEYS = {"lesson", "run", "when", "world_size", "device", "backend", "torch", "seconds"}
+HEAD_KEYS |= {"headline", "table", "figures", *SETTINGS}
 MAX_ROWS = 60
 
 
-def write_report(runs: Path, results: Sequence[Mapping[str, Any]] = ()) -> Path:
-    """Write the page from these results and what earlier calls left in `runs`; return its path."""
-    summary = _merge(runs, results)
-    lessons = {path.parent.name for path in runs.glob("[0-9][0-9]_*/metrics.json")} | set(summary)
-    records = [(name, _read(runs / name / "metrics.json"), summary.get(name)) for name in lessons]
-    records.sort(key=lambda record: record[0])
+def write_report(out: Path, results: Sequence[Mapping[str, Any]], run: str) -> Path:
+    """Write the page from how each lesson of a run went and the numbers it left; return its path.
+
+    `out` holds a folder for each lesson. Numbers of another run than `run` are not shown.
+    """
+    records = [(result, _read(out / result["lesson"] / "metrics.json", run)) for result in results]
     page = _PAGE.format(
         style=_STYLE,
-        machine=_definitions(describe_runs([metrics for _, metrics, _ in records])),
+        machine=_definitions(describe_runs([metrics for _, metrics in records])),
         overview=_overview(records),
-        lessons="\n".join(_section(runs / name, metrics, run) for name, metrics, run in records),
+        lessons="\n".join(_section(out / each["lesson"], m, each) for each, m in records),
         when=time.strftime("%Y-%m-%d %H:%M"),
     )
-    path = runs / "report.html"
+    path = out / "report.html"
     aside = path.with_suffix(".part")
     aside.write_text(page, encoding="utf-8")
     aside.replace(path)
@@ -53,28 +49,20 @@ def describe_runs(records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     }
 
 
-def _merge(runs: Path, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Add results to runs/summary.json; return how each lesson's last run went."""
-    path = runs / SUMMARY
-    summary = {**_read(path), **{result["lesson"]: dict(result) for result in results}}
-    summary = {name: run for name, run in summary.items() if (runs / name).is_dir()}
-    path.write_text(json.dumps(summary, indent=1), encoding="utf-8")
-    return summary
-
-
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, run: str) -> dict[str, Any]:
+    """Return the numbers; none if they are of another run, which a script by hand is as well."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return found if isinstance(found, dict) and found.get("run") == run else {}
 
 
-def _overview(records: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any] | None]]) -> str:
+def _overview(records: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> str:
     rows = []
-    for name, metrics, run in records:
-        seconds = run["seconds"] if run else metrics.get("seconds", "")
-        what = run["problem"] if run and run["problem"] else metrics.get("headline", "")
+    for run, metrics in records:
+        name, seconds = run["lesson"], run["seconds"]
+        what = run["problem"] or metrics.get("headline", "")
         rows.append(
             f'<tr><td><a href="#{html.escape(name)}">{_title(name)}</a></td><td>{_chip(run)}</td>'
             f'<td class="number">{_text(seconds)}</td><td>{html.escape(str(what))}</td></tr>'
@@ -85,7 +73,7 @@ def _overview(records: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any] 
     return f'<div class="scroll"><table>{head}{"".join(rows)}</table></div>'
 
 
-def _section(folder: Path, metrics: Mapping[str, Any], run: Mapping[str, Any] | None) -> str:
+def _section(folder: Path, metrics: Mapping[str, Any], run: Mapping[str, Any]) -> str:
     anchor = html.escape(folder.name)
     parts = [f'<section id="{anchor}"><h2>{_title(folder.name)} {_chip(run)}</h2>']
     if metrics.get("headline"):
@@ -93,10 +81,11 @@ def _section(folder: Path, metrics: Mapping[str, Any], run: Mapping[str, Any] | 
     facts = [f"{metrics['world_size']} ranks"] if "world_size" in metrics else []
     facts += [str(metrics[key]) for key in ("backend", "device") if key in metrics]
     facts += [f"torch {metrics['torch']}"] if "torch" in metrics else []
+    facts += [f"{each} {metrics[each]}" for each in SETTINGS if metrics.get(each) not in (None, "")]
     facts += [f"{_text(metrics['seconds'])} s in the script"] if "seconds" in metrics else []
-    facts += [f"run on {run['when']}"] if run else []
+    facts += [f"run on {run['when']}"]
     parts.append(f'<p class="facts">{html.escape(" · ".join(facts))}</p>')
-    if run and run["problem"]:
+    if run["problem"]:
         parts.append(f'<p class="problem">{html.escape(run["problem"])}</p>')
         parts.append(f"<pre>{html.escape(_log_tail(folder / 'run.log'))}</pre>")
     parts.append(_table(metrics.get("table")))
@@ -110,9 +99,7 @@ def _title(name: str) -> str:
     return html.escape(f"{number} {topic.replace('_', ' ')}")
 
 
-def _chip(run: Mapping[str, Any] | None) -> str:
-    if run is None:
-        return '<span class="chip none">not by run_all.sh</span>'
+def _chip(run: Mapping[str, Any]) -> str:
     return f'<span class="chip {"fail" if run["problem"] else "pass"}">{_verdict(run)}</span>'
 
 
@@ -156,13 +143,9 @@ def _text(value: Any) -> str:
 
 
 def _pictures(folder: Path, metrics: Mapping[str, Any]) -> str:
-    """Return the figures of the last run; one left by an earlier run would not fit the numbers."""
-    path = folder / "metrics.json"
-    began = path.stat().st_mtime - float(metrics.get("seconds", 0)) - 60 if path.exists() else 0
+    """Return the figures that the run drew."""
     figures = []
-    for picture in sorted(folder.glob("*.png")):
-        if picture.stat().st_mtime < began:
-            continue
+    for picture in (folder / each for each in metrics.get("figures", [])):
         data = base64.b64encode(picture.read_bytes()).decode("ascii")
         name = html.escape(picture.stem.replace("_", " "))
         figures.append(
@@ -244,8 +227,3 @@ _PAGE = """<!doctype html>
 {lessons}
 </main></body></html>
 """
-
-
-if __name__ == "__main__":
-    print(write_report(ROOT / "runs"))
-    sys.exit(0)

@@ -1,6 +1,6 @@
 """Run the lessons' scripts one after the other, say how each went, and write the report.
 
-python -m shared.cli.runner [NN_topic ...] [--nproc N] [--preset NAME] [--device NAME]
+python -m shared.cli.runner [NN_topic ...] [--nproc N] [--preset NAME] [--device NAME] [--out DIR]
 """
 
 import argparse
@@ -19,7 +19,7 @@ from shared.cli.command import INTERRUPTED, ROOT, all_lessons
 from shared.cli.report import write_report
 from shared.ranks.logs import first_failure, last_words
 from shared.ranks.processes import Outcome, raise_on_stop_signals, supervise
-from shared.ranks.torchrun import torchrun_command
+from shared.ranks.torchrun import RUN, torchrun_command
 
 NUM_LOG_LINES = 12
 BAR_WIDTH = 24
@@ -33,7 +33,7 @@ class Result:
     seconds: float
     headline: str
     problem: str
-    log: str  # relative to the root
+    log: str
     when: str
 
     @property
@@ -49,6 +49,8 @@ class Settings:
     nproc: int
     time_limit: float
     arguments: tuple[str, ...]  # passed on to every script
+    out: Path  # a folder for each lesson, and the report
+    run: str  # the name of this call, which every script's numbers carry
 
 
 class Display:
@@ -82,7 +84,7 @@ class Display:
             f"{result.lesson:<{self.width}}  {result.seconds:6.1f} s  {verdict}  {what}", flush=True
         )
         if not result.passed:
-            log = (ROOT / result.log).read_text(encoding="utf-8", errors="replace")
+            log = Path(result.log).read_text(encoding="utf-8", errors="replace")
             for line in last_words(log, NUM_LOG_LINES):
                 print(f"    | {line}", flush=True)
 
@@ -105,14 +107,14 @@ def run_lessons(lessons: list[str], settings: Settings) -> Iterator[Result]:
 
 
 def run_lesson(lesson: str, settings: Settings, display: Display) -> Result:
-    """Run one script, its output in runs/NN_topic/run.log; return how it went."""
-    out = ROOT / "runs" / lesson
+    """Run one script, its output in NN_topic/run.log; return how it went."""
+    out = settings.out / lesson
     out.mkdir(parents=True, exist_ok=True)
     (out / "metrics.json").unlink(missing_ok=True)  # an old one would hide a silent failure
     log = out / "run.log"
     script = ROOT / "lessons" / lesson / "train.py"
     command = torchrun_command(script, settings.nproc, [f"--out={out}", *settings.arguments])
-    env = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONUNBUFFERED": "1"}
+    env = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONUNBUFFERED": "1", RUN: settings.run}
     outcome = supervise(
         command,
         env=env,
@@ -127,7 +129,7 @@ def run_lesson(lesson: str, settings: Settings, display: Display) -> Result:
         round(outcome.seconds, 1),
         str(metrics.get("headline", "")),
         say_problem(outcome, log.read_text(encoding="utf-8", errors="replace")) or problem,
-        str(log.relative_to(ROOT)),
+        str(log),
         when,
     )
 
@@ -187,17 +189,27 @@ def main() -> int:
     parser.add_argument("--time-limit", type=float, default=900.0)
     parser.add_argument("--preset")
     parser.add_argument("--device")
+    parser.add_argument("--out", type=Path, default=Path("runs"))
     args = parser.parse_args()
     lessons = args.lessons or all_lessons()
     if not lessons:
         print("run_all.sh: there is no lesson in lessons/", file=sys.stderr)
         return 1
+    run = time.strftime("%Y-%m-%d_%H-%M-%S") + f"_{os.getpid()}"
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+        (args.out / "report.html").unlink(missing_ok=True)  # an earlier run's
+    except OSError as error:
+        said = f"{error.strerror}: give a folder that can be written, --out DIR"
+        print(f"run_all.sh: --out {args.out}: {said}", file=sys.stderr)
+        return 2
     results: list[Result] = []
     began = time.monotonic()
     status = 0
     raise_on_stop_signals()
     try:
-        settings = Settings(args.nproc, args.time_limit, choose_arguments(args))
+        arguments = choose_arguments(args)
+        settings = Settings(args.nproc, args.time_limit, arguments, args.out.resolve(), run)
         for result in run_lessons(lessons, settings):
             results.append(result)
     except KeyboardInterrupt:
@@ -206,8 +218,8 @@ def main() -> int:
     num_passed = sum(result.passed for result in results)
     print(f"{num_passed} of {len(lessons)} lessons passed in {time.monotonic() - began:.0f} s.")
     if results:
-        report = write_report(ROOT / "runs", [asdict(result) for result in results])
-        print(f"Tables and pictures: {report.relative_to(ROOT)}")
+        report = write_report(args.out, [asdict(result) for result in results], run)
+        print(f"Tables and pictures: {report}")
     return status or (0 if num_passed == len(lessons) else 1)
 
 

@@ -168,8 +168,15 @@ def _step(root: Path, what: str, command: list[str], advice: str) -> None:
 @contextlib.contextmanager
 def _one_at_a_time(root: Path) -> Generator[None]:
     """Hold a lock: of two set-ups in two terminals the second waits and finds it done."""
-    (root / "runs").mkdir(exist_ok=True)
-    with open(root / "runs" / "setup.lock", "w", encoding="utf-8") as lock:
+    try:
+        (root / "runs").mkdir(exist_ok=True)
+        lock = (root / "runs" / "setup.lock").open("w", encoding="utf-8")
+    except OSError as error:
+        raise SetupFailed(
+            f"{root} cannot be written ({error.strerror}): copy the course to a folder of your own,"
+            " or use an environment that is there: --no-setup, with --out DIR for what comes out"
+        ) from None
+    with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

@@ -171,8 +171,9 @@ class ResumableSampler(DistributedSampler):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume where `state` was taken; the world size need not be the same.
 
-        Raises InputError when the state is of another dataset length, seed or shuffle: the order
-        would be another one, and samples would come twice and not at all.
+        Whatever epoch and position the sampler had are replaced. Raises InputError when the state
+        is of another dataset length, seed or shuffle: the order would be another one, and samples
+        would come twice and not at all. The sampler is then as it was.
         """
         for name in ("length", "seed", "shuffle"):
             if state[name] != getattr(self, name):

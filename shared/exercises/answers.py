@@ -11,13 +11,9 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, ModuleType, SimpleNamespace
-from typing import Any
+from types import CodeType, ModuleType
 
 from shared.errors import InputError
-from shared.exercises import notebook
-from shared.exercises.lessons import lesson_folder, load_checks, solution_module
-from shared.exercises.stubs import is_stub
 
 EXERCISE = re.compile(r"^@exercise\(\s*['\"]([0-9]{2}\.[0-9]+[a-z]?)['\"]\s*\)", re.MULTILINE)
 
@@ -69,58 +65,6 @@ def _code_cells(path: Path) -> list[tuple[str, list[str]]]:
             f"{path} cannot be read as a notebook: it has no cells as Jupyter (nbformat 4) writes"
             " them"
         ) from None
-
-
-class Answers(SimpleNamespace):
-    """Answers by name; asking for one that nobody has written says which exercise it is."""
-
-    def __getattr__(self, name: str) -> Any:
-        missing: dict[str, str] = self.__dict__.get("missing", {})
-        if name in missing:
-            raise InputError(
-                f"exercise {missing[name]} ({name}) is not solved yet, and this script uses it:"
-                " solve it in the lesson's notebook first"
-            )
-        raise AttributeError(name)
-
-
-def lesson_answers(number: str, *, mine: bool) -> Answers:
-    """Return the answers by exercise name; with `mine`, the learner's own where solved.
-
-    Without solutions/ the learner's own are taken in any case. `.own` lists the ids that are the
-    learner's. Raises InputError when a cell does not run, or when `mine` finds nothing solved;
-    the result raises it when it is asked for an answer that is nowhere.
-    """
-    module = solution_module(number)
-    checks = load_checks(number)
-    found: dict[str, Any] = {} if module is None else dict(vars(module))
-    own: list[str] = []
-    if mine or module is None:
-        path = lesson_folder(number) / "lesson.ipynb"
-        _run_cells(number, path)
-        for id, each in checks.items():
-            # What the cell defined, whatever the mode put in its place: mine means mine.
-            answer = notebook.defined[id].own if id in notebook.defined else None
-            if answer is not None and not is_stub(answer):
-                own.append(id)
-                found[each.name] = answer
-        if mine and not own:
-            raise InputError(f"--mine: no exercise of {path} is solved yet; solve one first")
-    names = {each.name: found[each.name] for each in checks.values() if each.name in found}
-    missing = {each.name: id for id, each in checks.items() if each.name not in found}
-    return Answers(**names, own=own, missing=missing)
-
-
-def _run_cells(number: str, path: Path) -> None:
-    cells = read_cells(path)
-    module = new_module(number)
-    for label, source in {"setup": cells.setup, **cells.exercises}.items():
-        try:
-            run_cell(source, f"{path.parent.name}/{path.name} {label}", module)
-        except Exception as error:
-            raise InputError(
-                f"the cell of {label} in {path} does not run: {type(error).__name__}: {error}"
-            ) from None
 
 
 def new_module(number: str) -> ModuleType:

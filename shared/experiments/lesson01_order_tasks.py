@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from shared.plots import BLUE, GREEN, GREY, MEANING, VERMILION, theory, use_style
+from shared.results import typical_speed
 
 Run = Mapping[str, Any]
 TASKS = ("distance", "place")
@@ -78,7 +79,7 @@ def accuracy_table(runs: Sequence[Run]) -> list[dict[str, Any]]:
             for column, (length, _) in enumerate(mine[0]["by_length"]):
                 shares = [run["by_length"][column][1] for run in mine]
                 row[f"% at {length} words"] = round(100 * sum(shares) / len(shares), 1)
-            rows.append(row)
+            rows.append(row | typical_speed([run["speed"] for run in mine if "speed" in run]))
     return rows
 
 

@@ -1,13 +1,13 @@
 """What attention keeps for the backward pass, by formula, and the figure of lesson 02's sweep."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from shared.plots import MEANING, save_figure, theory, use_style
+from shared.plots import MEANING, theory, use_style
 
 FULL = "out of memory"  # what a row says where a measurement did not fit
 
@@ -36,7 +36,7 @@ def kept_by_module(
     return vectors + batch * num_heads * length * length * itemsize + mask
 
 
-def draw_sweep(table: Sequence[Mapping[str, Any]], sizes: Mapping[str, Any], path: Path) -> None:
+def draw_sweep(table: Sequence[Mapping[str, Any]], sizes: Mapping[str, Any]) -> Figure:
     """Two panels: kept bytes over L with the formulas, and time by hand / time fused.
 
     `table` has the rows of lesson 02's script; `sizes` holds batch, d_model, causal and itemsize
@@ -55,7 +55,7 @@ def draw_sweep(table: Sequence[Mapping[str, Any]], sizes: Mapping[str, Any], pat
         color = MEANING["engine" if fused else "by hand"]
         _points(left, rows, f"{name} MiB", f"{name}, {heads} heads", color)
     left.set(yscale="log", ylabel="kept for backward (MiB)")
-    left.set_title("By hand the bytes grow with the square of L")
+    left.set_title("Bytes kept, and their formulas (lines)")
     for number in sorted({row["heads"] for row in table}):
         rows = [row for row in table if row["heads"] == number]
         _points(right, rows, "time ratio", f"{number} heads")
@@ -67,7 +67,7 @@ def draw_sweep(table: Sequence[Mapping[str, Any]], sizes: Mapping[str, Any], pat
         ax.set_xticks(lengths, [str(n) for n in lengths])
         ax.minorticks_off()
         ax.legend(fontsize=8)
-    save_figure(figure, path)
+    return figure
 
 
 def _points(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
+import torch
 from jaxtyping import Int
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -20,6 +21,13 @@ def frequency_loss(targets: Int[Tensor, "batch target"], pad_id: int = 0) -> flo
     _, counts = targets[targets != pad_id].unique(return_counts=True)
     shares = counts / counts.sum()
     return float(-(shares * shares.log()).sum())
+
+
+def gradient_norms(model: Any) -> list[float]:
+    """Length of the gradient of each layer's feed-forward, encoder first, then decoder."""
+    layers = [*model.encoder_layers, *model.decoder_layers]
+    parts = [[each.grad.flatten() for each in layer.feed_forward.parameters()] for layer in layers]
+    return [float(torch.cat(part).norm()) for part in parts]
 
 
 def draw_runs(runs: Sequence[dict[str, Any]], floor: float) -> Figure:
@@ -64,6 +72,7 @@ def tabulate(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             "validation loss": round(run["validation"], 3),
             "first layer's gradient": round(run["first_gradients"][0], 3),
             "last layer's gradient": round(run["first_gradients"][-1], 3),
+            **run["speed"],
         }
         for run in runs
     ]

@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -13,8 +14,27 @@ from torch import Tensor
 
 from shared.errors import InputError
 from shared.plots import BLACK, BLUE, GREY, VERMILION, use_style
+from shared.results import typical_speed
 
 Run = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Preset:
+    """How many runs of which size."""
+
+    seeds: int
+    epochs: int
+    samples: int
+    batch: int  # of all ranks together
+    d_hidden: int
+
+
+PRESETS = {  # batches that 1 to 6 ranks share out evenly
+    "tiny": Preset(seeds=1, epochs=3, samples=240, batch=60, d_hidden=16),
+    "small": Preset(seeds=4, epochs=8, samples=3840, batch=120, d_hidden=64),
+    "large": Preset(seeds=5, epochs=8, samples=61_440, batch=960, d_hidden=1024),
+}
 
 
 def what_was_seen(
@@ -50,6 +70,11 @@ def check_sizes(samples: int, batch: int, world_size: int) -> None:
             f"a global batch of {batch}, {samples} samples, {world_size} ranks: a step needs a "
             "sample for each rank, and an epoch a step; change --samples or --batch"
         )
+    if batch % world_size:
+        raise InputError(
+            f"a global batch of {batch} cannot be shared evenly by {world_size} ranks: try --batch "
+            f"{batch - batch % world_size} or {batch - batch % world_size + world_size}"
+        )
 
 
 def spread(values: Sequence[float]) -> float | str:
@@ -80,6 +105,7 @@ def tabulate(runs: Sequence[Run]) -> list[dict[str, Any]]:
                 "spread": spread(losses),
                 "cost": round(statistics.mean(differences), 3) if differences else "",
                 "metric wrong by, points": round(100 * error, 2),
+                **typical_speed([run["speed"] for run in mine if "speed" in run]),
             }
         )
     return rows

@@ -1,5 +1,6 @@
 """Two runs that can be interrupted: the reference model, and a translator with random noise."""
 
+import argparse
 import random
 import shutil
 import tempfile
@@ -15,14 +16,19 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 
 from shared.data.batching import EncodedPair, collate
+from shared.data.loading import PairDataset
 from shared.data.sampling import ResumableSampler
+from shared.data.tokenizer import Tokenizer
 from shared.errors import InputError
-from shared.fault_tolerance.checkpoints import checkpoints_in, from_rank_0
+from shared.experiments.lesson08_meter import Meter
+from shared.fault_tolerance.checkpoints import checkpoints_in, from_rank_0, restart_count
 from shared.fault_tolerance.fitting import unwrapped
+from shared.fault_tolerance.kills import Kill
 from shared.fault_tolerance.state import TakeStep, TrainingState
 from shared.model.config import TransformerConfig
 from shared.model.transformer import Transformer
 from shared.ranks.group import Rank, current_rank, current_world_size
+from shared.script import load_same_corpus
 from shared.training import reference_run
 from shared.training.loop import mean_over_ranks
 from shared.training.loss import label_smoothed_loss
@@ -79,10 +85,7 @@ def translator_training(
     Dropout draws from torch's (on a GPU, CUDA's); the noise on the source side, as in denoising
     (words left out, two neighbours swapped), from python's and numpy's; the order is shuffled.
     """
-    if size.batch % rank.world_size:
-        raise InputError(
-            f"a batch of {size.batch} pairs cannot be shared evenly by {rank.world_size} ranks"
-        )
+    share_of(size.batch, rank)
     torch.manual_seed(seed)  # the same first weights on every rank
     config = TransformerConfig(
         vocab_size, size.d_model, num_heads=4, num_layers=size.num_layers, d_ff=4 * size.d_model
@@ -93,8 +96,7 @@ def translator_training(
     warmup = min(100, num_steps // 4)
     schedule = LambdaLR(optimizer, lambda n: cosine_schedule(n + 1, warmup, num_steps + 1, 2e-3))
     sampler = ResumableSampler(len(pairs), rank.world_size, rank.rank, seed=seed)
-    for seed_one in (torch.manual_seed, random.seed, np.random.seed):
-        seed_one(seed + 1 + rank.rank)  # random numbers of its own on every rank
+    seed_generators(seed + 1 + rank.rank)  # random numbers of its own on every rank
 
     def take_step(indices: list[int]) -> float:
         batch = collate([(noisy(pairs[i][0]), pairs[i][1]) for i in indices]).to(rank.device)
@@ -110,6 +112,63 @@ def translator_training(
         return loss.item()
 
     return TrainingState(model, optimizer, schedule, sampler), take_step
+
+
+def share_of(batch: int, rank: Rank) -> int:
+    """Return this rank's part of a batch of all ranks; InputError where it does not divide."""
+    if batch % rank.world_size:
+        fit = [str(n) for n in range(1, batch + 1) if batch % n == 0]
+        raise InputError(
+            f"a batch of {batch} cannot be shared evenly by {rank.world_size} ranks: start"
+            f" {', '.join(fit[:6])}{' or another divisor' if len(fit) > 6 else ''}"
+        )
+    return batch // rank.world_size
+
+
+def seed_generators(seed: int) -> None:
+    """Seed torch's, python's and numpy's generators alike."""
+    for seed_one in (torch.manual_seed, random.seed, np.random.seed):
+        seed_one(seed)
+
+
+def load_pairs(args: argparse.Namespace, size: Size) -> tuple[list[EncodedPair], int]:
+    """Return the training pairs of `--dataset` in tokens, and the vocabulary's size."""
+    corpus = load_same_corpus(args, size.num_pairs)
+    tokenizer = Tokenizer.train((text for pair in corpus.train for text in pair), size.vocab_size)
+    return list(PairDataset.encode(corpus.train, tokenizer, max_len=512)), tokenizer.vocab_size
+
+
+def reference_for_script(args: argparse.Namespace, rank: Rank, meter: Meter) -> Build:
+    """Return what begins the reference run; its steps and its precision are those of the record."""
+    if args.steps or args.precision == "bf16":
+        raise InputError(
+            f"--reference has {reference_run.NUM_STEPS} steps in float32: leave out --steps and"
+            " --precision"
+        )
+    if rank.device.type != "cpu":
+        raise InputError("--reference trains on the CPU, as the record was made: add --device cpu")
+    share_of(reference_run.GLOBAL_BATCH, rank)
+    args.steps, args.share, args.precision = reference_run.NUM_STEPS, 1, "fp32"
+    num_tokens = [batch.num_tokens for batch in reference_run.reference_batches()]
+
+    def build() -> tuple[TrainingState, TakeStep]:
+        state, take_step = reference_training()
+
+        def take_counted(indices: list[int]) -> float:
+            meter.tokens += sum(num_tokens[index] for index in indices)
+            return take_step(indices)
+
+        return state, take_counted
+
+    return build
+
+
+def kill_of_this_start(args: argparse.Namespace, rank: Rank) -> Kill | None:
+    """Return where --kill ends this start of the ranks; InputError for a place that never comes."""
+    kills = [Kill.parse(text) for text in args.kill]
+    for kill in kills:
+        kill.refuse_unless_it_comes(rank.world_size, args.steps)
+    return kills[restart_count()] if restart_count() < len(kills) else None
 
 
 def settle_buckets(model: DistributedDataParallel, device: torch.device) -> None:

@@ -2,14 +2,11 @@
 
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import matplotlib.pyplot as plt
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from matplotlib.figure import Figure
 from torch.distributed.checkpoint.api import CheckpointException
 
 from shared.errors import InputError
@@ -17,7 +14,6 @@ from shared.fault_tolerance.background import BackgroundSaver
 from shared.fault_tolerance.checkpoints import save_checkpoint
 from shared.fault_tolerance.elastic import elastic_content, save_elastic
 from shared.fault_tolerance.state import TrainingState
-from shared.plots import MEANING, use_style
 
 WAYS = (
     "one file, written by rank 0",
@@ -84,21 +80,3 @@ def _prepare(
             raise InputError(f"checkpoint in {folder} cannot be written: {error}") from error
 
     return start, finish
-
-
-def draw_run(losses: Sequence[float], table: Sequence[Mapping[str, Any]], began_at: int) -> Figure:
-    """The losses of all steps, where the last start began, and what each way of saving costs."""
-    use_style()
-    figure, axes = plt.subplots(1, 2 if table else 1, figsize=(10, 3.4), squeeze=False)
-    left = axes[0, 0]
-    left.plot(range(1, len(losses) + 1), losses, color=MEANING["compute"])
-    left.axvline(began_at, color=MEANING["theory"], linestyle="--", linewidth=1)
-    left.set(xlabel="step", ylabel="loss (nats per token)", title=f"Resumed from step {began_at}")
-    if not table:
-        return figure
-    right = axes[0, 1]
-    ways = [row["way"].replace("torch.distributed.checkpoint", "dcp") for row in table]
-    right.barh(ways, [row["stops training, ms"] for row in table], color=MEANING["idle"])
-    right.invert_yaxis()
-    right.set(xlabel="training stands still (ms)", title="A save in the background stops it less")
-    return figure

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from shared.data.batching import Batch
 from shared.errors import InputError
 from shared.measuring.model_states import bytes_by_kind
-from shared.plots import MEANING, VARIANTS, save_figure, use_style
+from shared.plots import MEANING, VARIANTS, use_style
 from shared.ranks.group import Rank
-from shared.script import write_metrics
+from shared.results import write_results
 
 PRECISIONS = ("fp32", "bf16", "fp16", "autocast_bf16", "autocast_fp16")
 
@@ -84,10 +84,13 @@ def conclude(
     sizes = bytes_by_kind(model, optimizer)
     row = result_row(args.precision, args.engine, seen, baseline, sizes, count)
     if rank.is_main:
-        save_figure(draw_run(losses.tolist(), seen.scales, row), args.out / "precision.png")
+        figure = draw_run(losses.tolist(), seen.scales, row)
         words = f"{row['precision']}: {row['time / fp32']:.2f} of fp32's time, "
         words += f"{row['bytes a parameter']:g} bytes a parameter, loss {row['last loss']:.3f}"
-        write_metrics(args.out, rank, headline=words, table=[row], losses=losses.tolist())
+        figures = {"precision.png": figure}
+        write_results(
+            args, rank, headline=words, table=[row], figures=figures, losses=losses.tolist()
+        )
 
 
 def result_row(

@@ -61,6 +61,14 @@ def load(rank: int, config: dict[str, Any], folder: str, universal: bool) -> dic
     return {"error": error, "losses": losses}
 
 
+def loads(rank: int, config: dict[str, Any], folder: str) -> dict[str, dict[str, Any]]:
+    """What `load` gives for DeepSpeed's own form of a checkpoint, and for the universal one."""
+    return {
+        name: load(rank, config, folder, universal)
+        for name, universal in (("sharded", False), ("universal", True))
+    }
+
+
 def built(rank: int, config: dict[str, Any], early: bool) -> dict[str, Any]:
     """The bytes a parameter that this rank holds of a model built before `zero.Init`, or inside.
 

@@ -36,7 +36,7 @@ STACK_SIZE = 24 * 48 * 48
 Config = dict[str, Any]
 
 
-def ask_deepspeed(task: str, world_size: int, timeout: float = 120.0, **given: Any) -> list[Any]:
+def ask_deepspeed(task: str, world_size: int, timeout: float = 480.0, **given: Any) -> list[Any]:
     """Run a function on forked ranks of the DeepSpeed process.
 
     Args:

@@ -5,9 +5,7 @@ import json
 import logging
 import math
 import os
-import resource
 import statistics
-import sys
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -25,10 +23,12 @@ from shared.errors import InputError
 from shared.experiments.lesson09_deepspeed import quiet_deepspeed
 from shared.experiments.lesson10_counting import deepspeed_bytes, engine_bytes
 from shared.experiments.lesson10_text import Recipe, largest_that_fits
+from shared.measuring.memory import peak_memory
 from shared.model.language_model import LanguageModel
-from shared.plots import MEANING, save_figure, use_style
+from shared.plots import MEANING, use_style
 from shared.ranks.group import Rank
-from shared.script import checked_out, write_metrics
+from shared.results import write_results
+from shared.script import checked_out
 from shared.zero.counting import formula
 
 
@@ -71,7 +71,7 @@ def _one_line(what: str) -> Generator[None]:
         raise InputError(f"{what}: DeepSpeed refuses it: {words[:300]}") from error
 
 
-def save(run: Run, folder: Path, rank: Rank, steps: int) -> None:
+def save(run: Run, folder: Path, rank: Rank, data: str, steps: int) -> None:
     """Save each rank's part, and what has to be the same when it is loaded. Call on all ranks."""
     checked_out(folder)
     if run.deepspeed is not None:
@@ -81,21 +81,22 @@ def save(run: Run, folder: Path, rank: Rank, steps: int) -> None:
         if run.stage < 3 and rank.is_main:
             torch.save(run.model.state_dict(), folder / "weights.pt")
     if rank.is_main:
-        (folder / "about.json").write_text(json.dumps(_about(run, rank) | {"steps": steps}) + "\n")
+        about = _about(run, rank, data)
+        (folder / "about.json").write_text(json.dumps(about | {"steps": steps}) + "\n")
     dist.barrier()
 
 
-def resume(run: Run, folder: Path, rank: Rank) -> int:
+def resume(run: Run, folder: Path, rank: Rank, data: str) -> int:
     """Load what `save` has saved; return the number of steps that it had made.
 
     Raises InputError for no checkpoint, and for one of another engine, stage, number of ranks,
-    precision or model.
+    precision, model or training text.
     """
     try:
         about = json.loads((folder / "about.json").read_text())
     except (OSError, ValueError):
         raise InputError(f"--resume {folder} holds no checkpoint of this script") from None
-    for key, value in _about(run, rank).items():
+    for key, value in _about(run, rank, data).items():
         if about.get(key) != value:
             advice = ""
             if key == "ranks" and run.deepspeed is not None:
@@ -117,12 +118,18 @@ def resume(run: Run, folder: Path, rank: Rank) -> int:
     return about["steps"]
 
 
-def _about(run: Run, rank: Rank) -> dict[str, Any]:
+def _about(run: Run, rank: Rank, data: str) -> dict[str, Any]:
     sizes = [list(getattr(p, "ds_shape", p.shape)) for p in run.model.parameters()]
     own = {} if run.deepspeed is None and run.stage == 3 else {"parameters": str(sizes)}
     mine = type(run.optimizer).__module__.startswith("_answers")
     kind = "DeepSpeed" if run.deepspeed is not None else "by hand" + ", --mine" * mine
-    place = {"engine": kind, "stage": run.stage, "ranks": rank.world_size, "bf16": run.half}
+    place = {
+        "engine": kind,
+        "stage": run.stage,
+        "ranks": rank.world_size,
+        "bf16": run.half,
+        "training text": data,
+    }
     return place | own
 
 
@@ -152,20 +159,12 @@ def conclude(args: argparse.Namespace, rank: Rank, run: Run, tokens: int, count:
         **kinds,
         "bytes a parameter": round(sum(run.kinds.values()) / count, 2),
         "formula": round(formula(run.stage, rank.world_size, half=run.half), 2),
-        "peak, MiB": round(peak_bytes(rank.device) / 2**20),
+        "peak, MiB": round(peak_memory(rank.device) / 2**20),
     }
-    save_figure(draw(losses, row, list(kinds)), args.out / "zero.png")
+    figures = {"zero.png": draw(losses, row, list(kinds))}
     words = f"{run.name}: {row['bytes a parameter']:.2f} bytes a parameter on each of "
     words += f"{rank.world_size} rank(s), formula {row['formula']:g}, loss {row['last loss']:.3f}"
-    write_metrics(args.out, rank, headline=words, table=[row], losses=losses)
-
-
-def peak_bytes(device: torch.device) -> int:
-    """The most memory so far: a GPU's tensors, or on a CPU this whole process, imports included."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    write_results(args, rank, headline=words, table=[row], figures=figures, losses=losses)
 
 
 def draw(losses: list[float], row: dict[str, Any], kinds: list[str]) -> Figure:
@@ -232,4 +231,4 @@ def search(
         table.append({"file": file.name, "layers": layers, "billion parameters": size / 1e9})
     best = max(table, key=lambda row: row["layers"])
     words = f"{best['billion parameters']:.1f} billion parameters fit with {best['file']}"
-    write_metrics(args.out, rank, headline=words, table=table)
+    write_results(args, rank, headline=words, table=table)

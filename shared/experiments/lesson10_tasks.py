@@ -63,6 +63,11 @@ def curve(rank: int, config: dict[str, Any], steps: int) -> dict[str, Any]:
     return {"losses": losses, "seconds": seconds}
 
 
+def curves(rank: int, configs: list[dict[str, Any]], steps: int) -> list[list[float]]:
+    """The reference run's first losses under each configuration, on the same ranks."""
+    return [curve(rank, config, steps)["losses"] for config in configs]
+
+
 def start(
     model: nn.Module, config: dict[str, Any], optimizer: torch.optim.Optimizer | None = None
 ) -> Any:

@@ -1,6 +1,7 @@
 """Lesson 10's language model: its sizes, its text as windows of tokens, the largest that fits."""
 
 import gc
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -8,11 +9,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from shared.data.text import load_text
+from shared.data.text import TextCorpus
 from shared.data.tokenizer import Tokenizer
 from shared.errors import InputError
 from shared.model.config import TransformerConfig
-from shared.ranks.agreement import agree_on, fingerprint
+from shared.ranks.group import Rank
 from shared.training.schedules import cosine_schedule
 
 
@@ -54,19 +55,26 @@ RECIPES = {
 }
 
 
-def load_tokens(dataset: str, recipe: Recipe) -> tuple[Int[Tensor, "tokens"], int]:
-    """The first part of a text as token ids, and the size of the vocabulary. Call on all ranks.
+def load_tokens(corpus: TextCorpus, recipe: Recipe) -> tuple[Int[Tensor, "tokens"], int]:
+    """The first part of a text as token ids, and the size of the vocabulary.
 
-    Raises InputError where the text has fewer tokens than a row needs, and where ranks differ.
+    Raises InputError where the text has fewer tokens than a row needs.
     """
-    corpus = load_text(dataset)
     lines = corpus.train[: recipe.characters].splitlines()
-    agree_on("their text", fingerprint(lines), "give every machine the same files")
     tokenizer = Tokenizer.train(lines, recipe.vocab_size)
     ids = torch.tensor([id for line in tokenizer.encode_batch(lines) for id in line])
     if len(ids) <= recipe.length + 1:
         raise InputError(f"{corpus.name} has {len(ids)} tokens; a row needs {recipe.length + 1}")
     return ids, tokenizer.vocab_size
+
+
+def rows_a_rank(recipe: Recipe, rank: Rank) -> int:
+    """This rank's rows of a step: the recipe's shared out, rounded up where it does not divide."""
+    share = math.ceil(recipe.batch / rank.world_size)
+    if rank.is_main and share * rank.world_size != recipe.batch:
+        ranks = f"{rank.world_size} ranks share {recipe.batch} unevenly"
+        print(f"note: {share * rank.world_size} rows a step, since {ranks}", flush=True)
+    return share
 
 
 def rows(

@@ -17,9 +17,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from shared.errors import InputError
 from shared.measuring.activations import counting_saved
 from shared.model.config import TransformerConfig
-from shared.plots import MEANING, save_figure, use_style
+from shared.plots import MEANING, use_style
 from shared.ranks.group import Rank
-from shared.script import write_metrics
+from shared.results import write_results
 
 VOCAB = 256  # bytes of text
 MIB = 2**20
@@ -69,14 +69,17 @@ class Seen:
     flops: float = 0.0  # of a step, in forwards
 
 
-def count_step(model: nn.Module, tokens: Int[Tensor, "batch length"], seen: Seen) -> None:
+def count_step(
+    model: nn.Module, tokens: Int[Tensor, "batch length"], cast: torch.autocast, seen: Seen
+) -> None:
     """Make one step under the counters, which would slow the timed ones down; nothing is sent."""
     devices = [tokens.device] if tokens.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        with FlopCounterMode(display=False) as forward, torch.no_grad():
+        with FlopCounterMode(display=False) as forward, torch.no_grad(), cast:
             model(tokens[:, :-1])
         with counting_saved(model.parameters()) as saved, FlopCounterMode(display=False) as step:
-            logits = model(tokens[:, :-1])
+            with cast:
+                logits = model(tokens[:, :-1])
             seen.held = saved.now
             logits.float().logsumexp(-1).sum().backward()
     seen.peak, seen.flops = saved.peak, step.get_total_flops() / forward.get_total_flops()
@@ -96,10 +99,10 @@ def conclude(args: argparse.Namespace, rank: Rank, seen: Seen) -> None:
     if not rank.is_main:
         return
     row = result_row(args, rank, seen, losses)
-    save_figure(draw_run(losses.tolist(), seen), args.out / "checkpointing.png")
+    figures = {"checkpointing.png": draw_run(losses.tolist(), seen)}
     words = f"--checkpoint {args.checkpoint}: {row['peak, MiB']:.4g} MiB of activations at most, "
     words += f"{row['time / none']:.2f} of the time, {seen.flops:.2f} forwards of FLOPs a step"
-    write_metrics(args.out, rank, headline=words, table=[row], losses=losses.tolist())
+    write_results(args, rank, headline=words, table=[row], figures=figures, losses=losses.tolist())
 
 
 def result_row(args: argparse.Namespace, rank: Rank, seen: Seen, losses: Tensor) -> dict[str, Any]:

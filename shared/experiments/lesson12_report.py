@@ -3,12 +3,10 @@
 import argparse
 import json
 import math
-import resource
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
 import torch
@@ -19,14 +17,49 @@ from torch.profiler import profile
 from shared.errors import InputError
 from shared.experiments.lesson12_drawing import draw_memory, draw_step
 from shared.measuring.chrome import memory_timeline, merge_ranks, rank_of, read_chrome, step_seconds
+from shared.measuring.memory import peak_memory
 from shared.measuring.peak import product_flops
 from shared.measuring.trace import quiet_stderr
 from shared.model.config import TransformerConfig
 from shared.plots import save_figure, use_style
 from shared.ranks.group import Rank
-from shared.script import checked_out, write_metrics
+from shared.results import write_results
+from shared.script import checked_out
 
 Trace = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model over bytes, and the batch of a rank."""
+
+    d_model: int
+    num_layers: int
+    rows: int
+    length: int
+
+    def config(self) -> TransformerConfig:
+        """The model's description: 256 tokens, one a byte."""
+        return TransformerConfig(
+            vocab_size=256, d_model=self.d_model, num_heads=4, num_layers=self.num_layers,
+            d_ff=4 * self.d_model, dropout=0.0, max_len=self.length,
+        )  # fmt: skip
+
+
+PRESETS = {
+    "tiny": Size(32, 2, 4, 32),
+    "small": Size(128, 4, 16, 128),
+    "large": Size(768, 12, 16, 1024),
+}
+
+
+class Readers(NamedTuple):
+    """The lesson's functions that read a trace or a step: the script's own, or the learner's."""
+
+    data_stall_fraction: Callable[[Trace], float]
+    overlap_fraction: Callable[[Trace], float]
+    model_flops_utilization: Callable[..., float]
+    diagnose: Callable[[Trace, Trace], str]
 
 
 @dataclass(frozen=True)
@@ -47,7 +80,7 @@ def recorded_memory(rank: Rank, folder: Path, step: Callable[[], Any]) -> float:
     The snapshot is for https://pytorch.org/memory_viz. Only rank 0 records, and all ranks train.
     Return the most bytes in use before: a GPU's tensors since the last call, or a process so far.
     """
-    most = peak_bytes(rank.device)
+    most = peak_memory(rank.device)
     if rank.device.type == "cuda":
         torch.cuda.memory._record_memory_history(max_entries=100_000)
         step()
@@ -71,7 +104,11 @@ def recorded_memory(rank: Rank, folder: Path, step: Callable[[], Any]) -> float:
 
 
 def conclude(
-    args: argparse.Namespace, rank: Rank, runs: Sequence[Run], config: TransformerConfig, parts: Any
+    args: argparse.Namespace,
+    rank: Rank,
+    runs: Sequence[Run],
+    config: TransformerConfig,
+    readers: Readers,
 ) -> None:
     """Read what all ranks wrote; rank 0 prints the table. Call on all ranks.
 
@@ -91,9 +128,9 @@ def conclude(
     for run, trace, seconds, used in zip(runs, traces, slowest, memory, strict=True):
         row = {"slow": run.slow, "step, ms": round(1000 * seconds, 2)}
         row["tokens/s"] = round(math.prod(run.tokens) * rank.world_size / seconds)
-        share = parts.model_flops_utilization(config, run.tokens, seconds, peak)
+        share = readers.model_flops_utilization(config, run.tokens, seconds, peak)
         row["MFU, %"] = round(100 * share, 2)
-        row |= shares(trace, traces[0], parts)
+        row |= shares(trace, traces[0], readers)
         row["peak MiB"] = round(used / 2**20)
         table.append(row)
         if rank.world_size > 1:
@@ -102,17 +139,19 @@ def conclude(
     for ax, run, trace in zip(axes[:, 0], runs, traces, strict=True):
         draw_step(ax, trace)
         ax.set_title(f"--slow {run.slow}: one step of rank 0")
-    save_figure(figure, args.out / "steps.png")
     ratio = slowest[-1] / slowest[0]
     last = table[-1]
     words = f"{last['slow']}: {last['step, ms']} ms a step, MFU {last['MFU, %']} % of a measured "
     words += f"{peak / 1e9:.0f} GFLOP/s"
     words += f", {ratio:.2f} times the healthy step" if len(runs) > 1 else ""
     losses = {run.slow: run.losses.tolist() for run in runs}
-    write_metrics(args.out, rank, headline=words, table=table, losses=losses, peak_flops=peak)
+    write_results(
+        args, rank, headline=words, table=table, figures={"steps.png": figure}, losses=losses,
+        peak_flops=peak,
+    )  # fmt: skip
 
 
-def shares(trace: Trace, healthy: Trace, parts: Any) -> dict[str, Any]:
+def shares(trace: Trace, healthy: Trace, readers: Readers) -> dict[str, Any]:
     """The columns that are read from a trace; one rank alone has nobody to send to."""
     sent = trace.get("distributedInfo", {}).get("world_size", 1) > 1 and any(
         e.get("name", "").startswith("gloo:") or "nccl" in e.get("name", "").lower()
@@ -120,9 +159,9 @@ def shares(trace: Trace, healthy: Trace, parts: Any) -> dict[str, Any]:
     )
     return {
         "profiled, ms": round(1000 * step_seconds(trace), 2),
-        "data stall, %": round(100 * parts.data_stall_fraction(trace), 1),
-        "overlap, %": round(100 * parts.overlap_fraction(trace), 1) if sent else "-",
-        "diagnosis": parts.diagnose(trace, healthy),
+        "data stall, %": round(100 * readers.data_stall_fraction(trace), 1),
+        "overlap, %": round(100 * readers.overlap_fraction(trace), 1) if sent else "-",
+        "diagnosis": readers.diagnose(trace, healthy),
     }
 
 
@@ -139,7 +178,7 @@ def write_merged(folder: Path, world_size: int) -> Path:
     return merged
 
 
-def read_folder(args: argparse.Namespace, rank: Rank, parts: Any) -> None:
+def read_folder(args: argparse.Namespace, rank: Rank, readers: Readers) -> None:
     """A table of the traces rank_*.json in --read, one row a rank, and merged.json in --out.
 
     Raises InputError where there are fewer than two, and where one cannot be read.
@@ -151,16 +190,8 @@ def read_folder(args: argparse.Namespace, rank: Rank, parts: Any) -> None:
         raise InputError(f"--read {args.read}: no rank_*.json there")
     traces = [read_chrome(path) for path in paths]
     merged = merge_ranks(traces)
-    table = [{"rank": rank_of(each), **shares(each, traces[0], parts)} for each in traces]
+    table = [{"rank": rank_of(each), **shares(each, traces[0], readers)} for each in traces]
     times = [row["profiled, ms"] for row in table]
     words = f"{len(traces)} ranks, steps of {min(times)} to {max(times)} ms"
     (checked_out(args.out) / "merged.json").write_text(json.dumps(merged))
-    write_metrics(args.out, rank, headline=words, table=table)
-
-
-def peak_bytes(device: torch.device) -> float:
-    """The most memory that was in use: tensors on a GPU, the whole process on a CPU."""
-    if device.type == "cuda":
-        return float(torch.cuda.max_memory_allocated(device))
-    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return float(used if sys.platform == "darwin" else 1024 * used)
+    write_results(args, rank, headline=words, table=table)

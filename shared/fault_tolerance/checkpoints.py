@@ -35,9 +35,9 @@ def save_checkpoint(folder: Path, state: TrainingState, keep: int = 2) -> Path:
 
     `write_atomically` gets a dict of "origin" (origin(state)), "step", "losses", "random" (a list
     with the `random_states()` of every rank), and the state dicts of "model" (without DDP's
-    "module." before the names), "optimizer", "schedule" and "sampler". Of older checkpoints in
-    the folder the last `keep` - 1 stay; none goes before the new one is there, and no rank
-    returns before that.
+    "module." before the names, which are the bare model's otherwise), "optimizer", "schedule" and
+    "sampler". Of older checkpoints in the folder the last `keep` - 1 stay; none goes before the
+    new one is there, and no rank returns before that.
 
     Raises InputError on every rank when rank 0 could not write; what was there before still is.
     """
@@ -110,20 +110,24 @@ def load_checkpoint(folder: Path, state: TrainingState) -> Path | None:
 
     Raises InputError on every rank, with `state` and the random generators unchanged, when there
     are files but none can be read, and when the checkpoint is of another format, world size,
-    model or optimizer.
+    model, optimizer or data than any of the ranks.
     """
     found: list[Any] = [None, None, None]
     if current_rank() == 0:
         try:
-            newest = newest_sound(folder)
-            if newest is not None:
-                refuse_unless_it_fits(*newest, state)
-                found = [None, *newest]
+            found = [None, *(newest_sound(folder) or (None, None))]
         except Exception as error:
             found = [error, None, None]
     error, path, content = from_rank_0(found)
-    if error is not None:
-        raise error
+    if content is not None:
+        try:
+            refuse_unless_it_fits(path, content, state)
+        except Exception as refused:
+            error = refused
+    # A rank that raised alone would leave the others in the next all-reduce, with half a run each.
+    errors = [each for each in _of_all_ranks(error) if each is not None]
+    if errors:
+        raise errors[0]
     if content is not None:
         put_back(content, state)
     return path
@@ -174,7 +178,8 @@ def resume_training(
     `take_step(indices)` trains on this rank's next `batch_size` indices and returns the loss;
     the schedule is stepped after it. Epoch follows epoch, each announced to the sampler. All
     ranks call `save` and `load`. A run that is already at `num_steps` does nothing.
-    Returns the losses of all steps, also of those before the last interruption.
+    Returns the losses of all steps, as the floats that `take_step` returned, also of those before
+    the last interruption.
     """
     load(state)
     while state.step < num_steps:

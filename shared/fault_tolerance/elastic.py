@@ -66,15 +66,18 @@ def load_elastic(folder: Path, state: TrainingState, seed: int = 0) -> Path | No
             f"{path} cannot be loaded into this model: {_reason(error)}; if it is damaged, move it "
             "away and the one before it is used"
         ) from error
+    progress = json.loads(content["progress"])
+    try:
+        state.sampler.load_state_dict(progress["sampler"])  # counts samples, not samples per rank
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
     set_state_dict(
         state.model,
         state.optimizer,
         model_state_dict=content["model"],
         optim_state_dict=content["optimizer"],
     )
-    progress = json.loads(content["progress"])
     state.schedule.load_state_dict(progress["schedule"])
-    state.sampler.load_state_dict(progress["sampler"])  # counts samples, not samples per rank
     state.step, state.losses[:] = progress["step"], progress["losses"]
     seeds = np.random.SeedSequence([seed, state.step, dist.get_rank()]).generate_state(3).tolist()
     for seed_one, value in zip(

@@ -8,11 +8,39 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shared.data.sampling import ResumableSampler
 from shared.errors import InputError
 from shared.fault_tolerance.state import TrainingState
 from shared.ranks.group import current_world_size
 
 FORMAT = 1  # changes when older files can no longer be resumed
+
+
+class SamplerOfData(ResumableSampler):
+    """A ResumableSampler whose state names the data that its indices point into.
+
+    A folder of the same name and length may hold another text: training would resume without a
+    word, on samples that mean something else. `data` is a fingerprint; no checkpoint needs to know
+    of it, since every checkpoint holds the sampler's state and asks the sampler whether it fits.
+    """
+
+    def __init__(self, data: str, length: int, num_replicas: int, rank: int, seed: int) -> None:
+        super().__init__(length, num_replicas, rank, seed=seed)
+        self.data = data
+
+    def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
+        """Return the position, what the order depends on, and the fingerprint of the data."""
+        return super().state_dict(consumed) | {"data": self.data}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume where `state` was taken; raises InputError when it is of other data, too."""
+        theirs = state.get("data", "unknown")
+        if theirs != self.data:
+            raise InputError(
+                f"it was saved while training on data {theirs}, this run's data is {self.data}:"
+                " give the data of then, or another folder for checkpoints"
+            )
+        super().load_state_dict(state)
 
 
 def origin(state: TrainingState) -> dict[str, Any]:
@@ -58,7 +86,10 @@ def refuse_unless_it_fits(path: Path, content: Mapping[str, Any], state: Trainin
             f"{path}: its optimizer has groups of {groups[0]} parameters, this one of {groups[1]}"
         )
     before = state.sampler.state_dict()
-    state.sampler.load_state_dict(content["sampler"])  # refuses another order by itself
+    try:
+        state.sampler.load_state_dict(content["sampler"])  # refuses another order by itself
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
     state.sampler.load_state_dict(before)
     if theirs["torch"] != ours["torch"]:
         warnings.warn(

@@ -1,8 +1,10 @@
 """Bytes of all tensors that are alive, counted over storages while a program runs."""
 
 import contextlib
+import threading
 import time
 from collections.abc import Generator, Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 CRUMB = 16  # bytes; smaller storages (step counts, losses) are not counted
 SETTLE = 0.005  # seconds
+TASKS = Path("/proc/self/task")  # Linux: a folder for each thread
 
 
 class LiveBytes:
@@ -64,6 +67,30 @@ def count_live_bytes(already: Iterable[Tensor] = ()) -> Generator[LiveBytes]:
         yield live
 
 
+def settle(least: float, most: float = 2.0) -> None:
+    """Sleep until all other threads of this process wait for something, `most` seconds at most.
+
+    When wait() returns, gloo's thread may still hold what was sent, for longer where other programs
+    keep the cores busy. Sleeps for `least` seconds at the least, on systems without /proc for just
+    that.
+    """
+    end = time.monotonic() + most
+    time.sleep(least)
+    while _others_run() and time.monotonic() < end:
+        time.sleep(0.001)
+
+
+def _others_run() -> bool:
+    """Whether another thread is running or is ready to run."""
+    own = str(threading.get_native_id())
+    for task in TASKS.iterdir() if TASKS.is_dir() else ():
+        with contextlib.suppress(OSError):  # a thread that has ended
+            state = (task / "stat").read_text().rpartition(")")[2].split()[0]
+            if state == "R" and task.name != own:
+                return True
+    return False
+
+
 class _Watch(TorchDispatchMode):
     def __init__(self, live: LiveBytes) -> None:
         super().__init__()
@@ -76,7 +103,7 @@ class _Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "c10d":
             name = func._schema.name.split("::")[1].strip("_")
-            time.sleep(SETTLE)  # gloo's thread may still hold the tensors of the one before
+            settle(SETTLE)
             self.live.at_collectives.append((name, self.live.now()))
         result = func(*args, **(kwargs or {}))
         self.live.add(x for x in tree_leaves(result) if type(x) is Tensor)

@@ -1,5 +1,7 @@
 """Bytes, counted rather than estimated."""
 
+import resource
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -29,3 +31,11 @@ def saved_bytes(run: Callable[[], Any], *, ignore: tuple[Tensor, ...] = ()) -> i
     total = sum(storage.nbytes() for address, storage in storages.items() if address not in known)
     del result
     return total
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most memory so far: a GPU's tensors, or on a CPU this whole process, imports included."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

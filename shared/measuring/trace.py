@@ -71,15 +71,20 @@ def record_trace(run: Callable[[], Any], device: torch.device | str = "cpu") -> 
 
 @contextlib.contextmanager
 def quiet_stderr() -> Generator[None]:
-    """Send what is written to stderr nowhere, for as long as the block lasts.
+    """Send what libraries write to stderr nowhere, for as long as the block lasts.
 
-    The profiler announces its start and end on the file descriptor itself, in every process.
+    The profiler announces its start and end on the file descriptor itself, in every process. What
+    Python writes to sys.stderr (warnings, a progress bar) is shown.
     """
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:
-        yield
+        with open(kept, "w", buffering=1, closefd=False) as shown:
+            # Elsewhere (in a notebook, under pytest) sys.stderr is not the descriptor.
+            on_descriptor = sys.stderr is sys.__stderr__
+            with contextlib.redirect_stderr(shown if on_descriptor else sys.stderr):
+                yield
     finally:
         os.dup2(kept, 2)
         os.close(kept)

@@ -20,13 +20,18 @@ def agree_on(what: str, value: Any, advice: str = "") -> None:
     Raises InputError on every rank, with each rank's value, unless all are equal; `advice` says
     what to do. Without a process group, or with one rank, there is nothing to compare.
     """
-    if current_world_size() == 1:
-        return
-    values: list[Any] = [None] * current_world_size()
-    dist.all_gather_object(values, value)
+    values = gathered(value)
     if any(other != values[0] for other in values):
         seen = ", ".join(f"rank {rank}: {_short(each)}" for rank, each in enumerate(values))
         raise InputError(f"the ranks differ in {what} ({seen})" + (f"; {advice}" if advice else ""))
+
+
+def gathered(value: Any) -> list[Any]:
+    """Return every rank's value, in the order of ranks; call on every rank."""
+    values = [value] * current_world_size()
+    if len(values) > 1:
+        dist.all_gather_object(values, value)
+    return values
 
 
 def _short(value: Any) -> str:

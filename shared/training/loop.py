@@ -1,4 +1,4 @@
-"""Training a translator: the loss, the learning rate over time, one step on any number of ranks.
+"""Training a translator on any number of ranks: whose batches, and one all-reduce a step.
 
 Every rank computes the *sum* of its tokens' losses and of their gradients; the sums and the token
 counts travel together in one all-reduce, and the division by the count comes last. A step on four
@@ -6,7 +6,7 @@ ranks is then the step that one process would take on the whole batch, whatever 
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,46 @@ from shared.data.batching import Batch, bucketed_batches, rank_slice
 from shared.errors import InputError
 from shared.ranks.group import current_world_size
 from shared.training.loss import label_smoothed_loss
-from shared.training.schedules import set_learning_rate
+
+
+def global_batches(
+    lengths: Sequence[tuple[int, int]],
+    max_tokens: int,
+    num_steps: int,
+    seed: int = 0,
+    world_size: int = 1,
+) -> list[list[int]]:
+    """Which pairs all ranks together train on in each step: epochs of length-bucketed batches.
+
+    `max_tokens` bounds the padded size of the *global* batch, which the ranks share out, so that
+    the number of ranks changes neither the steps nor what is learnt in them. One exception: a
+    batch with fewer pairs than ranks (an epoch's last few of a length) is left out, because a rank
+    without data could not take part in the step.
+    """
+    batches: list[list[int]] = []
+    for epoch in itertools.count():
+        drawn = bucketed_batches(lengths, max_tokens, seed=seed + epoch)
+        usable = [batch for batch in drawn if len(batch) >= world_size]
+        if not usable:
+            raise InputError(_no_batch(lengths, max_tokens, world_size))
+        batches += usable
+        if len(batches) >= num_steps:
+            return batches[:num_steps]
+    raise AssertionError("an endless count has ended")
+
+
+def _no_batch(lengths: Sequence[tuple[int, int]], max_tokens: int, world_size: int) -> str:
+    """Say what is too small when no batch has a pair for every rank: the data, or the budget."""
+    if len(lengths) < world_size:
+        return (
+            f"{len(lengths)} training pairs cannot be shared out among {world_size} ranks: give"
+            " more data, or start fewer ranks"
+        )
+    shortest = sorted(max(pair) for pair in lengths)[:world_size]
+    return (
+        f"{max_tokens} tokens a batch hold fewer pairs than there are ranks ({world_size}): allow"
+        f" {world_size * shortest[-1]} tokens or more, or start fewer ranks"
+    )
 
 
 def batch_plan(
@@ -28,52 +67,9 @@ def batch_plan(
     rank: int = 0,
     world_size: int = 1,
 ) -> list[list[int]]:
-    """Which pairs this rank trains on in each step: epoch after epoch of length-bucketed batches.
-
-    `max_tokens` bounds the padded size of the *global* batch, which the ranks share out, so that
-    the number of ranks changes neither the steps nor what is learnt in them. One exception: a
-    batch with fewer pairs than ranks (an epoch's last few of a length) is left out, because a rank
-    without data could not take part in the step.
-    """
-    plan: list[list[int]] = []
-    for epoch in itertools.count():
-        batches = bucketed_batches(lengths, max_tokens, seed=seed + epoch)
-        usable = [batch for batch in batches if len(batch) >= world_size]
-        if not usable:
-            raise InputError(
-                f"{max_tokens} tokens a batch hold fewer pairs than there are ranks "
-                f"({world_size}): allow more tokens, or start fewer ranks"
-            )
-        plan += [rank_slice(batch, rank, world_size) for batch in usable]
-        if len(plan) >= num_steps:
-            return plan[:num_steps]
-    raise AssertionError("an endless count has ended")
-
-
-def training_step(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batch: Batch,
-    learning_rate: float,
-    smoothing: float = 0.1,
-    autocast: torch.dtype | None = None,
-    loss_function: Callable[..., Tensor] = label_smoothed_loss,
-) -> Float[Tensor, ""]:
-    """One optimizer step on this rank's batch and its peers'; return the mean loss per token.
-
-    `autocast` is torch.bfloat16 on a GPU; most CPUs are slower with it. The loss stays on the
-    device: reading it waits for the GPU, which is the caller's choice.
-    """
-    device = batch.src.device.type
-    optimizer.zero_grad(set_to_none=True)
-    with torch.autocast(device, dtype=autocast, enabled=autocast is not None):
-        logits = model(batch.src, batch.tgt_in)  # (B, T, V)
-    loss_sum = loss_function(logits, batch.tgt_out, smoothing) * batch.num_tokens
-    loss_sum.backward()
-    loss = mean_over_ranks(model.parameters(), loss_sum.detach(), batch.num_tokens)
-    set_learning_rate(optimizer, learning_rate)
-    optimizer.step()
-    return loss
+    """Which pairs this rank trains on in each step: its share of each of `global_batches`."""
+    batches = global_batches(lengths, max_tokens, num_steps, seed, world_size)
+    return [rank_slice(batch, rank, world_size) for batch in batches]
 
 
 def mean_over_ranks(

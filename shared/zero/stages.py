@@ -121,12 +121,15 @@ class ZeroStage1(Optimizer):
                 parameter.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's part: settings, states and masters. Every rank has to save its own."""
+        """This rank's part: settings, states and masters. Every rank has to save its own.
+
+        Masters are copies: torch.save writes the storage of a view whole, here all parameters.
+        """
         return {
             "stage": self.stage,
             "rank": dist.get_rank(),
             "world_size": dist.get_world_size(),
-            "masters": [bucket.master.detach() for bucket in self.buckets],
+            "masters": [bucket.master.detach().clone() for bucket in self.buckets],
             **self.inner.state_dict(),
         }
 

@@ -161,6 +161,19 @@ def test_a_lesson_folder_is_a_leaf_with_its_three_files():
     assert [name for name, files in found.items() if "__init__.py" in files] == []
 
 
+def test_a_script_takes_only_its_own_exercises_from_solutions():
+    """Where there are no solutions, shared/exercises/mine.py stands in for these names alone."""
+    offenders = []
+    for name in LESSONS:
+        checks = (ROOT / "lessons" / name / "checks.py").read_text(encoding="utf-8")
+        exercises = re.findall(r'checks_for\(\s*"[\d.a-z]+",\s*(?:name=)?"(\w+)"', checks)
+        own = {f"solutions.lesson{name}.{each}" for each in exercises}
+        taken = set(imported(ROOT / "lessons" / name / "train.py"))
+        wrong = {each for each in taken if each.startswith("solutions")} - own
+        offenders += [f"{name}/train.py imports {each}" for each in sorted(wrong)]
+    assert not offenders, "\n".join(offenders)
+
+
 def test_exactly_the_packages_of_shared_and_solutions_are_installed():
     setuptools = pytest.importorskip("setuptools")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))

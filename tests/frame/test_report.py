@@ -2,14 +2,13 @@
 
 import base64
 import json
-import os
 import re
-import time
 
 import pytest
 
 from shared.cli.report import MAX_ROWS, write_report
 
+RUN = "2026-01-01_10-00-00_1"
 PIXEL = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk+A8AAQUBAScY42YAAAAASUVORK5CYII="
 )
@@ -33,6 +32,10 @@ def write_metrics(folder, **extra):
         "torch": "2.13.0",
         "seconds": 3.25,
         "headline": "rotary 99.1 % accuracy",
+        "run": RUN,
+        "preset": "small",
+        "seed": 3,
+        "commit": "abc123+",
         "table": [{"variant": "none", "accuracy %": 12.34567, "steps": 12000}],
         **extra,
     }
@@ -52,19 +55,22 @@ def result(lesson, problem=""):
 
 def test_tables_pictures_and_machine_are_on_the_page(runs):
     (runs / "01_positions" / "accuracy_by_step.png").write_bytes(PIXEL)
-    page = write_report(runs, [result("01_positions")]).read_text()
+    (runs / "01_positions" / "of_an_earlier_run.png").write_bytes(PIXEL)
+    write_metrics(runs / "01_positions", figures=["accuracy_by_step.png"])
+    page = write_report(runs, [result("01_positions")], RUN).read_text()
     for text in ("rotary 99.1 % accuracy", "12.35", "12,000", "variant", "2 ranks", "torch 2.13.0"):
         assert text in page
     assert 'class="chip pass">passed' in page
     for key in ("processor", "cores", "memory", "Python"):
         assert f"<dt>{key}</dt>" in page
     assert "<figcaption>accuracy by step</figcaption>" in page
-    assert base64.b64encode(PIXEL).decode() in page
+    assert page.count(base64.b64encode(PIXEL).decode()) == 1
 
 
 def test_the_page_needs_no_other_file(runs):
     (runs / "01_positions" / "a.png").write_bytes(PIXEL)
-    page = write_report(runs).read_text()
+    write_metrics(runs / "01_positions", figures=["a.png"])
+    page = write_report(runs, [result("01_positions")], RUN).read_text()
     sources = re.findall(r'(?:src|href)="([^"]*)"', page)
     assert sources
     assert all(source.startswith(("data:", "#")) for source in sources)
@@ -76,28 +82,31 @@ def test_a_failure_shows_its_words_and_log(runs):
     folder = runs / "02_attention"
     folder.mkdir()
     (folder / "run.log").write_text("RuntimeError: <boom> & more\n")
-    page = write_report(runs, [result("02_attention", "exit status 1")]).read_text()
+    page = write_report(runs, [result("02_attention", "exit status 1")], RUN).read_text()
     assert "RuntimeError: &lt;boom&gt; &amp; more" in page
     assert 'class="chip fail">failed' in page
 
 
-def test_a_lesson_run_by_hand_is_shown_and_an_earlier_result_remembered(runs):
-    assert "not by run_all.sh" in write_report(runs).read_text()
-    write_report(runs, [result("01_positions")])
-    assert "2026-01-01 10:00" in write_report(runs).read_text()
+def test_numbers_of_another_run_are_not_shown(runs):
+    write_metrics(runs / "01_positions", run="by hand or of yesterday")
+    page = write_report(runs, [result("01_positions")], RUN).read_text()
+    assert "99.1" not in page
+    assert "01 positions" in page
 
 
-def test_a_picture_of_an_earlier_run_is_left_out(runs):
-    picture = runs / "01_positions" / "old_name.png"
-    picture.write_bytes(PIXEL)
-    os.utime(picture, (time.time() - 3600,) * 2)
-    assert "old name" not in write_report(runs).read_text()
+def test_a_page_shows_the_lessons_of_its_run_and_no_others(runs):
+    assert "01 positions" not in write_report(runs, [result("02_attention")], RUN).read_text()
+
+
+def test_settings_stand_beside_the_numbers(runs):
+    page = write_report(runs, [result("01_positions")], RUN).read_text()
+    assert "preset small · seed 3 · commit abc123+" in page
 
 
 def test_strange_values_and_long_tables(runs):
     rows = [{"x": number, "y": None, "z": True} for number in range(MAX_ROWS + 5)]
     write_metrics(runs / "01_positions", table=rows, second=[{"only": "<i>"}], recipe="adam")
-    page = write_report(runs).read_text()
+    page = write_report(runs, [result("01_positions")], RUN).read_text()
     assert "5 more rows" in page
     assert ">–</td>" in page
     assert "<td>yes</td>" in page
@@ -107,5 +116,4 @@ def test_strange_values_and_long_tables(runs):
 
 def test_torn_files_do_not_stop_it(runs):
     (runs / "01_positions" / "metrics.json").write_text('{"half": ')
-    (runs / "summary.json").write_text("[]")
-    assert "01 positions" in write_report(runs).read_text()
+    assert "01 positions" in write_report(runs, [result("01_positions")], RUN).read_text()

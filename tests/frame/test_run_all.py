@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -14,6 +15,7 @@ import pytest
 
 from shared.cli import setup
 from shared.cli.command import UsageError, parse
+from shared.cli.machine import num_cores
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -43,6 +45,7 @@ world_size = int(os.environ["WORLD_SIZE"])
 def finish(world_size=world_size):
     record = {"lesson": args.out.name, "world_size": world_size, "device": "cpu", "backend": "gloo",
               "torch": "2", "seconds": 0.1, "headline": f"preset {args.preset}",
+              "run": os.environ["TORCH_HANDLE_RUN"],
               "table": [{"variant": "a", "loss": 0.5}]}
     if os.environ["RANK"] == "0":
         (args.out / "metrics.json").write_text(json.dumps(record))
@@ -55,6 +58,8 @@ BODIES = {
     "05_slow": "print('asleep', flush=True); time.sleep(120)",
     "06_leaves": "finish(); subprocess.Popen(['sleep', '120'], start_new_session=True)",
 }
+
+AT_ONCE = min(8, num_cores() + 1)  # processes of pytest
 
 # A pytest that says how it was called.
 PYTEST = """
@@ -206,6 +211,19 @@ def test_named_lessons_and_their_options(tree):
     metrics = json.loads((course.root / "runs" / "01_good" / "metrics.json").read_text())
     assert metrics["world_size"] == 3
     assert not (course.root / "runs" / "02_bad").exists()
+
+
+def test_results_go_where_they_are_wanted(tree):
+    course = tree("01_good")
+    done = course.run_lessons("--out", "elsewhere/deep")
+    assert done.returncode == 0, done.stderr
+    assert (course.root / "elsewhere" / "deep" / "01_good" / "run.log").exists()
+    assert "01 good" in (course.root / "elsewhere" / "deep" / "report.html").read_text()
+    assert not (course.root / "runs").exists()
+    (course.root / "file").touch()
+    done = course.run_lessons("--out", "file/x")
+    assert done.returncode == 2
+    assert done.stderr.startswith("run_all.sh: --out file/x: Not a directory: give a folder")
 
 
 def test_a_lesson_that_takes_too_long_or_leaves_a_process_fails(tree):
@@ -372,6 +390,16 @@ def test_ctrl_c_during_set_up_leaves_no_process_and_the_next_one_completes_it(tr
     assert "unfinished" in course.run("setup").stdout
 
 
+def test_a_course_that_cannot_be_written_says_so_in_one_line(tree):
+    course = tree("01_good")
+    (course.root / "runs").touch()
+    done = course.run("setup", PYTHON=sys.executable)
+    assert done.returncode == 1
+    assert re.fullmatch(
+        r"run_all\.sh: .* cannot be written .*--no-setup, with --out.*\n", done.stderr
+    )
+
+
 def test_a_folder_that_is_no_environment_is_left_alone(tmp_path):
     (tmp_path / ".venv").mkdir()
     (tmp_path / ".venv" / "thesis.txt").touch()
@@ -405,7 +433,7 @@ def test_the_test_command_is_pytest_over_everything_in_solution_mode(tree):
     (course.root / "solutions").mkdir()
     (course.root / "pytest.py").write_text(PYTEST)
     done = course.run("test", "--no-setup", PYTHON=sys.executable)
-    assert done.stdout.strip() == "solution --nbval -n 2 --dist loadscope tests lessons"
+    assert done.stdout.strip() == f"solution --nbval -n {AT_ONCE} --dist loadscope tests lessons"
     assert done.returncode == 5
     done = course.run("test", "-x", "--slowest", "--no-setup", PYTHON=sys.executable)
     assert done.stdout.strip().endswith("-p shared.cli.slowest tests lessons -x")
@@ -417,7 +445,7 @@ def test_without_solutions_the_test_command_tests_the_learners_answers(tree):
     done = course.run("test", "--no-setup", PYTHON=sys.executable)
     said, command = done.stdout.splitlines()
     assert said.startswith("Your own answers are tested")
-    assert command == "unset --nbval -n 2 --dist loadscope tests lessons"
+    assert command == f"unset --nbval -n {AT_ONCE} --dist loadscope tests lessons"
 
 
 def test_continuous_integration_runs_the_test_command_and_nothing_less():

@@ -1,5 +1,7 @@
 """What the scripts share: the group, the flags, metrics, one line for a user's mistake."""
 
+import argparse
+import errno
 import json
 import os
 import re
@@ -7,18 +9,31 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
+from matplotlib.figure import Figure
 
+from shared import script
 from shared.errors import InputError
 from shared.exercises.lessons import ROOT
 from shared.ranks import group as distributed
+from shared.ranks.forked import run_ranks
 from shared.ranks.group import Rank, process_group
 from shared.ranks.launching import LaunchFailed, launch
 from shared.ranks.torchrun import torchrun_command
-from shared.script import checked_out, format_table, lesson_parser, positive_int, write_metrics
+from shared.results import format_table, write_results
+from shared.script import (
+    agree_on_arguments,
+    autocast,
+    checked_out,
+    lesson_parser,
+    positive_int,
+    take_folder,
+)
 
 MAIN = Rank(0, 0, 1, torch.device("cpu"), "gloo")
 SCRIPTS = sorted((ROOT / "lessons").glob("*/train.py"))
@@ -84,15 +99,120 @@ def test_an_out_that_cannot_be_written(tmp_path):
         checked_out(blocker / "out")
 
 
-def test_metrics_hold_the_table_and_the_world_size(tmp_path, capsys):
+def arguments(out, **given):
+    """What `prepare` and `choose_preset` leave in a script's arguments."""
+    settled = {"lesson": "01_x", "preset": "small", "seed": 7, "answers": {}, "out": out}
+    return argparse.Namespace(**settled | given)
+
+
+def test_results_say_what_they_depend_on(tmp_path, capsys):
     rows = [{"variant": "none", "accuracy": 12.34567}, {"variant": "rotary", "accuracy": 100.0}]
-    write_metrics(tmp_path, MAIN, headline="100 %", table=rows, curve=[1, 2])
+    figures = {"a.png": plt.figure()}
+    args = arguments(tmp_path)
+    write_results(args, MAIN, headline="100 %", table=rows, figures=figures, curve=[1, 2])
     record = json.loads((tmp_path / "metrics.json").read_text())
-    assert record["world_size"] == 1
+    assert {**record, "world_size": 1, "seed": 7, "preset": "small", "lesson": "01_x"} == record
     assert record["table"] == rows
     assert record["curve"] == [1, 2]
+    assert record["figures"] == ["a.png"]
+    assert record["peak_mib"] > 0
+    assert {"when", "commit", "arguments", "answers", "device", "torch"} <= set(record)
     assert "none        12.35" in capsys.readouterr().out
+    assert {path.name for path in tmp_path.iterdir()} == {"a.png", "metrics.json"}
     assert format_table([]) == "(no rows)"
+
+
+def test_the_tiny_preset_says_what_it_is_for(tmp_path, capsys):
+    write_results(arguments(tmp_path, preset="tiny"), MAIN, headline="loss 2.1", table=[])
+    assert "shows that the code runs and nothing else: loss 2.1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_number_that_is_not_finite_is_refused_and_nothing_written(tmp_path, value):
+    rows = [{"loss": 1.0}, {"loss": value}]
+    with pytest.raises(InputError, match=f"table 1 loss = {value} is not finite"):
+        write_results(arguments(tmp_path), MAIN, headline="", table=rows)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_costs_the_files_and_not_the_table(tmp_path, capsys, monkeypatch):
+    write_results(arguments(tmp_path), MAIN, headline="first", table=[{"loss": 1.0}])
+    before = (tmp_path / "metrics.json").read_text()
+
+    def full(figure, path, **options):
+        Path(path).write_bytes(b"half a pic")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Figure, "savefig", full)
+    figures = {"a.png": plt.figure()}
+    rows = [{"loss": 2.5}]
+    with pytest.raises(InputError, match=r"cannot be written .No space left on device"):
+        write_results(arguments(tmp_path), MAIN, headline="", table=rows, figures=figures)
+    assert "2.5" in capsys.readouterr().out
+    assert (tmp_path / "metrics.json").read_text() == before
+    assert {path.name for path in tmp_path.iterdir()} == {"metrics.json"}
+
+
+def test_a_second_run_into_the_same_folder_hears_who_holds_it(tmp_path):
+    program = (
+        "import sys, pathlib; from shared.script import run_script, take_folder\n"
+        "def main():\n"
+        f"    take_folder(pathlib.Path({str(tmp_path)!r}))\n"
+        "    print('held', flush=True)\n"
+        "    sys.stdin.read()\n"
+        "run_script(main)"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
+    with subprocess.Popen([sys.executable, "-c", program], **pipes) as holder:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(InputError, match=rf"another run writes to it .process {holder.pid} on"):
+            take_folder(tmp_path)
+        holder.communicate("")
+    assert list(tmp_path.iterdir()) == []
+
+
+def differing(rank):
+    args = lesson_parser("01_x", "").parse_args(["--steps", str(5 + 3 * rank), "--out", f"o{rank}"])
+    try:
+        agree_on_arguments(args)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_with_other_arguments_all_hear_which():
+    words = "the ranks differ in --steps (rank 0: 5, rank 1: 8); start the same command everywhere"
+    assert run_ranks(differing, 2) == [words, words]
+
+
+def test_a_cpu_computes_in_bf16_only_if_it_is_meant():
+    def chosen(*flags):
+        args = lesson_parser("01_x", "", precision=True).parse_args(flags)
+        enabled = autocast(args, torch.device("cpu"))._enabled
+        return args.precision, enabled
+
+    assert chosen() == ("fp32", False)
+    assert chosen("--precision", "bf16", "--device", "cpu") == ("bf16", True)
+    with pytest.raises(InputError, match="add --device cpu if you mean it"):
+        chosen("--precision", "bf16")
+
+
+@pytest.mark.parametrize(("local_rank", "said"), [("0", "error: bad\n"), ("1", "")])
+def test_an_error_is_said_once_a_machine_and_left_for_torchrun(
+    local_rank, said, tmp_path, monkeypatch, capsys
+):
+    def main():
+        raise InputError("bad")
+
+    file = tmp_path / "error.json"
+    for name, value in (("RANK", "3"), ("LOCAL_RANK", local_rank)):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+    with warnings.catch_warnings(action="ignore"), pytest.raises(SystemExit) as ended:
+        script.run_script(main)  # record() would have a terminal, and says that it has none
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == said
+    assert json.loads(file.read_text())["message"] == "error: bad"
 
 
 def test_launch_shows_the_scripts_own_last_words(tmp_path):
@@ -124,9 +244,9 @@ def wait_until_gone(pids: list[int]) -> None:
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.parent.name)
-def test_every_script_runs_with_two_ranks_and_says_so(path, tmp_path):
-    metrics = launch(path, 2, ["--preset", "tiny", "--out", tmp_path])
-    assert metrics["world_size"] == 2
+def test_every_script_runs_with_three_ranks_and_says_so(path, tmp_path):
+    metrics = launch(path, 3, ["--preset", "tiny", "--out", tmp_path])  # divides no power of two
+    assert metrics["world_size"] == 3
     assert metrics["lesson"] == path.parent.name
     assert metrics["table"]
     assert metrics["headline"]
@@ -134,16 +254,12 @@ def test_every_script_runs_with_two_ranks_and_says_so(path, tmp_path):
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.parent.name)
-def test_every_script_refuses_an_out_in_one_line(path, tmp_path):
+def test_every_script_refuses_an_out_in_one_line(path, tmp_path, run_script):
     (tmp_path / "file").touch()
-    done = subprocess.run(
-        [sys.executable, path, "--preset", "tiny", "--out", tmp_path / "file" / "x"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 2
-    assert re.fullmatch(r"error: --out .* cannot be written .*\n", done.stderr), done.stderr
+    with warnings.catch_warnings(action="ignore"):  # record() would have a terminal
+        status, _, err = run_script(path, "--preset", "tiny", "--out", tmp_path / "file" / "x")
+    assert status == 2
+    assert re.fullmatch(r"error: --out .* cannot be written .*\n", err), err
 
 
 def test_a_killed_rank_ends_the_run_with_an_error_and_leaves_nobody(tmp_path):

@@ -75,7 +75,7 @@ def test_a_row_that_did_not_fit_is_drawn_around(tmp_path: Path) -> None:
     fits = {"L": 32, "heads": 2, "by hand MiB": 1.0, "fused MiB": 0.5, "time ratio": 2.0}
     table = [fits, {**fits, "L": 64, "by hand MiB": FULL, "time ratio": ""}]
     sizes = {"batch": 1, "d_model": 32, "causal": False, "itemsize": 4}
-    draw_sweep(table, sizes, tmp_path / "sweep.png")
+    draw_sweep(table, sizes).savefig(tmp_path / "sweep.png")
     assert (tmp_path / "sweep.png").exists()
 
 

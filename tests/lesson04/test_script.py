@@ -35,8 +35,9 @@ def test_what_a_run_leaves_behind(trained):
             "translator.pt",
         }
         assert json.loads((out / "metrics.json").read_text()) == metrics
-        assert [row["score"] for row in metrics["table"]][-1] == "exact match, %"
-        assert all(row["signature"] for row in metrics["table"][:-1])
+        assert [row["score"] for row in metrics["scores"]][-1] == "exact match, %"
+        assert all(row["signature"] for row in metrics["scores"][:-1])
+        assert all(metrics["table"][0][name] > 0 for name in ("tokens/s", "ms a step", "peak MiB"))
         assert metrics["examples"][0].keys() == {"source", "translation", "reference"}
         assert not load_translator(out / "translator.pt")[0].training
 
@@ -61,8 +62,9 @@ def expect_error(result: tuple[int, str, str], *words: str) -> None:
 def test_bad_input_is_one_line(trained, tmp_path, run_script):
     out = trained[1][0]
     words = ("--translate", "The man sleeps.")
-    result = run_script(SCRIPT, "--out", tmp_path, *words)
+    result = run_script(SCRIPT, "--out", tmp_path / "mistyped", *words)
     expect_error(result, "no checkpoint", "train first")
+    assert not (tmp_path / "mistyped").exists()
     whole = (out / "translator.pt").read_bytes()
     (tmp_path / "translator.pt").write_bytes(whole[: len(whole) // 2])
     expect_error(run_script(SCRIPT, "--out", tmp_path, *words), "cut short")
@@ -72,19 +74,22 @@ def test_bad_input_is_one_line(trained, tmp_path, run_script):
     expect_error(result, "longer than the encoding", "512")
     result = run_script(SCRIPT, "--out", out / "metrics.json" / "x", *TINY)
     expect_error(result, "cannot be written")
-    result = run_script(SCRIPT, *TINY, "--out", tmp_path, "--dataset", "nowhere")
+    result = run_script(SCRIPT, *TINY, "--out", tmp_path / "a", "--dataset", "nowhere")
     expect_error(result, "nowhere")
-    result = run_script(SCRIPT, *TINY, "--out", tmp_path, "--max-tokens", 3)
+    result = run_script(SCRIPT, *TINY, "--out", tmp_path / "b", "--max-tokens", 3)
     expect_error(result, "budget of 3")
+    result = run_script(SCRIPT, "--preset", "tiny", "--out", tmp_path / "c", "--precision", "bf16")
+    if not torch.cuda.is_available():
+        expect_error(result, "bf16 on a CPU", "--device cpu")
 
 
 def test_it_trains_on_the_users_own_files(tmp_path, run_script):
     folder = tmp_path / "mine"
     folder.mkdir()
-    for side, word in (("en", "dog"), ("de", "Hund")):
+    for side, word in (("fr", "chien"), ("de", "Hund")):
         lines = [f"{word} {n} {n * 7 % 10}" for n in range(60)]
         (folder / f"train.{side}").write_text("\n".join(lines) + "\n")
-    args = ("--dataset", folder, "--steps", 3, "--out", tmp_path / "out")
+    args = ("--dataset", folder, "--source", "fr", "--steps", 3, "--out", tmp_path / "out")
     status, out, err = run_script(SCRIPT, *TINY, *args)
     assert (status, err) == (0, "")
     assert "exact match" in out

@@ -1,12 +1,16 @@
 """Lesson 05's script: right values by every maker, the two bandwidths, its flags."""
 
 import json
+import runpy
 import subprocess
 import sys
 
+import matplotlib.pyplot as plt
 import pytest
+import torch
 
 from shared.exercises.lessons import ROOT
+from shared.ranks.group import Rank
 from shared.ranks.launching import launch
 
 SCRIPT = ROOT / "lessons" / "05_collectives" / "train.py"
@@ -52,3 +56,16 @@ def test_one_process_runs_it_too(tmp_path):
     metrics = json.loads((tmp_path / "metrics.json").read_text())
     assert {row["wrong"] for row in metrics["table"]} == {0}
     assert (tmp_path / "bandwidth.png").stat().st_size > 10_000
+
+
+def test_times_that_do_not_grow_have_no_bandwidth():
+    draw = runpy.run_path(str(SCRIPT))["draw"]
+    makers = ("torch", "ring by hand", "central by hand")
+    rows = [
+        {"operation": "all_reduce", "by": by, "KiB": size, "us": us, "bus GB/s": 0.1}
+        for by in makers
+        for size, us in ((1.0, 90.0), (8.0, 60.0), (64.0, 30.0))
+    ]
+    figure, lines = draw(rows, Rank(0, 0, 2, torch.device("cpu"), "gloo"))
+    assert lines == {by: {"latency us": None, "GB/s": None} for by in makers}
+    plt.close(figure)

@@ -1,11 +1,13 @@
-"""Every engine on one, two and four ranks gives lesson 04's loss curve."""
+"""Every engine, by the script's own step, gives lesson 04's loss curve on 1, 2 and 4 ranks."""
+
+import runpy
 
 import pytest
 import torch
 import torch._dynamo  # what optimizers import: once here, not in every forked rank
 
-import solutions.lesson06_ddp as parts
-from shared.ddp.engines import ENGINES, build_engine, reference_step
+from shared.ddp.engines import ENGINES, reference_step
+from shared.exercises.lessons import ROOT
 from shared.experiments.lesson06_engines import ROUNDING
 from shared.ranks.forked import run_ranks
 from shared.ranks.group import Rank
@@ -15,6 +17,8 @@ from shared.training.reference_run import (
     reference_model,
     run_reference,
 )
+
+script = runpy.run_path(str(ROOT / "lessons" / "06_ddp" / "train.py"))
 
 
 def all_curves(rank: int, world_size: int) -> dict[str, tuple[list[float], str]]:
@@ -27,8 +31,9 @@ def all_curves(rank: int, world_size: int) -> dict[str, tuple[list[float], str]]
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter += rank
-        engine = build_engine(name, model, parts, world_size, 0.1)
-        curves[name] = run_reference(reference_step(engine, place)), checksum(model)
+        engine = script["wrap"](name, model, world_size, 0.1)
+        step = reference_step(engine, place, script["train_step"])
+        curves[name] = run_reference(step), checksum(model)
     return curves
 
 

@@ -1,9 +1,19 @@
 """The script: five engines, one curve, any number of ranks, bad input."""
 
-import pytest
+import json
+import runpy
+from argparse import Namespace
+from contextlib import nullcontext
 
-from shared.ddp.engines import ENGINES
+import pytest
+import torch
+from torch import nn
+
+from shared.data.batching import collate
+from shared.ddp.engines import ENGINES, Engine
+from shared.errors import InputError
 from shared.exercises.lessons import ROOT
+from shared.ranks.group import Rank
 
 SCRIPT = ROOT / "lessons" / "06_ddp" / "train.py"
 TINY = ("--preset", "tiny", "--device", "cpu")
@@ -40,13 +50,59 @@ def test_one_engine_trains_a_translator(tmp_path, run_script):
     status, out, _ = run_script(SCRIPT, *args)
     assert status == 0
     assert "BLEU" in out
-    assert (tmp_path / "translator.pt").is_file()
+    written = {"metrics.json", "training.png", "translator.pt"}
+    assert {path.name for path in tmp_path.glob("[!.]*")} == written
+    row = json.loads((tmp_path / "metrics.json").read_text())["table"][0]
+    assert row["engine"] == "bucketed"
+    assert min(row[name] for name in ("tokens/s", "ms a step", "peak MiB")) > 0
+
+
+def test_what_was_not_counted_has_no_number(tmp_path, run_script):
+    status, out, _ = run_script(SCRIPT, *TINY, "--steps", 1, "--out", tmp_path)
+    assert status == 0
+    for row in json.loads((tmp_path / "metrics.json").read_text())["table"]:
+        assert row.keys() == {"engine", "last loss"}
+    assert "all-reduces" not in out
+
+
+class Biased(nn.Module):
+    """One number more or less for each word."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(8))
+
+    def forward(self, src, tgt_in):
+        return self.bias.expand(*tgt_in.shape, 8)
+
+
+@pytest.mark.parametrize(("max_norm", "moved"), [(1.0, 1.0), (100.0, 10.0)])
+def test_gradients_are_clipped_once_they_are_averaged(max_norm, moved):
+    model = Biased()
+
+    def arrive():
+        model.bias.grad = torch.zeros(8)
+        model.bias.grad[5] = 10.0
+
+    train_step = runpy.run_path(str(SCRIPT))["train_step"]
+    engine, batch = Engine("made", model, arrive, 1), collate([([4, 5], [6])])
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    train_step(engine, optimizer, batch, batch.num_tokens, nullcontext(), max_norm=max_norm)
+    assert model.bias.norm().item() == pytest.approx(moved, rel=1e-5)
+
+
+def test_the_curve_wants_ranks_that_divide_its_batches(tmp_path):
+    follow_curve = runpy.run_path(str(SCRIPT))["follow_curve"]
+    args = Namespace(precision=None, engine="all", out=tmp_path, preset=None)
+    with pytest.raises(InputError, match="batches of 32 pairs, which 3 ranks do not divide"):
+        follow_curve(args, Rank(0, 0, 3, torch.device("cpu"), "gloo"), None, None)
 
 
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("--bucket-mb", "0"), "bucket_cap_mb must be above 0"),
+        (("--bucket-mb", "0"), "--bucket-mb must be above 0"),
+        (("--curve", "--precision", "bf16"), "--curve compares in float32"),
         (("--max-tokens", "3"), "budget of 3"),
         (("--dataset", "nowhere"), "nowhere"),
         (("--mine",), "no exercise"),

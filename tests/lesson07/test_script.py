@@ -55,7 +55,7 @@ def test_a_forgotten_set_epoch_is_warned_of(tmp_path, run_script):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--samples", 10), "a global batch of 64, 10 samples, 1 ranks"),
+        (("--samples", 10), "a global batch of 60, 10 samples, 1 ranks"),
         (("--samples", 10**8), "100000000 samples asked for"),
         (("--pitfall", "none", "--mine"), "--mine: no exercise"),
     ],
@@ -72,4 +72,6 @@ def test_a_dataset_smaller_than_the_world_is_refused():
         check_sizes(samples=3, batch=4, world_size=4)
     with pytest.raises(InputError, match="a global batch of 2, 30 samples, 4 ranks"):
         check_sizes(samples=30, batch=2, world_size=4)
+    with pytest.raises(InputError, match=r"a global batch of 9 .* by 2 ranks: try --batch 8 or 10"):
+        check_sizes(samples=30, batch=9, world_size=2)
     check_sizes(samples=4, batch=4, world_size=4)

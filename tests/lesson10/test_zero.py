@@ -1,6 +1,8 @@
 """The proofs: the one loss curve under each stage, bytes, messages, what later lessons use."""
 
 import copy
+import threading
+import time
 from functools import partial
 
 import pytest
@@ -13,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from shared.errors import InputError
 from shared.experiments.lesson10_stages import curve, kept_bytes, sent
 from shared.laboratories.lesson10 import Sums, one_step, through_a_file
-from shared.measuring.live import count_live_bytes
+from shared.measuring.live import TASKS, count_live_bytes, settle
 from shared.model.config import TransformerConfig
 from shared.model.language_model import LanguageModel
 from shared.ranks.forked import run_ranks
@@ -39,6 +41,29 @@ def test_the_curve_is_lesson_04s_within_rounding(world_size):
 
     for curves in run_ranks(all_curves, world_size, timeout=250):
         assert max(compare_with_record(losses) for losses in curves) <= ROUNDING
+
+
+@pytest.mark.skipif(not TASKS.is_dir(), reason="asks /proc")
+def test_bytes_are_read_when_other_threads_have_let_go():
+    """On a busy machine gloo's thread may hold a message for longer than a fixed pause."""
+    started, numbers = threading.Event(), torch.ones(300, 300)
+    with count_live_bytes() as live:
+        held = [torch.zeros(1000)]
+
+        def let_go_late():
+            started.set()
+            end = time.thread_time() + 0.05
+            while time.thread_time() < end:
+                numbers @ numbers  # other threads may run Python meanwhile
+            held.clear()
+
+        thread = threading.Thread(target=let_go_late)
+        thread.start()
+        started.wait()
+        assert live.now() == 4000
+        settle(0.001, most=20)
+        assert live.now() == 0
+    thread.join()
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])

@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+import runpy
 from functools import partial
 
 import pytest
@@ -12,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from shared.ddp.engines import build_engine
 from shared.ddp.engines import reference_step as ddp_step
+from shared.exercises.lessons import ROOT
 from shared.experiments.lesson11_layers import (
     PAPER,
     bytes_of_step,
@@ -42,6 +43,7 @@ from shared.zero.reference import reference_step as zero_step
 from solutions import lesson06_ddp
 from solutions.lesson11_gradient_checkpointing import checkpoint, checkpoint_sequential, plan
 
+lesson06 = runpy.run_path(str(ROOT / "lessons" / "06_ddp" / "train.py"))
 ROUNDING = 5e-6  # of another order of additions, see lesson 06
 MODES = {
     "ours": checkpoint,
@@ -102,9 +104,9 @@ def test_the_curve_of_one_process_is_the_records():
 def ddp_curve(rank, world_size, name):
     """The reference run under an engine of lesson 06, every layer checkpointed."""
     model = checkpoint_layers(reference_model(), checkpoint)
-    engine = build_engine(name, model, lesson06_ddp, world_size)
+    engine = lesson06["wrap"](name, model, world_size)
     place = Rank(rank, rank, world_size, torch.device("cpu"), "gloo")
-    return run_reference(ddp_step(engine, place)), checksum(model)
+    return run_reference(ddp_step(engine, place, lesson06["train_step"])), checksum(model)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from shared.training.loop import (
     batch_plan,
     mean_loss,
     mean_over_ranks,
-    training_step,
 )
 from shared.training.loss import label_smoothed_loss
 from shared.training.schedules import cosine_schedule, warmup_schedule
@@ -82,15 +81,27 @@ def test_the_plan_does_not_depend_on_the_number_of_ranks():
 
 
 def test_a_plan_without_room_for_all_ranks_is_refused():
-    with pytest.raises(InputError, match=r"ranks \(8\)"):
+    with pytest.raises(InputError, match=r"ranks \(8\): allow 40 tokens or more"):
         batch_plan([(5, 5)] * 20, 10, 3, 0, 0, 8)
+    assert len(batch_plan([(5, 5)] * 20, 40, 3, 0, 0, 8)) == 3
+
+
+def test_data_that_is_too_small_is_not_told_to_allow_more_tokens():
+    with pytest.raises(InputError, match=r"3 training pairs .* 4 ranks: give more data") as caught:
+        batch_plan([(5, 5)] * 3, 1000, 3, 0, 0, 4)
+    assert "tokens" not in str(caught.value)
 
 
 def one_step(rows: slice) -> tuple[torch.Tensor, float]:
     torch.manual_seed(0)
     model = Transformer(CONFIG)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loss = training_step(model, optimizer, collate(PAIRS[rows]), 0.1)
+    batch = collate(PAIRS[rows])
+    loss_sum = label_smoothed_loss(model(batch.src, batch.tgt_in), batch.tgt_out)
+    loss_sum = loss_sum * batch.num_tokens
+    loss_sum.backward()
+    loss = mean_over_ranks(model.parameters(), loss_sum.detach(), batch.num_tokens)
+    optimizer.step()
     return torch.cat([p.detach().flatten() for p in model.parameters()]), loss.item()
 
 
