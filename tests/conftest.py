@@ -1,13 +1,17 @@
 """Lessons' scripts in tests, here or under torchrun; how tests are spread over processes."""
 
+import contextlib
 import os
 import runpy
 import sys
+import tempfile
 import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+
+from tests.warm.server import interpreter
 
 # Nothing here loads torch before a test asks for it: pytest's controlling process needs none, and
 # neither do the rules over files.
@@ -61,6 +65,20 @@ def launch_on(tmp_path_factory):
         return runs
 
     return launched
+
+
+_WARM = contextlib.ExitStack()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Where tests run on several processes, torchrun's programs start from a warm interpreter."""
+    if sys.platform == "linux" and getattr(config.option, "numprocesses", None):
+        folder = _WARM.enter_context(tempfile.TemporaryDirectory(prefix="warm_"))
+        os.environ["PYTHON_EXEC"] = str(_WARM.enter_context(interpreter(Path(folder))))
+
+
+def pytest_unconfigure() -> None:
+    _WARM.close()
 
 
 # Files whose tests are long, one for each exercise or lesson, and share nothing.

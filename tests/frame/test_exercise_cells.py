@@ -102,7 +102,8 @@ def launching(*args: str) -> str:
 def test_mine_runs_the_script_with_the_learners_answer(toy, toy_module):
     toy.replace("01.1", toy_module.RIGHT["01.1"].replace("2 * x", "2 * x + 100"))
     done = toy.run("-c", launching("--mine"))
-    assert "'world_size': 2, 'double': 142, 'own': ['01.1']" in done.stdout, done.stderr
+    ran = "'answers': {'01.1': 'mine', '01.2': 'reference'}"
+    assert f"'world_size': 2, 'double': 142, {ran}" in done.stdout, done.stderr
 
 
 def test_without_mine_the_script_runs_with_the_references(toy, toy_module):
@@ -110,7 +111,21 @@ def test_without_mine_the_script_runs_with_the_references(toy, toy_module):
     script = str(toy.lesson / "train.py")
     toy.run(script, "--out", str(toy.root), RANK="0", WORLD_SIZE="1")
     record = json.loads((toy.root / "metrics.json").read_text())
-    assert record == {"world_size": 1, "double": 42, "own": []}
+    answers = {"01.1": "reference", "01.2": "reference"}
+    assert record == {"world_size": 1, "double": 42, "answers": answers}
+
+
+def test_without_solutions_the_script_runs_with_what_is_solved(toy, toy_module):
+    shutil.rmtree(toy.root / "solutions")
+    script = toy.lesson / "train.py"
+    place = {"RANK": "0", "WORLD_SIZE": "1"}
+    done = toy.run(str(script), "--out", str(toy.root), **place)
+    assert "exercise 01.1 (double) is not solved yet, and this script uses it" in done.stderr
+    toy.replace("01.1", toy_module.RIGHT["01.1"])
+    done = toy.run(str(script), "--out", str(toy.root), **place)
+    record = json.loads((toy.root / "metrics.json").read_text())
+    assert record["double"] == 42, done.stderr
+    assert record["answers"] == {"01.1": "mine", "01.2": "open"}
 
 
 def test_mine_with_nothing_solved_says_so(toy):

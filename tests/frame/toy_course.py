@@ -78,16 +78,17 @@ def double(x: int) -> int:
 SCRIPT = """import argparse, json, os
 from pathlib import Path
 
-from shared.exercises.answers import lesson_answers
+from shared.exercises.mine import put_mine_in_place
+from solutions.lesson01_toy import Adder, double
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--mine", action="store_true")
 parser.add_argument("--out", type=Path)
 args = parser.parse_args()
-parts = lesson_answers("01", mine=args.mine)
+answers = put_mine_in_place("01", globals(), mine=args.mine)
 if os.environ["RANK"] == "0":
-    record = {"world_size": int(os.environ["WORLD_SIZE"]), "double": parts.double(21)}
-    (args.out / "metrics.json").write_text(json.dumps({**record, "own": parts.own}))
+    record = {"world_size": int(os.environ["WORLD_SIZE"]), "double": double(21)}
+    (args.out / "metrics.json").write_text(json.dumps({**record, "answers": answers}))
 """
 
 

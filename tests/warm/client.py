@@ -1,0 +1,63 @@
+"""In the place of the interpreter: have the warm one run a script, or start a cold one.
+
+Standard library only, since this must start in milliseconds. See server.py.
+"""
+
+import array
+import json
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+EARLY = ("OMP_", "MKL_", "OPENBLAS_", "KMP_", "MPL", "LD_", "PYTHON", "TORCH_CPP", "TORCH_LOGS")
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def surroundings() -> dict[str, object]:
+    """What a process has from its start and a fork of another would not have."""
+    early = {name: value for name, value in os.environ.items() if name.startswith(EARLY)}
+    early.pop("PYTHON_EXEC", None)  # which led here
+    early.pop("PYTHONUNBUFFERED", None)  # the server sees to it
+    spaces = [os.readlink(f"/proc/self/ns/{name}") for name in ("net", "mnt", "pid", "user")]
+    limits = Path("/proc/self/limits").read_text()
+    return {"environment": early, "spaces": spaces, "limits": limits, "user": os.getuid()}
+
+
+def main(address: str, python: str, arguments: list[str]) -> int:
+    """Return the exit status of `python *arguments`; end by the signal that ended it."""
+    words = [word for word in arguments if word != "-u"]
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        # Only a program of the course, or torchrun itself: no option, no command.
+        if not words or (words[0].startswith("-") and words[:2] != ["-m", "torch.distributed.run"]):
+            raise OSError
+        if json.loads(Path(f"{address}.json").read_text()) != surroundings():
+            raise OSError
+        connection.connect(address)
+    except OSError:
+        os.execv(python, [python, *arguments])
+    for number in FORWARDED:
+        signal.signal(number, lambda number, _frame: connection.send(bytes([number])))
+    request = {"arguments": words, "folder": os.getcwd(), "environment": dict(os.environ)}
+    request |= {"umask": os.umask(0), "executable": python}
+    os.umask(request["umask"])
+    data = json.dumps(request).encode()
+    streams = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))
+    connection.sendmsg([len(data).to_bytes(4, "big")], [streams])
+    connection.sendall(data)
+    answer = connection.recv(4, socket.MSG_WAITALL)
+    if not answer:
+        print("the warm interpreter of the tests ended", file=sys.stderr)
+        return 1
+    status = int.from_bytes(answer, "big", signed=True)
+    if status < 0:
+        if -status != signal.SIGKILL:
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2], sys.argv[3:]))
