@@ -189,9 +189,11 @@ class OverlappedDDP(GradientSync):
 class BucketedDDP(GradientSync):
     """Average gradients over the ranks while backward goes on, in buckets: torch's way.
 
-    Like OverlappedDDP, but gradients are gathered in flat buffers of about `bucket_cap_mb` MiB
-    (see `fill_buckets`), last parameters first, and each buffer is one all-reduce, started when
-    its last gradient is complete. Buckets leave in the same order on every rank.
+    Like OverlappedDDP, but gradients are gathered in flat buffers, each of one dtype, the last
+    parameter first. A gradient joins the open buffer of its dtype, however large it is; a buffer is
+    closed once it holds `bucket_cap_mb` MiB (of 2^20 bytes) or more, the first of each dtype at
+    1 MiB or more, or at the cap where that is less. Each buffer is one all-reduce, started when its
+    last gradient is complete, in the same order on every rank.
 
     Raises ValueError for a bucket_cap_mb of 0 or less.
     """

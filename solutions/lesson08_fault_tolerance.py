@@ -64,7 +64,8 @@ Accept: any way to name the file aside; keeping more than asked is not accepted,
 """,
     "08.2": """
 load_checkpoint: 4 points, 35 minutes.
-Look for: rank 0 reads for all; fit before the first load_state_dict; random states last.
+Look for: rank 0 reads for all; every rank asks whether it fits, and all hear of it, before the
+first load_state_dict; random states last.
 Weigh it: the way back on one rank is two points; torn files and the two ranks are one each.
 Common mistakes: `except: start from scratch`, which turns a damaged disk into a lost month;
 `strict=False`, which turns another model into a silent half; every rank globbing for itself, which

@@ -70,7 +70,8 @@ Look for: an inner AdamW over the part alone; param_groups of the model's parame
 of parts inside, settings copied in every step; zeros where a rank has no gradient; masters in the
 state_dict. Ask where rank 0's weights come from, and what happens without that.
 Common mistakes: AdamW over everything and then "sharding" it; gradients all-reduced; the rate
-read once; parts updated by one rank's gradients; masters made again from the rounded weights.
+read once; parts updated by one rank's gradients; masters made again from the rounded weights;
+views in state_dict(): torch.save writes all the memory behind them, whole weights on every rank.
 """,
     "10.3": """
 ZeroStage2: 4 points, 40 minutes. Freed bucket by bucket 2, one order 1, the end of backward 1.

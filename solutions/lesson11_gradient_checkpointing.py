@@ -115,7 +115,9 @@ def checkpoint_sequential(
     """Run the layers in turn, in checkpointed segments; by default round(sqrt(n)) of them.
 
     Their sizes differ by at most one. The last segment is not checkpointed: backward begins with
-    it. Raises ValueError for no layers, and for fewer segments than 1 or more than layers.
+    it. The layers themselves are run, in the mode that they are in. Between forward and backward
+    nothing is kept but each segment's input and what the last one saves, and afterwards nothing.
+    Raises ValueError for no layers, and for fewer segments than 1 or more than layers.
     """
     layers = list(layers)
     if not layers:

@@ -42,10 +42,12 @@ def profile_training(
 
     The first `wait` + `warmup` steps are not in the trace, the next `active` steps are, once, each
     as torch's span "ProfilerStep#n". A step holds four spans by record_function, in this order:
-    "data" (waiting for the step's own batch), "forward" (`loss_of(model, batch)`), "backward" and
-    "optimizer" (step, and gradients cleared). No number is read from the device, and in the end no
-    profiler is running. The file is folder/rank_R.json, in Chrome's format. Raises ValueError,
-    with both numbers, when there are fewer batches than steps to trace.
+    "data" (waiting for the step's own batch), "forward" (`loss_of(model, batch)`, once),
+    "backward" and "optimizer" (step, and gradients cleared). No number is read from the device, and
+    a step's loss and its graph are not kept for longer than the next step. No profiler is running
+    afterwards, even when `loss_of` raises an error, which is passed on. The file is
+    folder/rank_R.json, in Chrome's format. Raises ValueError, with both numbers, when there are
+    fewer batches than steps to trace.
     """
     path = folder / f"rank_{current_rank()}.json"
     plan = schedule(wait=wait, warmup=warmup, active=active, repeat=1)
@@ -83,8 +85,9 @@ def overlap_fraction(trace: Mapping[str, Any]) -> float:
     """Return the share of the communication time during which this rank also computes, 0 to 1.
 
     `trace` is one rank's file in Chrome's format. Events with "ph": "X" and a "dur" are spans, in
-    any order; only their parts within the steps ("ProfilerStep#...") count. On a GPU (there are
-    events of category "kernel") the kernels with "nccl" in their name, in any case, communicate
+    any order; only their parts within the steps count ("ProfilerStep#...", of any category: a
+    GPU's track has a second span for each step, which ends with its last kernel). On a GPU (there
+    are events of category "kernel") the kernels with "nccl" in their name, in any case, communicate
     and the others compute. Without kernels spans called "gloo:..." communicate, and operators
     (category "cpu_op") called "aten::..." compute. A moment at which two messages travel counts
     once. 1.0 where nothing communicates. Raises ValueError without a step.
@@ -149,7 +152,8 @@ def diagnose(trace: Mapping[str, Any], healthy: Mapping[str, Any]) -> str:
     """Return why a run is slow: "item", "buckets", "kernels", "loader", or "none".
 
     Both traces are one rank's, of the same model on the same batch; they may hold different
-    numbers of steps. Counted are spans that begin within a step, per step, not rounded: numbers
+    numbers of steps, told by their names. Counted are spans that begin within a step (its span on
+    a GPU's track among it, as in 12.2), per step, not rounded: numbers
     read from the device (operators "aten::item"), messages ("gloo:...", or kernels with "nccl" in
     their name) and operators ("aten::..."). A count has grown when it is at least twice that of
     `healthy` and at least 10 higher. Asked in this order, the first that holds is returned:
@@ -243,7 +247,8 @@ unchanged and a file a rank 1.
 Look for: next() inside the label "data" (a for loop around the labels hides the wait between two
 steps); profiler.step() as the last act of a step; repeat=1; no loss.item().
 Common mistakes: step 0 in the trace; one file name for all ranks; record_function around the
-whole loop.
+whole loop; stop() without a with block or finally, which an error passes by; losses kept in a list
+without detach().
 """,
     "12.2": """
 overlap_fraction: 3 points, 30 minutes. Look for: both sides united before anything is added;

@@ -18,6 +18,7 @@ from shared.exercises.on_ranks import on_one_rank
 from shared.exercises.wrong import Wrong
 from shared.laboratories import lesson06 as lab
 from shared.laboratories import lesson06_accumulating as accumulating
+from shared.laboratories import lesson06_buckets as cutting
 from shared.laboratories import lesson06_nets as nets
 from shared.laboratories.lesson06 import Engines, Seen, Step
 from shared.laboratories.lesson06_broadcasts import Broadcasts, broadcasts
@@ -410,36 +411,24 @@ def values(engine: Engines) -> None:
 
 @exercise_06_4.check("how the gradients are cut into buckets")
 def buckets(BucketedDDP: Any) -> None:
-    messages, layers = lab.bucket_messages(BucketedDDP), len(list(nets.Mixed().parameters()))
-    for given in lab.CAPS_MB:
-        got = messages.seen(given, apart=HANG)[0]
-        cap, first = (25.0, 1.0) if given is None else (given, given)
-        want, other_first = nets.torch_buckets(first, cap), cap if given is None else 1.0
-        is_other = got == nets.torch_buckets(other_first, cap) != want
+    messages = cutting.bucket_messages(BucketedDDP)
+    for rule, cut in cutting.CUTS.items():
+        got, wanted = messages.seen(rule, apart=HANG)[0], cut.buckets()
+        cap, kib = "left alone" if cut.cap_mb is None else f"= {cut.cap_mb:g}", cut.unit // 2**10
+        named = {words: got == sizes for words, sizes in cut.looks_like.items()}
         recognise(
             {
                 "gradients of two dtypes share a bucket: one of them is converted to the other": (
-                    sum(got) > sum(want)
+                    sum(got) != sum(wanted[0])
                 ),
-                "a bucket is closed at bucket_cap_mb times 10^6 bytes: a MiB is 2^20": (
-                    got == nets.torch_buckets(first, cap, mib=10**6) != want
-                ),
-                "every gradient is a message of its own: there are no buckets": (
-                    len(got) == layers > len(want) > 1
-                ),
-                "the first bucket is as large as the others: the first message leaves late": (
-                    is_other and given is None
-                ),
-                "the first bucket is closed at 1 MiB although bucket_cap_mb is less": is_other,
-            },
-            expected=f"{len(want)} buckets of {want} bytes, each of one dtype and closed at "
-            f"{cap:g} MiB{', the first at 1' * (given is None)}, of 2^20 bytes",
-            seen=f"{len(got)} of {got} bytes",
-        )
-        expect_equal(
-            got,
-            want,
-            what=f"bytes of the buckets for bucket_cap_mb={cap:g}",
+                "every gradient is a message of its own: there are no buckets": got == cut.alone(),
+            }
+            | named
+            | {"": got not in wanted},
+            expected=f"{rule}: {' or '.join(map(str, wanted))} for gradients of {cut.gradients} "
+            f"(last parameter first, all times {kib} KiB; d: float64, x: frozen, +: one layer) "
+            f"and bucket_cap_mb {cap}",
+            seen=str(got),
             hint="last parameter first; one dtype a bucket; closed once it holds the cap or more",
         )
     for cap_mb in (0, -1):

@@ -72,6 +72,15 @@ SEED_HINT = "torch.randperm(L, generator=torch.Generator().manual_seed(seed + ep
 # 07.1 DistributedSampler
 
 
+def expect_own_hand(candidate: Any) -> None:
+    """torch's sampler is neither the base nor inside."""
+    recognise(
+        {"torch's own sampler does the work": lab.is_torchs_own(candidate)},
+        expected="the order, its padding and this rank's part of it, by your own hand",
+        seen="torch.utils.data.DistributedSampler is set up",
+    )
+
+
 @exercise_07_1.check("12 samples in order, 3 ranks")
 def sampler_split(candidate: Any) -> None:
     got = without_group(
@@ -90,11 +99,7 @@ def sampler_split(candidate: Any) -> None:
     expect_equal(got, want, what="the ranks' indices", looks_like=looks_like, hint=hint)
     kind = type(got[0][0]).__name__
     expect(kind == "int", expected="indices of type int", seen=kind, hint="tensor.tolist()")
-    recognise(
-        {"torch's own sampler does the work": lab.is_torchs_own(candidate)},
-        expected="the order, its padding and this rank's part of it, by your own hand",
-        seen="torch.utils.data.DistributedSampler is set up",
-    )
+    expect_own_hand(candidate)
 
 
 @exercise_07_1.check("one shuffle for all ranks")
@@ -359,6 +364,7 @@ def evaluation_device(candidate: Any) -> None:
 @exercise_07_3.check("an epoch that nothing interrupts")
 def resumable_plain(candidate: Any) -> None:
     seed = fresh_seed() % 1000
+    expect_own_hand(candidate)
     for length, ranks, options in ((23, 3, {}), (23, 3, {"drop_last": True}), (8, 2, {})):
         for epoch in (0, 4):
             samplers = lab.group(candidate, length, ranks, None, epoch, seed=seed, **options)
@@ -451,6 +457,17 @@ def resumable_epochs(candidate: Any) -> None:
     expect_equal(take(more, 2), order[3][:4], what=what, looks_like={short: order[3][8:]})
     from_there = lab.group(candidate, 12, 2, common_state(more))
     expect_equal(take(from_there), order[3][4:], what="what is left after 2 more steps")
+    in_use = lab.group(candidate, 12, 2, None, 4)
+    take(in_use, 2)
+    for sampler in in_use:
+        sampler.load_state_dict(state)
+    own = "load_state_dict leaves a sampler that is in use "
+    looks_like = {
+        f"{own}in its own epoch": order[4][8:],
+        f"{own}at its own position": order[3][4:],
+        f"{own}where it is": order[4][4:],
+    }
+    expect_from(8, order[3], take(in_use), looks_like)
     abandoned = lab.group(candidate, 12, 2, state, 4)
     expect_equal(take(abandoned), order[4], what="epoch 4, set at once after the resume,")
 
@@ -518,7 +535,7 @@ def resumable_ahead(candidate: Any) -> None:
 
 @exercise_07_3.check("a state of another dataset, seed or order")
 def resumable_foreign(candidate: Any) -> None:
-    samplers = lab.group(candidate, 20, 2, seed=5)
+    samplers = lab.group(candidate, 20, 2, None, 3, seed=5)
     take(samplers, 2)
     state = common_state(samplers)
     hint = "the order would be another one: samples come twice, and others never"
@@ -527,9 +544,12 @@ def resumable_foreign(candidate: Any) -> None:
         ("a state of seed 5, for seed 6", 20, {"seed": 6}, [5, 6]),
         ("a state of a shuffled order, without shuffle", 20, {"seed": 5, "shuffle": False}, []),
     ):
-        (sampler,) = lab.group(candidate, length, 1, **options)
+        (sampler,), (other,) = (lab.group(candidate, length, 1, **options) for _ in range(2))
         load = sampler.load_state_dict
         expect_raises(ValueError, load, state, what=what, mentions=mentions, hint=hint)
+        words = "a state that is refused is half loaded: compare everything first"
+        what = "the indices after a state was refused"
+        expect_equal(list(sampler), list(other), what=what, mistake=words)
     (ordered,) = lab.group(candidate, 20, 1, seed=5, shuffle=False)
     load = lab.group(candidate, 20, 1, seed=5)[0].load_state_dict
     what = "a state without shuffle, for a shuffled order"

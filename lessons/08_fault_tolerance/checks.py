@@ -69,8 +69,9 @@ exercise_08_2 = checks_for(
     hints=[
         "Rank 0: sorted(folder.glob('step_*.pt')), from the newest back, read_checkpoint in "
         "try / except InputError. Then broadcast one list [error, path, content] to all.",
-        "refuse_unless_it_fits comes before the first load_state_dict; the random states come "
-        "last, each rank its own: content['random'][dist.get_rank()].",
+        "refuse_unless_it_fits comes before the first load_state_dict, on every rank, and "
+        "dist.all_gather_object tells all what it said; the random states come last, each rank its "
+        "own: content['random'][dist.get_rank()].",
     ],
 )
 exercise_08_3 = checks_for(
@@ -318,12 +319,29 @@ def save_parts(save_checkpoint: Any, folder: Path) -> None:
             "will not take them": first.startswith("module."),
             "'random' is no list: each rank has an entry in it, and one rank has one": not listed,
         },
-        expected="names such as '0.weight', and [random_states()]",
+        expected="names such as 'embed.weight', and [random_states()]",
         seen=f"names such as {first!r}, and a {type(content['random']).__name__}",
         hint=BARE,
     )
     want = runs.content_of(state)
+    expect_names(content["model"], want["model"])
     expect_parts(content, want, dict.fromkeys(want, ""))
+    bare, _ = runs.trained(1, fresh_seed())
+    content = read_back(save_checkpoint(folder, bare), words, "the state_dict() of each part")
+    expect_names(content["model"], runs.content_of(bare)["model"])
+
+
+def expect_names(got: dict[str, Any], want: dict[str, Any]) -> None:
+    """The weights bear the bare model's names."""
+    pairs = zip(got, want, strict=False)
+    others = [f"{mine!r} for {right!r}" for mine, right in pairs if mine != right]
+    expect(
+        list(got) == list(want),
+        mistake="names are changed within: only the prefix 'module.' of DDP goes" if others else "",
+        expected=f"{', '.join(want)}",
+        seen=", ".join(others) or ", ".join(got),
+        hint=f"{BARE}, or name.removeprefix('module.')",
+    )
 
 
 @exercise_08_1c.check("two ranks, one writer")
@@ -579,6 +597,17 @@ def load_two_ranks(load_checkpoint: Any, folder: Path) -> None:
         alone="rank 0 found nothing and left, and the others wait to hear of it",
         hint="no return before the broadcast: send that there is nothing",
     )  # fmt: skip
+    on_two_ranks(
+        ranks.load_where_rank_1_differs, folder, load_checkpoint,
+        alone="a rank that the checkpoint does not fit left with its error, and the others wait",
+        lost="the checkpoint does not fit on rank 1, and rank 0 resumes: every rank looks whether "
+        "it fits, and all have to hear of it",
+        hint="refuse_unless_it_fits on every rank, then dist.all_gather_object of what it said",
+    )  # fmt: skip
+    changed = {path.name: path.read_text() for path in folder.glob("changed*")}
+    words = "it is refused after half of it was loaded"
+    hint = "every rank looks, all hear of it, and only then is anything put back"
+    expect(not changed, mistake=words, expected="the state as it was", seen=f"{changed}", hint=hint)
     path.write_text("torn")
     on_two_ranks(
         ranks.load_on_rank, folder, load_checkpoint,
@@ -606,6 +635,16 @@ def resumed(resume_training: Any, run: WatchedRun, num_steps: int = STEPS) -> Wa
 def expect_losses(run: WatchedRun, want: list[float]) -> None:
     """There is one loss for each step of the whole run, in the state and returned."""
     for got, what in ((run.state.losses, "state.losses"), (run.losses, "what is returned")):
+        strange = {type(each).__name__ for each in got if type(each) is not float}
+        expect(
+            not strange,
+            mistake="the losses are no floats: tensors in the list keep their graphs and devices, "
+            "and the checkpoint has to hold them"
+            if "Tensor" in strange
+            else "",
+            expected=f"{what}: the floats that take_step returned",
+            seen=", ".join(sorted(strange)),
+        )
         few = type(got) is list and len(got) < len(want)
         words = "losses are missing: those of before the interruption belong to them" if few else ""
         hint = "those of the run that was not interrupted"

@@ -4,6 +4,7 @@ The oracles are torch's own GradScaler and AdamW, and one process on the whole b
 """
 
 import math
+import weakref
 from functools import partial
 
 import torch
@@ -23,16 +24,10 @@ from shared.exercises.seeds import fresh_seed
 from shared.laboratories import lesson09 as lab
 from shared.laboratories import lesson09_accumulating as accumulating
 from shared.laboratories import lesson09_masters as masters
+from shared.measuring.live import count_live_bytes
 
 INF, NAN = math.inf, math.nan
 PATIENT = {"timeout": 60.0, "quiet": 3.0}  # hanging ranks use no processor, slow ones do
-# No two settings are each other's inverse, so that none can stand in for another.
-SETTINGS = {
-    "init_scale": 1000.0,
-    "growth_factor": 3.0,
-    "backoff_factor": 0.25,
-    "growth_interval": 3,
-}
 TORCH = partial(torch.amp.GradScaler, "cpu")
 FLOOR = "the scale stops falling: it has no lower limit here, a scale below 1 is allowed"
 
@@ -52,15 +47,17 @@ exercise_09_1 = checks_for(
 
 @exercise_09_1.check("the scaled loss")
 def scaled_loss(make) -> None:
-    scaler, loss = make(init_scale=96.0), lab.new_weights(fresh_seed()).loss()
-    value = loss.item()
-    got = scaler.scale(loss)
+    scaler, weights = make(init_scale=96.0), lab.new_weights(fresh_seed())
+    loss = weights.loss()
+    value, got = loss.item(), scaler.scale(loss)
+    another = weakref.ref(scaler.scale(weights.loss()))
     recognise(
         {
             "the caller's loss is changed in place": loss.item() != value,
-            "the scaled loss has no graph: backward() cannot start from it": got.grad_fn is None,
+            "the scaled loss has no graph to the weights": not lab.reaches(got, weights.first),
+            "the scaler keeps the loss, and so a step's graph": another() is not None,
         },
-        expected=f"{value:.6g} times 96, with its graph",
+        expected=f"{value:.6g} times 96, with its graph, which nobody else keeps",
         seen=f"{got.item():.6g}, grad_fn {got.grad_fn}",
     )
     expect_close(got, loss * 96, what="the scaled loss")
@@ -121,8 +118,8 @@ def step_for_step(make) -> None:
     planted = [0, 0, INF, 0, 0, 0, 0, NAN, 0, 0, -INF, 0, 0, 0, 0, 0, 0, 0, INF, NAN, 0, 0, 0, 0]
     seed = fresh_seed()
     with lab.watching(lab.GRAD_SCALER) as engine:
-        got = lab.scaled_steps(make(**SETTINGS), planted, seed)
-    want = lab.scaled_steps(TORCH(**SETTINGS), planted, seed)
+        got = lab.scaled_steps(make(**lab.SETTINGS), planted, seed)
+    want = lab.scaled_steps(TORCH(**lab.SETTINGS), planted, seed)
     rule, scales = partial(lab.scales_by_rule, planted), got.scales
     only_infinity = [abs(value) != INF for value in planted]
     recognise(
@@ -131,15 +128,15 @@ def step_for_step(make) -> None:
             "the optimizer steps in spite of an infinity": all(got.stepped),
             "after one overflow no step is ever made again": not any(got.stepped[3:]),
             "NaN is not recognised, infinity is": got.stepped == only_infinity,
-            "backoff_factor is not used": scales == rule({**SETTINGS, "backoff_factor": 1 / 3}),
-            "growth_factor is not used": scales == rule({**SETTINGS, "growth_factor": 4.0}),
-            "the scale grows one step too late": scales == rule(SETTINGS, late=1),
-            "the scale grows one step too early": scales == rule(SETTINGS, late=-1),
+            "backoff_factor is not used": scales == rule({**lab.SETTINGS, "backoff_factor": 1 / 3}),
+            "growth_factor is not used": scales == rule({**lab.SETTINGS, "growth_factor": 4.0}),
+            "the scale grows one step too late": scales == rule(lab.SETTINGS, late=1),
+            "the scale grows one step too early": scales == rule(lab.SETTINGS, late=-1),
             "an overflow does not begin the count of clean steps anew": scales
-            == rule(SETTINGS, keeps_count=True),
-            "a skipped step counts as a clean one": scales == rule(SETTINGS, counts_skips=True),
+            == rule(lab.SETTINGS, keeps_count=True),
+            "a skipped step counts as a clean one": scales == rule(lab.SETTINGS, counts_skips=True),
             "after it has grown the scale grows in every step": scales
-            == rule(SETTINGS, every=True),
+            == rule(lab.SETTINGS, every=True),
             "the scale never changes": len(set(scales)) == 1,
         },
         expected=f"the scales {want.scales[:8]} ...",
@@ -183,6 +180,7 @@ def two_optimizers(make) -> None:
     recognise(
         {
             "one optimizer's overflow makes the other skip": sum(got.stepped) < 6,
+            "an infinity in the first of the groups is not noticed": all(got.stepped),
             "update() backs off once for each optimizer": got.scales[:2] == [4.0, 1.0],
             "update() looks at one of the optimizers only": got.scales[1] == 8.0,
             "a clean step counts once for each optimizer": got.scales[1:3] == [4.0, 8.0],
@@ -207,19 +205,21 @@ def two_optimizers(make) -> None:
 @exercise_09_1.check("a checkpoint")
 def scaler_state(make) -> None:
     planted, rest = [0, INF, 0, 0, 0, 0], [0, 0, INF, 0, 0, 0]
-    seed, ours, theirs = fresh_seed(), make(**SETTINGS), TORCH(**SETTINGS)
+    seed, ours, theirs = fresh_seed(), make(**lab.SETTINGS), TORCH(**lab.SETTINGS)
     for scaler in (ours, theirs):
         lab.scaled_steps(scaler, planted, seed)
     saved, fresh = ours.state_dict(), make(init_scale=5.0)
     kept = theirs.state_dict()
     expect_equal(saved, kept, what="state_dict() after a few steps")
+    plain = [type(value).__name__ for value in (ours.get_scale(), *saved.values())]
+    expect("Tensor" not in plain, expected="plain numbers, as in torch's", seen=", ".join(plain))
     expect_equal(make().state_dict(), TORCH().state_dict(), what="state_dict() at the beginning")
     fresh.load_state_dict(saved)
     changed = "load_state_dict() changes the dict that it is given: it is the caller's own"
     expect_equal(saved, kept, what="the saved state after it was loaded", mistake=changed)
     want = lab.scaled_steps(theirs, rest, seed).scales
     got = lab.scaled_steps(fresh, rest, seed).scales
-    anew = lab.scales_by_rule(rest, {**SETTINGS, "init_scale": kept["scale"]})
+    anew = lab.scales_by_rule(rest, {**lab.SETTINGS, "init_scale": kept["scale"]})
     lab.scaled_steps(ours, rest, seed)
     recognise(
         {
@@ -236,21 +236,16 @@ def scaler_state(make) -> None:
 def refused(make) -> None:
     scaler, weights = make(), lab.new_weights(fresh_seed())
     scaler.scale(weights.loss()).backward()
-    scaler.unscale_(weights.optimizer)
-    again = "a second unscale_() before update()"
-    expect_raises(RuntimeError, scaler.unscale_, weights.optimizer, what=again)
+    for name in ("unscale_", "step"):
+        getattr(scaler, name)(weights.optimizer)
+        again = f"unscale_() after {name}(), before update(),"
+        expect_raises(RuntimeError, scaler.unscale_, weights.optimizer, what=again)
     half = nn.Parameter(torch.ones(2, dtype=torch.float16))
     half.grad = torch.ones_like(half)
     weights.optimizer.add_param_group({"params": [half]})
     fresh = make(init_scale=2.0)
     expect_raises(ValueError, fresh.unscale_, weights.optimizer, what="an fp16 gradient")
-    limits = {
-        "init_scale": (0.0, -1.0),
-        "growth_factor": (1.0, 0.75),
-        "backoff_factor": (1.0, 1.5, 0.0, -0.5),
-        "growth_interval": (0, -2),
-    }
-    for name, value in ((name, value) for name, values in limits.items() for value in values):
+    for name, value in lab.REFUSED:
         expect_raises(ValueError, make, **{name: value}, what=f"{name} {value}", mentions=[value])
 
 
@@ -266,7 +261,7 @@ def ranks_agree(make) -> None:
         {
             "only the rank that met the infinity skips: its weights are now others than its "
             "peers'": mine != peers,
-            "an infinity on one rank lets all step": all(mine),
+            "an infinity on one rank lets all step": mine[0] and peers[0],
             "more than one message a step": max(map(len, sizes)) > 1,
             "whole gradients travel, where one number is enough": max(map(sum, sizes)) > 8,
         },
@@ -319,10 +314,11 @@ def kept_states(make) -> None:
     for dtype in masters.DTYPES:
         parameters = masters.half_parameters(fresh_seed(), dtype)
         storages = [p.data_ptr() for p in parameters]
-        optimizer = masters.grouped(make, parameters)
         (grads,) = masters.gradients(parameters, 1, fresh_seed())
-        with lab.watching(masters.ADAMW) as engine:
+        with lab.watching(masters.ADAMW) as engine, count_live_bytes(parameters) as live:
+            optimizer = masters.grouped(make, parameters)
             masters.descend(optimizer, parameters, [grads], [1e-2])
+            beside = live.now() - masters.kept_bytes(optimizer, parameters)
         states = [optimizer.state[p] for p in parameters]
         names = masters.STATES[dtype == torch.float32 :]  # all, or all but the master
         found, pairs = masters.dtypes_of(states[1]), zip(parameters, grads, strict=True)
@@ -341,10 +337,12 @@ def kept_states(make) -> None:
                 ),
                 "the parameters get new storage, where they should be written in place": storages
                 != [p.data_ptr() for p in parameters],
+                "more is kept than the states, such as float32 gradients": beside > 0,
             },
             expected=f"float32 states in optimizer.state[p] for a {dtype} p, which is written in "
             "place; gradients as they were",
-            seen=", ".join(f"{name}: {kind}" for name, kind in found.items()),
+            seen=", ".join(f"{name}: {kind}" for name, kind in found.items())
+            + f"; {max(beside, 0)} bytes beside them",
         )
         for p, state in zip(parameters, states, strict=True):
             kept = {k: (v.dtype, v.shape) for k, v in state.items() if k != "step"}
@@ -558,7 +556,7 @@ def before_and_scaled(accumulate) -> None:
         parameter.grad = torch.full_like(parameter, 7.0)
     net[1].eval()  # as where a part of a model is frozen
     modes = [module.training for module in net.modules()]
-    plain = float(accumulate(net, parts, watch.loss_of))
+    accumulate(net, parts, watch.loss_of)
     want = accumulating.weighed(net, parts, [count / sum(COUNTS) for count in COUNTS])
     near(
         accumulating.flat_gradient(net),
@@ -573,20 +571,22 @@ def before_and_scaled(accumulate) -> None:
     got = [module.training for module in net.modules()]
     expect_equal(got, modes, what="training of the model and its layers", mistake=switched)
     net.zero_grad()
+    parts, tokens = parts[:2], sum(COUNTS[:2])  # another step of the same model
+    want = 1024 * accumulating.weighed(net, parts, [count / tokens for count in COUNTS[:2]])
     loss = float(accumulate(net, parts, watch.loss_of, TORCH(init_scale=1024.0)))
     near(
         accumulating.flat_gradient(net),
-        want * 1024,
-        what="the gradient with a scaler at 1024",
-        looks_like={"the scaler is not used, or its scale is taken out again": want},
+        want,
+        what="the gradient of another step, with a scaler at 1024",
+        looks_like={
+            "the scaler is not used, or its scale is taken out again": want / 1024,
+            "the first step's number of tokens serves all": want * tokens / sum(COUNTS),
+        },
         hint="scaler.scale(part).backward()",
     )
-    recognise(
-        {"the loss that is returned is the scaled one": abs(loss / plain - 1024) < 1},
-        expected=f"{plain:.6g}, as without a scaler",
-        seen=f"{loss:.6g}",
-    )
-    near(torch.tensor(loss), torch.tensor(plain), what="the loss with a scaler")
+    plain = accumulating.mean_loss(net, parts)
+    scaled = {"the loss that is returned is the scaled one": 1024 * plain}
+    near(torch.tensor(loss).double(), plain, what="the loss with a scaler", looks_like=scaled)
     expect_raises(ValueError, accumulate, net, [], watch.loss_of, what="an empty list")
 
 

@@ -12,12 +12,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from shared.exercises.checks import checks_for
-from shared.exercises.expecting import (
-    expect_close,
-    expect_equal,
-    expect_raises,
-    recognise,
-)
+from shared.exercises.expecting import expect_close, expect_equal, expect_raises, recognise
 from shared.exercises.on_ranks import on_ranks
 from shared.exercises.seeds import fresh_seed
 from shared.laboratories import lesson12 as lab
@@ -76,7 +71,7 @@ def labels_hold(answer) -> None:
                 f'there is no label "{name}"': not spans,
                 f'the label "{name}" is not inside a step': not any(within),
                 "the batch is drawn outside of its label: a loader's wait would lie between two "
-                "steps": name == "data" and not seen.ahead and not seen.inside(name, mark),
+                "steps": name == "data" and not seen.marked.ahead and not seen.inside(name, mark),
                 f'what belongs into "{name}" runs outside of it': name != "data"
                 and not seen.inside(name, mark),
                 f'"{name}" appears more than once in a step': max(within) > 1,
@@ -91,17 +86,17 @@ def labels_hold(answer) -> None:
         {
             "the labels lie in one another: each microsecond belongs to one of them": bool(nested),
             "all batches are drawn before the first step: a slow loader would not be seen": (
-                seen.ahead == 8
+                seen.marked.ahead == 8
             ),
             "a batch is drawn in the step before its own: the first one's wait is in no step": (
-                seen.ahead > 0
+                seen.marked.ahead > 0
             ),
             "the order in a step is another: data comes first, and profiler.step() last": (
                 names != [*lab.LABELS] * len(steps)
             ),
         },
         expected="in each step data, forward, backward, optimizer, side by side",
-        seen=f"{names}, one inside another: {nested}, batches drawn too early: {seen.ahead}",
+        seen=f"{names}, one inside another: {nested}, batches drawn too early: {seen.marked.ahead}",
     )
 
 
@@ -113,13 +108,21 @@ def same_training(answer) -> None:
             "training ends with the trace: the batches after it are not used": torch.equal(
                 seen.weights, seen.first_only
             ),
+            "loss_of is called more than once for a batch: each call costs a forward": (
+                seen.marked.used > 9
+            ),
+            "each step's loss is kept with its graph: memory grows with every step": (
+                seen.marked.kept > 2
+            ),
             "a number is read from the device: on a GPU each such call waits for all that was "
             "launched": bool(seen.reads),
             "the model is left in eval mode": not seen.training,
             "the profiler is not stopped: use it in a with block": seen.running > 0,
         },
-        expected="the weights of a plain loop over 9 batches, no number read, nothing left running",
-        seen=f"read by {seen.reads}, model.training is {seen.training}, "
+        expected="the weights of a plain loop over 9 batches with 9 calls of loss_of, no number "
+        "read, nothing left running",
+        seen=f"{seen.marked.used} calls, graphs of earlier steps at the last: {seen.marked.kept}; "
+        f"read by {seen.reads}, model.training is {seen.training}, "
         f"{seen.running} profilers still run",
     )
     expect_close(
@@ -130,7 +133,7 @@ def same_training(answer) -> None:
     )
 
 
-@exercise_12_1.check("the path, a file for each rank, too few batches")
+@exercise_12_1.check("the path, and a file for each rank")
 def files(answer) -> None:
     seen = lab.profiled(answer, 4, 1, 1, 2)
     expect_equal(seen.steps, [2, 3], what="the steps where the batches end with the trace")
@@ -149,11 +152,23 @@ def files(answer) -> None:
         what="each rank's file, and the rank in it",
         mistake=one_file if len(set(names)) == 1 else "",
     )
-    with TemporaryDirectory(prefix="few_") as folder, lab.running_profilers() as running:
-        what = "4 batches for a trace that ends with the fifth step"
-        expect_raises(ValueError, lab.too_few, answer, 4, Path(folder), what=what, mentions=[4, 5])
-        words = "the profiler is not stopped before the error: the next one cannot start"
-        expect_equal(len(running), 0, what="profilers that run after the error", mistake=words)
+
+
+@exercise_12_1.check("too few batches, and a loss that raises")
+def errors(answer) -> None:
+    too_few = "4 batches for a trace that ends with the fifth step"
+    raising = "a loss_of that raises for the fourth of 9 batches"
+    not_stopped = "the profiler is not stopped before the error: the next one cannot start"
+    at_error = "a profiler is left running where loss_of raises: the next one cannot start"
+    for error, what, count, raise_at, words in (
+        (ValueError, too_few, 4, 0, not_stopped),
+        (TimeoutError, raising, 9, 4, at_error),
+    ):
+        with TemporaryDirectory(prefix="error_") as folder, lab.running_profilers() as running:
+            act = functools.partial(lab.steps_3_and_4, answer, count, raise_at, Path(folder))
+            mentions = [4, 5] if error is ValueError else []
+            expect_raises(error, act, what=what, mentions=mentions)
+            expect_equal(len(running), 0, what="profilers that run after the error", mistake=words)
 
 
 exercise_12_2 = checks_for(
@@ -429,7 +444,11 @@ def gpu_reasons(answer) -> None:
     for count, at, words in (
         (60, 10, "NCCL's kernels are not counted as messages"),
         (14, 10, "the step's copy on the GPU's own track is counted as one more step"),
-        (60, 250, "only the CPU's steps count: the GPU's end later"),
+        (
+            60,
+            250,
+            "a step's second span, on the GPU's track, is left out",
+        ),
         (12, 387, "what begins in a step and ends after it is left out"),
     ):
         got = answer(on_gpu(count, at), on_gpu(2))

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Generator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +13,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from shared.exercises.comparing import same_values
 from shared.exercises.seeds import seed_is_foreign
 from shared.exercises.wrong import Wrong
+
+T = TypeVar("T")
 
 
 @contextlib.contextmanager
@@ -33,6 +35,18 @@ def kept_switches(*, seeding: bool = False) -> Generator[Callable[[], Wrong | No
         torch.set_default_dtype(dtype)
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
+
+
+def call_guarded(act: Callable[..., T], *args: Any) -> T:
+    """Call it on a rank, where it may set the global seed; return what it returns.
+
+    Raises `Wrong` for a switch that it leaves changed.
+    """
+    with kept_switches(seeding=True) as changed:
+        result = act(*args)
+        if (wrong := changed()) is not None:
+            raise wrong
+    return result
 
 
 def _changed_switch(grad: bool, dtype: torch.dtype, threads: int, seed: int) -> Wrong | None:

@@ -1,9 +1,10 @@
 """An answer on several ranks: what goes wrong there comes back as what a check says."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NoReturn
 
-from shared.exercises.guarding import kept_switches
+from shared.exercises.guarding import call_guarded
 from shared.exercises.wrong import Wrong
 from shared.ranks.failures import Failure, RankFailed
 from shared.ranks.forked import run_ranks
@@ -30,14 +31,7 @@ def on_ranks(
     which a rank failed to the mistake and the hint that it stands for, and comes before `apart`.
     What a rank raised as `Wrong` is raised here as it is, and a switch that is left changed there.
     """
-
-    def work(rank: int, *given: Any) -> Any:
-        with kept_switches(seeding=True) as changed:
-            result = fn(rank, *given)
-            if (wrong := changed()) is not None:
-                raise wrong
-        return result
-
+    work = partial(call_guarded, fn)
     try:
         return run_ranks(work, world_size, *args, timeout=timeout, quiet=quiet)
     except RankFailed as failed:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from shared.exercises.guarding import kept_switches
+from shared.exercises.guarding import call_guarded
 from shared.exercises.on_ranks import raise_failure
 from shared.ranks.failures import RankFailed
 from shared.ranks.forked import run_ranks
@@ -52,10 +52,7 @@ class RankCases:
             def work(rank: int) -> None:
                 with files[rank].open("wb") as file:
                     for key in keys:
-                        with kept_switches(seeding=True) as changed:
-                            result = self.cases[key](rank)
-                            if (wrong := changed()) is not None:
-                                raise wrong
+                        result = call_guarded(self.cases[key], rank)
                         dist.barrier()  # a call too many must not meet one of the next case
                         pickle.dump(result, file)
                         file.flush()

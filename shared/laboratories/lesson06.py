@@ -16,12 +16,11 @@ from shared.exercises.rank_cases import RankCases
 from shared.exercises.remembered import once_an_answer
 from shared.exercises.seeds import fresh_seed
 from shared.laboratories import lesson06_nets as nets
-from shared.laboratories.lesson06_nets import Case, Grads, Mixed, Net, clone, descend, grads_of
+from shared.laboratories.lesson06_nets import Case, Grads, Net, clone, descend, grads_of
 from shared.measuring.traffic import count_traffic
 from shared.ranks.watching import IdleWatch
 
 SMALL = 0.0005  # a bucket_cap_mb of 524 bytes, so that small models have several buckets
-CAPS_MB = (0.2, None, 0.6, 0.42)  # None: left alone, which is 25 and a first bucket of 1 MiB
 STILL = 0.6  # seconds without any work after which a rank counts as waiting
 MEETING, INTERRUPTED = "who ends backward first", "an exception inside no_sync()"
 NESTED, TWO = "no_sync() within no_sync()", "two models in one backward"
@@ -279,19 +278,6 @@ def overlapped(OverlappedDDP: Any) -> Engines:
 def bucketed(BucketedDDP: Any) -> Engines:
     """Return the laboratory of an answer to 06.4, one for all its checks, with small buckets."""
     return Engines(functools.partial(BucketedDDP, bucket_cap_mb=SMALL), *ROWS, one_each=False)
-
-
-def bucket_messages(BucketedDDP: Any) -> RankCases:
-    """Return the messages of one step of the mixed model, in bytes, smallest first, by cap."""
-
-    def sizes(cap_mb: float | None, rank: int) -> list[int]:
-        ddp = BucketedDDP(Mixed()) if cap_mb is None else BucketedDDP(Mixed(), cap_mb)
-        with count_traffic() as traffic:
-            ddp(torch.ones(2, 230)).square().mean().backward()
-            ddp.finish_gradient_sync()
-        return sorted(call.num_bytes for call in traffic.calls if call.op == "all_reduce")
-
-    return RankCases(2, {cap_mb: functools.partial(sizes, cap_mb) for cap_mb in CAPS_MB})
 
 
 def wrap_alone(BucketedDDP: Any, cap_mb: float) -> None:

@@ -1,12 +1,10 @@
 """Lesson 06: the models that engines are tried on, and the steps that they take."""
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 Grads = dict[str, Tensor | None]
@@ -88,29 +86,6 @@ class Case:
         generator = torch.Generator().manual_seed(seed + 1000 * rank + 10 * step + part)
         rows = torch.randn(4, 5, generator=generator).double()
         return model(rows, skip=(rank, step) in self.skipped).square().mean()
-
-
-class Mixed(nn.Module):
-    """Layers of two dtypes and more than 2 MiB, to fill buckets."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        sizes = (230, 400, 330, 510, 390, 170, 250)
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
-        self.layers[2].double()
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x.to(next(layer.parameters()).dtype)).tanh()
-        return x
-
-
-def torch_buckets(first_mb: float, cap_mb: float, mib: int = 2**20) -> list[int]:
-    """Return the bytes of the buckets that torch's own rule makes of `Mixed`, smallest first."""
-    order = [each.detach() for each in Mixed().parameters()][::-1]
-    limits = [int(first_mb * mib), int(cap_mb * mib)]
-    buckets, _ = dist._compute_bucket_assignment_by_size(order, limits)
-    return sorted(sum(order[index].nbytes for index in bucket) for bucket in buckets)
 
 
 def clone(state: dict[str, Tensor]) -> dict[str, Tensor]:

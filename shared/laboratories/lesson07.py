@@ -73,7 +73,7 @@ def global_state_read_set_moved(sampler: Callable[..., Any], length: int) -> lis
 
 
 def is_torchs_own(sampler: Callable[..., Any]) -> bool:
-    """Return whether torch's sampler is set up when this one is."""
+    """Return whether torch's sampler is set up when this one is, or is iterated over."""
     own, made = TorchSampler.__init__, []
 
     def noted(self: Any, *args: Any, **options: Any) -> None:
@@ -81,7 +81,7 @@ def is_torchs_own(sampler: Callable[..., Any]) -> bool:
         own(self, *args, **options)
 
     with mock.patch.object(TorchSampler, "__init__", noted):
-        sampler(range(4), num_replicas=2, rank=1)
+        list(sampler(range(4), num_replicas=2, rank=1))
     return bool(made)
 
 

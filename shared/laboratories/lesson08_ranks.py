@@ -1,5 +1,6 @@
 """Lesson 08: what two ranks do with an answer, and whether each of them comes back."""
 
+import copy
 import io
 import os
 import sys
@@ -17,7 +18,17 @@ import torch.distributed as dist
 from shared.exercises.seeds import seed_all
 from shared.exercises.wrong import Wrong
 from shared.laboratories.lesson08_files import names_in
-from shared.laboratories.lesson08_states import WatchedRun, draw_numbers, states_now, toy, train
+from shared.laboratories.lesson08_states import (
+    LENGTH,
+    CountedSampler,
+    WatchedRun,
+    content_of,
+    draw_numbers,
+    equal,
+    states_now,
+    toy,
+    train,
+)
 from shared.ranks.watching import LOOK, IdleWatch, can_watch
 
 QUIET = 1.0  # seconds without any work after which a rank that is waited for will not come back
@@ -114,6 +125,24 @@ def load_on_rank(rank: int, folder: Path, load: Callable[..., Any]) -> tuple[int
             seen=f"rank 1 opens {Path(opened[0]).name}, the path that it was sent",
         )
     return state.step, draw_numbers()
+
+
+def load_where_rank_1_differs(rank: int, folder: Path, load: Callable[..., Any]) -> None:
+    """Load where rank 1 has its samples in another order.
+
+    A rank that refuses after it was changed leaves a file that says in what.
+    """
+    state = toy(1, rank, 2)
+    state.sampler = CountedSampler(LENGTH, 2, rank, seed=11 + rank)
+    before = copy.deepcopy(content_of(state))
+    try:
+        load(folder if rank == 0 else folder / "elsewhere", state)
+    except ValueError:
+        now = content_of(state)
+        changed = [part for part in now if not equal(now[part], before[part])]
+        if changed:
+            (folder / f"changed on rank {rank}").write_text(", ".join(changed))
+        raise
 
 
 def resume_on_rank(rank: int, resume: Callable[[WatchedRun], Any]) -> tuple[int, list[int]]:

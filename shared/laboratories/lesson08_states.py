@@ -64,8 +64,12 @@ def toy(
     """Return a model with buffers and dropout, AdamW, a schedule, and 22 samples in an order."""
     generator_kept = torch.get_rng_state()
     torch.manual_seed(seed)
-    layers = (nn.Linear(3, width), nn.BatchNorm1d(width), nn.Dropout(0.4), nn.Linear(width, 1))
-    model: nn.Module = nn.Sequential(*layers)
+    # Names that hold "module.", and that begin with letters of it.
+    model: nn.Module = nn.Sequential()
+    model.add_module("embed", nn.Linear(3, width))
+    model.add_module("norm", nn.BatchNorm1d(width))
+    model.add_module("drop", nn.Dropout(0.4))
+    model.add_module("submodule", nn.Linear(width, 1))
     torch.set_rng_state(generator_kept)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
     schedule = LambdaLR(optimizer, lambda n: 1.0 / (n + 2))

@@ -16,6 +16,17 @@ from shared.measuring.traffic import count_traffic
 GRAD_SCALER = [  # what is called where torch's own scaler does the work
     (torch.amp.GradScaler, name) for name in ("__init__", "scale", "unscale_", "step", "update")
 ]
+# No two settings are each other's inverse, so that none can stand in for another.
+SETTINGS = {
+    "init_scale": 1000.0,
+    "growth_factor": 3.0,
+    "backoff_factor": 0.25,
+    "growth_interval": 3,
+}
+REFUSED = [("init_scale", value) for value in (0.0, -1.0)]
+REFUSED += [("growth_factor", value) for value in (1.0, 0.75)]
+REFUSED += [("backoff_factor", value) for value in (1.0, 1.5, 0.0, -0.5)]
+REFUSED += [("growth_interval", value) for value in (0, -2)]
 
 
 @contextlib.contextmanager
@@ -75,6 +86,13 @@ def new_weights(seed: int, dtype: torch.dtype = torch.float32) -> Weights:
     made = [nn.Parameter(torch.randn(s, generator=generator).to(dtype)) for s in (5, (3, 2), 2)]
     groups = [{"params": made[:1]}, {"params": made[1:], "lr": 0.05}]
     return Weights(*made, Recorder(groups))
+
+
+def reaches(loss: Tensor, weight: Tensor) -> bool:
+    """Whether backward of the loss gives the weight a gradient; nothing is changed."""
+    if loss.grad_fn is None:
+        return False
+    return torch.autograd.grad(loss, weight, retain_graph=True, allow_unused=True)[0] is not None
 
 
 @dataclass

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer, adam
 from torch.utils._pytree import tree_leaves
 
+from shared.measuring.live import CRUMB
+
 HALVES = (torch.bfloat16, torch.float16)
 DTYPES = (*HALVES, torch.float32)
 ADAMW = [(torch, "_fused_adamw_")] + [  # what is called where torch's own AdamW does the work
@@ -37,6 +39,13 @@ def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
 def dtypes_of(state: Mapping[str, Any]) -> dict[str, torch.dtype | None]:
     """The dtype of each state, None where there is none."""
     return {name: getattr(state.get(name), "dtype", None) for name in STATES}
+
+
+def kept_bytes(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> int:
+    """Bytes of the parameters, their gradients and their states; step counts are left out."""
+    kept: list[Any] = [x for p in parameters for x in (p, p.grad, *optimizer.state[p].values())]
+    sizes = [each.nbytes for each in kept if isinstance(each, Tensor)]
+    return sum(size for size in sizes if size >= CRUMB)
 
 
 def half_parameters(seed: int, dtype: torch.dtype = torch.bfloat16) -> list[nn.Parameter]:

@@ -1,7 +1,6 @@
 """Lesson 10: ZeRO's stages under observation, beside one process that has everything."""
 
 import functools
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +26,7 @@ from shared.laboratories.lesson10_twin import (
     change,
     groups_of,
 )
-from shared.measuring.live import CRUMB, LiveBytes, count_live_bytes
+from shared.measuring.live import CRUMB, LiveBytes, count_live_bytes, settle
 from shared.measuring.traffic import Call, count_traffic
 
 BUCKET = 700  # elements: Sums' parameters in several buckets
@@ -125,9 +124,11 @@ class Stage:
         return self.answer(groups or net.parameters(), kind, **settings)
 
     def weights(self, net: nn.Module, optimizer: Any) -> dict[str, Tensor]:
-        """The whole model's parameters, tied ones once."""
+        """The whole model's parameters, tied ones once; empty where memory or name is missing."""
         whole = optimizer.full_state_dict() if self.stage == 3 else net.state_dict()
-        return clone({name: whole[name] for name, _ in net.named_parameters()})
+        found = {name: whole.get(name, torch.empty(0)) for name, _ in net.named_parameters()}
+        freed = {name for name, x in found.items() if x.untyped_storage().nbytes() < x.nbytes}
+        return clone({name: x[:0] if name in freed else x for name, x in found.items()})
 
     def _train(self, case: Course, rank: int) -> Trained:
         seed_all(self.seed + rank)
@@ -230,9 +231,11 @@ class Stage:
                     moments = one_step(net, optimizer, live, rank + step)
             optimizer.zero_grad()
             leaves = [x for x in tree_leaves(optimizer.state_dict()) if isinstance(x, Tensor)]
-            state = {x.data_ptr(): x.nbytes for x in leaves if x.nbytes >= CRUMB}
-            moments["state_dict"] = sum(state.values())
-            del leaves
+            leaves = [x for x in leaves if x.nbytes >= CRUMB]
+            moments["state_dict"] = sum({x.data_ptr(): x.nbytes for x in leaves}.values())
+            storages = [x.untyped_storage() for x in leaves]  # what torch.save writes
+            moments["saved"] = sum({x.data_ptr(): x.nbytes() for x in storages}.values())
+            del leaves, storages
             if self.stage == 3:
                 with torch.no_grad():
                     net(torch.tensor(1.0, dtype=size.dtype))
@@ -262,7 +265,7 @@ def one_step(net: nn.Module, optimizer: Any, live: LiveBytes, value: float) -> d
 def note(moments: dict[str, int], name: str, live: LiveBytes) -> None:
     """Write down the bytes that are alive now, and the most while something was sent before."""
     moments[f"most in {name}"] = max((size for _, size in live.at_collectives), default=0)
-    time.sleep(0.02)  # gloo's thread may hold a message for some milliseconds more
+    settle(0.02)
     moments[f"after {name}"] = live.now()
     live.at_collectives.clear()
 

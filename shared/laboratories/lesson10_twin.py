@@ -108,3 +108,11 @@ def twin_output(case: Course, seed: int, weights: dict[str, Tensor], start: Any)
     net = case.net()
     net.load_state_dict({**net.state_dict(), **start, **weights})
     return case.loss(net, seed, 0, 99)
+
+
+def nearest_own(case: Course, seed: int, started: dict[str, Tensor], got: Tensor) -> Tensor:
+    """Of the ranks' own first steps, for each number the one that is nearest to what was seen."""
+    ranks = range(case.world_size)
+    steps = [twin_steps(case, seed, started, "own", rank)[0] for rank in ranks]
+    own = torch.stack([torch.cat([x.flatten() for x in weights.values()]) for weights in steps])
+    return own.gather(0, (own - got).abs().argmin(0, keepdim=True))[0]

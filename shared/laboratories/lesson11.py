@@ -1,4 +1,4 @@
-"""Lesson 11: functions that note how they are called, segments read off a log."""
+"""Lesson 11: functions that note how they are called, segments read off a log, ways back."""
 
 import copy
 import sys
@@ -8,7 +8,9 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
+from shared.exercises.expecting import expect_close, recognise
 from shared.exercises.seeds import fresh_generator, fresh_seed, seed_all
 
 ENGINE = torch.utils.checkpoint.__file__
@@ -98,9 +100,10 @@ class Noting:
         return self.function(*args)
 
 
-def autocast_now(*args: Any) -> tuple[bool, torch.dtype]:
-    """Whether autocast is on for the CPU, and its dtype."""
-    return torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+def autocast_now(*args: Any) -> tuple[bool, torch.dtype, bool]:
+    """Whether autocast is on for the CPU, its dtype, and whether it keeps its casts of weights."""
+    dtype, cache = torch.get_autocast_dtype("cpu"), torch.is_autocast_cache_enabled()
+    return torch.is_autocast_enabled("cpu"), dtype, cache
 
 
 def in_full_precision(x: Tensor) -> Tensor:
@@ -124,6 +127,7 @@ class Chain:
             for _ in range(num_layers)
         )
         self.log: list[int] = []
+        self.outputs: list[StorageWeakRef] = []
         self.by_engine = False
         self.layers = [self._noting(number) for number in range(num_layers)]
 
@@ -131,7 +135,9 @@ class Chain:
         def layer(x: Tensor) -> Tensor:
             self.log.append(number)
             self.by_engine |= engine_at_work()
-            return self.modules[number](x)
+            output = self.modules[number](x)
+            self.outputs.append(StorageWeakRef(output.untyped_storage()))
+            return output
 
         return layer
 
@@ -141,9 +147,21 @@ class Chain:
             x = module(x)
         return x
 
+    def alive(self) -> list[int]:
+        """The layers whose output is still there, that of either run."""
+        return [n for n, out in zip(self.log, self.outputs, strict=True) if not out.expired()]
+
     def passes(self) -> tuple[list[int], list[int]]:
         """The layers called in forward, and those called again in backward, in their order."""
         return self.log[: len(self.layers)], self.log[len(self.layers) :]
+
+
+def noted_modes(modules: nn.ModuleList) -> list[bool]:
+    """Return a list to which each later call of one of the modules, or a copy, adds its mode."""
+    modes: list[bool] = []
+    for module in modules:
+        module.register_forward_hook(lambda module, *_: modes.append(module.training))
+    return modes
 
 
 def segments_of(again: Sequence[int], num_layers: int) -> list[int]:
@@ -154,3 +172,39 @@ def segments_of(again: Sequence[int], num_layers: int) -> list[int]:
             sizes.insert(0, 0)
         sizes[0] += 1
     return [*sizes, num_layers - len(again)]
+
+
+def backward_of(output: Tensor) -> None:
+    """Go back from a sum that weighs every number differently."""
+    try:
+        (output * torch.arange(1, output.numel() + 1).view_as(output)).sum().backward()
+    except RuntimeError as error:
+        said = str(error)
+        recognise(
+            {
+                "the second run starts from inputs that are not detached, and its backward goes on "
+                "into the graph that made them": "second time" in said,
+                "the second run has no graph: gradients are off in backward": "require grad"
+                in said,
+            },
+            expected="one more run from detached inputs, under torch.enable_grad()",
+            seen=f"RuntimeError: {said[:90]}",
+        )
+        raise
+
+
+def expect_same_gradients(
+    got: nn.Module, want: nn.Module, lost: str = "autograd.grad returns those of the inputs alone"
+) -> None:
+    """Each parameter's gradient is the twin's; `lost` says why there may be none."""
+    for (name, mine), theirs in zip(got.named_parameters(), want.parameters(), strict=True):
+        recognise(
+            {f"the weights get no gradient: {lost}": mine.grad is None},
+            expected=f"a gradient of {name}, as without checkpointing",
+            seen="None",
+            hint="torch.autograd.backward adds gradients to every leaf on the way",
+        )
+        assert mine.grad is not None
+        assert theirs.grad is not None
+        twice = {"the weights get their gradient twice": 2 * theirs.grad}
+        expect_close(mine.grad, theirs.grad, what=f"the gradient of {name}", looks_like=twice)

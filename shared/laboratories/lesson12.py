@@ -2,9 +2,10 @@
 
 import json
 import warnings
+import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -43,9 +44,12 @@ class _MarkedBackward(torch.autograd.Function):
 class Marked:
     """Batches that differ and a loss, each of which is seen in the trace; who is ahead of whom."""
 
+    raise_at: int = 0  # the loss of this number raises
     drawn: int = 0
     used: int = 0
     ahead: int = 0  # the most batches that were drawn before the batches before them were used
+    kept: int = 0  # how many graphs of earlier losses there were when the last loss was asked for
+    graphs: list[Callable[[], Any]] = field(default_factory=list)
 
     def batches(self, count: int) -> Iterator[Tensor]:
         """So many batches."""
@@ -59,8 +63,14 @@ class Marked:
         """A loss whose forward and backward are seen."""
         self.used += 1
         self.ahead = max(self.ahead, self.drawn - self.used)
+        self.kept = sum(graph() is not None for graph in self.graphs)
         with record_function(MARKS["forward"]):
-            return _MarkedBackward.apply(model(batch).square().mean())
+            if self.used == self.raise_at:
+                raise TimeoutError(f"the loss of batch {self.used}")
+            loss = _MarkedBackward.apply(model(batch).square().mean())
+            if loss.grad_fn is not None:
+                self.graphs.append(weakref.ref(loss.grad_fn))
+            return loss
 
 
 @dataclass(frozen=True)
@@ -74,7 +84,7 @@ class Profiled:
     twin: Tensor
     first_only: Tensor  # the twin's weights where only the traced steps are made
     reads: list[str]  # how numbers were read from the device
-    ahead: int  # how many batches were drawn too early
+    marked: Marked  # how often the loss was asked for, what was kept of it, what came too early
     running: int  # profilers that were not stopped
     training: bool  # the model's mode afterwards
 
@@ -183,13 +193,13 @@ def profiled(
         files = sorted(each.name for each in place.iterdir())
         trace = json.loads((place / files[0]).read_text()) if files else {"traceEvents": []}
     twins = plain_weights(count), plain_weights(wait + warmup + active)
-    seen = reads, marked.ahead, left, model.training
+    seen = reads, marked, left, model.training
     return Profiled(path, files, trace, _flat(model), *twins, *seen)
 
 
-def too_few(answer: Callable[..., Any], count: int, folder: Path) -> Any:
-    """Ask for a trace of steps 3 and 4 of fewer batches."""
-    marked, sizes = Marked(), {"wait": 2, "warmup": 1, "active": 2}
+def steps_3_and_4(answer: Callable[..., Any], count: int, raise_at: int, folder: Path) -> Any:
+    """Ask for a trace of steps 3 and 4 of so many batches; the loss number `raise_at` raises."""
+    marked, sizes = Marked(raise_at), {"wait": 2, "warmup": 1, "active": 2}
     with quiet_stderr():
         return answer(*_new(), marked.batches(count), marked.loss, folder, **sizes)
 

@@ -80,7 +80,7 @@ def gpu_overlap_mistakes(trace: Trace) -> dict[str, float]:
         "'nccl' is looked for at the beginning of the name only": share(
             both(begins, other), begins
         ),
-        "only the CPU's steps count: the GPU's end later": share(both(by_cpu, busy), by_cpu),
+        "a step's second span, on the GPU's track, is left out": share(both(by_cpu, busy), by_cpu),
         "a GPU's trace is read as a CPU's: what the trace holds decides": share(
             both(gloo, moments(trace, is_compute)), gloo
         ),
@@ -136,6 +136,8 @@ def gpu_stall_mistakes(trace: Trace) -> dict[str, float]:
         "the label's copy on the GPU's own track counts as a wait": share(
             both(copied, steps, idle), both(steps)
         ),
-        "only the CPU's steps count: the GPU's end later": share(both(waits, idle), both(by_cpu)),
+        "a step's second span, on the GPU's track, is left out": share(
+            both(waits, idle), both(by_cpu)
+        ),
         "that is the share in which nothing waits": 1 - stall_by_moments(trace),
     }

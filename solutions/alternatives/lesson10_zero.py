@@ -3,6 +3,7 @@
 `ALTERNATIVES` maps an exercise's id to the answers to it.
 """
 
+import warnings
 from typing import Any
 
 import torch
@@ -201,6 +202,8 @@ class TorchHooks(right.ZeroStage3):
 
         module.register_forward_pre_hook(hold)
         module.register_forward_hook(let_go)
+        # A first layer's input needs no gradient: torch says that the hook fires all the same.
+        warnings.filterwarnings("ignore", "Full backward hook is firing")
         module.register_full_backward_pre_hook(before)
         module.register_full_backward_hook(after)
 

@@ -53,6 +53,7 @@ def by_hand(function, *args):
         "device_type": "cpu",
         "enabled": torch.is_autocast_enabled("cpu"),
         "dtype": torch.get_autocast_dtype("cpu"),
+        "cache_enabled": torch.is_autocast_cache_enabled(),
     }
     dummy = torch.zeros(1, requires_grad=True)
     return Twice.apply(function, torch.get_rng_state(), autocast, dummy, *args)

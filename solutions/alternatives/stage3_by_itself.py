@@ -1,5 +1,7 @@
 """Lesson 10's stage 3 once more, with nothing of the reference's; see lesson10_zero."""
 
+import warnings
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -115,6 +117,8 @@ class ByItself(Optimizer):
         if shards:
             module.register_forward_pre_hook(fetch)
             module.register_forward_hook(leave)
+            # A first layer's input needs no gradient: torch says that the hook fires all the same.
+            warnings.filterwarnings("ignore", "Full backward hook is firing")
             module.register_full_backward_pre_hook(again)
             module.register_full_backward_hook(frozen)
 

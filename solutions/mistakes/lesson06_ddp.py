@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import operator
 import time
 
 import torch
@@ -241,6 +242,39 @@ def average_gradients(module):
         parameter.grad /= dist.get_world_size()
 
 
+# 06.3 and 06.4, mistakes that both engines can have
+
+
+class EndsBoth(right.GradientSync):
+    """An inner no_sync() switches on for the outer one as well."""
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        self._synchronise = False
+        try:
+            yield
+        finally:
+            self._synchronise = True
+
+
+class OneSwitch(right.GradientSync):
+    """All engines of a program share the switch."""
+
+    silent = False
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        before, type(self).silent = self.silent, True
+        try:
+            yield
+        finally:
+            type(self).silent = before
+
+    def _on_gradient(self, parameter):
+        if not self.silent:
+            super()._on_gradient(parameter)
+
+
 # 06.3 OverlappedDDP
 
 
@@ -415,31 +449,13 @@ class OverlappedDDP(right.OverlappedDDP):
 
 
 @mistake("06.3", says="a no_sync() inside another one ends both")
-class OverlappedDDP(right.OverlappedDDP):
-    @contextlib.contextmanager
-    def no_sync(self):
-        self._synchronise = False
-        try:
-            yield
-        finally:
-            self._synchronise = True
+class OverlappedDDP(EndsBoth, right.OverlappedDDP):
+    pass
 
 
 @mistake("06.3", says="two models in one program disturb each other")
-class OverlappedDDP(right.OverlappedDDP):
-    silent = False
-
-    @contextlib.contextmanager
-    def no_sync(self):
-        before, type(self).silent = self.silent, True
-        try:
-            yield
-        finally:
-            type(self).silent = before
-
-    def _on_gradient(self, parameter):
-        if not self.silent:
-            super()._on_gradient(parameter)
+class OverlappedDDP(OneSwitch, right.OverlappedDDP):
+    pass
 
 
 @mistake("06.3", says="gradients are left switched off")
@@ -586,12 +602,190 @@ class BucketedDDP(right.BucketedDDP):
         bucket.work = Later()
 
 
-@mistake("06.4", says="bytes of the buckets for bucket_cap_mb=0.2")
-class BucketedDDP(right.BucketedDDP):
-    """Counts elements for bytes."""
+class CutsOtherwise(right.BucketedDDP):
+    """Buckets by another rule: `cut` returns them as lists of parameters, in order."""
 
-    def __init__(self, module, bucket_cap_mb=25):
-        super().__init__(module, bucket_cap_mb * (4 if bucket_cap_mb > 0.1 else 1))
+    bucket = ddp_buckets.Bucket
+
+    def _fill(self):
+        order = [p for p in [*self.module.parameters()][::-1] if p.requires_grad]
+        self.buckets = [self.bucket(each) for each in self.cut(order) if each]
+        self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.views}
+
+    def limits(self):
+        """The bytes of a first bucket and of the others."""
+        return min(self._cap_mb, 1) * 2**20, self._cap_mb * 2**20
+
+    def cut(self, order):
+        """The right rule, in which others replace a part."""
+        return self.filled(order)
+
+    def filled(self, order, size=lambda p: p.nbytes, full=operator.ge, limits=None, kind=None):
+        """Fill and close, one dtype a bucket."""
+        done, filling, seen = [], {}, set()
+        first, others = limits or self.limits()
+        for p in order:
+            key = (kind or (lambda p: p.dtype))(p)
+            filling.setdefault(key, []).append(p)
+            limit = others if key in seen else first
+            if full(float(sum(map(size, filling[key]))), float(limit)):
+                done.append(filling.pop(key))
+                seen.add(key)
+        return [*done, *filling.values()]
+
+
+@mistake("06.4", says="bucket_cap_mb counts MiB: 2^20 bytes, each number has nbytes")
+class BucketedDDP(CutsOtherwise):
+    def cut(self, order):
+        return self.filled(order, size=torch.Tensor.numel)
+
+
+@mistake("06.4", says="every number is counted as 8 bytes")
+class BucketedDDP(CutsOtherwise):
+    def cut(self, order):
+        return self.filled(order, size=lambda p: 8 * p.numel())
+
+
+@mistake("06.4", says="every number is counted as 4 bytes")
+class BucketedDDP(CutsOtherwise):
+    def cut(self, order):
+        return self.filled(order, size=lambda p: 4 * p.numel())
+
+
+@mistake("06.4", says="from the first parameter to the last")
+class BucketedDDP(CutsOtherwise):
+    """Filled forwards, and sent last bucket first."""
+
+    def cut(self, order):
+        return self.filled(order[::-1])[::-1]
+
+
+@mistake("06.4", says="closed before the gradient that would exceed the cap")
+class BucketedDDP(CutsOtherwise):
+    def cut(self, order):
+        done, filling, limits = [], {}, {}
+        first, others = self.limits()
+        for p in order:
+            mine = filling.setdefault(p.dtype, [])
+            size = sum(q.nbytes for q in mine) + p.nbytes
+            if mine and size > limits.get(p.dtype, first):
+                done.append(filling.pop(p.dtype))
+                limits[p.dtype] = others
+            filling.setdefault(p.dtype, []).append(p)
+        return [*done, *filling.values()]
+
+
+@mistake("06.4", says="a bucket that holds exactly bucket_cap_mb is not closed")
+class BucketedDDP(CutsOtherwise):
+    def cut(self, order):
+        return self.filled(order, full=operator.gt)
+
+
+@mistake("06.4", says="a gradient larger than a bucket travels alone")
+class BucketedDDP(CutsOtherwise):
+    def cut(self, order):
+        _, cap = self.limits()
+        large = [p for p in order if p.nbytes > cap and cap > 10_000]
+        return [*self.filled([p for p in order if p not in set(large)]), *([p] for p in large)]
+
+
+@mistake("06.4", says="a gradient of another dtype closes the bucket")
+class BucketedDDP(CutsOtherwise):
+    def cut(self, order):
+        runs = [list(run) for _, run in itertools.groupby(order, key=lambda p: p.dtype)]
+        first, others = self.limits()
+        cuts = [
+            self.filled(run, limits=(others if i else first, others)) for i, run in enumerate(runs)
+        ]
+        return list(itertools.chain(*cuts))
+
+
+class WideBucket(ddp_buckets.Bucket):
+    """All in float64, and converted back."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters)
+        self.flat = self.flat.double()
+        pieces = zip(parameters, self.flat.split([p.numel() for p in parameters]), strict=True)
+        self.views = {p: piece.view(p.shape) for p, piece in pieces}
+
+    def take(self, parameter):
+        filled(parameter)
+        self.views[parameter].copy_(parameter.grad / dist.get_world_size())
+        self.missing.discard(parameter)
+
+    def finish(self):
+        super().finish()
+        for parameter, view in self.views.items():
+            parameter.grad = view.to(parameter.dtype, copy=True)
+
+
+@mistake("06.4", says="gradients of two dtypes share a bucket")
+class BucketedDDP(CutsOtherwise):
+    bucket = WideBucket
+
+    def cut(self, order):
+        return self.filled(order, kind=lambda p: "all")
+
+
+@mistake("06.4", says="a layer's weight and bias are kept in one bucket")
+class BucketedDDP(CutsOtherwise):
+    def cut(self, order):
+        layers = {}
+        for name, p in self.module.named_parameters():
+            if p.requires_grad:
+                layers.setdefault(name.rpartition(".")[0], []).append(p)
+        lasts = {each[-1]: each[::-1] for each in layers.values()}
+        whole = {p: sum(q.nbytes for q in each) for p, each in lasts.items()}
+        heads = [p for p in order if p in lasts]
+        cut = self.filled(heads, size=lambda p: whole[p])
+        return [[q for p in bucket for q in lasts[p]] for bucket in cut]
+
+
+@mistake("06.4", says="frozen parameters take room in the buckets")
+class BucketedDDP(CutsOtherwise):
+    def cut(self, order):
+        every = [*self.module.parameters()][::-1]
+        return [[p for p in bucket if p.requires_grad] for bucket in self.filled(every)]
+
+
+@mistake("06.4", says="only one dtype has a first bucket of 1 MiB")
+class BucketedDDP(CutsOtherwise):
+    def cut(self, order):
+        first, others = self.limits()
+        by_dtype = {}
+        for p in order:
+            by_dtype.setdefault(p.dtype, []).append(p)
+        cuts = [
+            self.filled(each, limits=(others if i else first, others))
+            for i, each in enumerate(by_dtype.values())
+        ]
+        return list(itertools.chain(*cuts))
+
+
+@mistake("06.4", says="every bucket is closed at 1 MiB")
+class BucketedDDP(CutsOtherwise):
+    def cut(self, order):
+        first, _ = self.limits()
+        return self.filled(order, limits=(first, first))
+
+
+@mistake("06.4", says="closed at another size than bucket_cap_mb")
+class BucketedDDP(CutsOtherwise):
+    """A number that is given counts below 1 MiB only."""
+
+    def cut(self, order):
+        first, others = self.limits()
+        return self.filled(order, limits=(first, others if self._cap_mb == 25 else first))
+
+
+@mistake("06.4", says="bucket_cap_mb is not used: the buckets are those of 25")
+class BucketedDDP(CutsOtherwise):
+    """A number that is given counts for the first bucket only, where it is less than 1."""
+
+    def cut(self, order):
+        first, others = self.limits()
+        return self.filled(order, limits=(first, others if self._cap_mb < 1 else 25 * 2**20))
 
 
 @mistake("06.4", says="bucket_cap_mb=0 is accepted")
@@ -678,31 +872,13 @@ class BucketedDDP(right.BucketedDDP):
 
 
 @mistake("06.4", says="a no_sync() inside another one ends both")
-class BucketedDDP(right.BucketedDDP):
-    @contextlib.contextmanager
-    def no_sync(self):
-        self._synchronise = False
-        try:
-            yield
-        finally:
-            self._synchronise = True
+class BucketedDDP(EndsBoth, right.BucketedDDP):
+    pass
 
 
 @mistake("06.4", says="two models in one program disturb each other")
-class BucketedDDP(right.BucketedDDP):
-    silent = False
-
-    @contextlib.contextmanager
-    def no_sync(self):
-        before, type(self).silent = self.silent, True
-        try:
-            yield
-        finally:
-            type(self).silent = before
-
-    def _on_gradient(self, parameter):
-        if not self.silent:
-            super()._on_gradient(parameter)
+class BucketedDDP(OneSwitch, right.BucketedDDP):
+    pass
 
 
 @mistake("06.4", says="gradients are left switched off")

@@ -670,3 +670,41 @@ class ResumableSampler(sampling.ResumableSampler):
     def _part(self, start):
         torch.rand(1)
         return super()._part(start)
+
+
+@mistake("07.3", says="torch's own sampler does the work")
+class ResumableSampler(sampling.ResumableSampler):
+    """torch's sampler deals, and as many indices as were had are skipped."""
+
+    def _part(self, start):
+        given = self.shuffle, self.seed, self.drop_last
+        samples = torch.utils.data.TensorDataset(torch.arange(self.length))
+        ranks = [
+            torch.utils.data.DistributedSampler(samples, self.num_replicas, rank, *given)
+            for rank in range(self.num_replicas)
+        ]
+        for each in ranks:
+            each.set_epoch(self.epoch)
+        order = [index for step in zip(*ranks, strict=True) for index in step]
+        return order[start + self.rank :: self.num_replicas]
+
+
+@mistake("07.3", says="leaves a sampler that is in use in its own epoch")
+class ResumableSampler(sampling.ResumableSampler):
+    def load_state_dict(self, state):
+        super().load_state_dict({**state, "epoch": max(self.epoch, state["epoch"])})
+
+
+@mistake("07.3", says="leaves a sampler that is in use at its own position")
+class ResumableSampler(sampling.ResumableSampler):
+    def load_state_dict(self, state):
+        before = self._consumed
+        super().load_state_dict(state)
+        self._start = self._consumed = before or self._consumed
+
+
+@mistake("07.3", says="a state that is refused is half loaded")
+class ResumableSampler(sampling.ResumableSampler):
+    def load_state_dict(self, state):
+        self.epoch = state["epoch"]
+        super().load_state_dict(state)

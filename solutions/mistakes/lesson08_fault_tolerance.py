@@ -8,6 +8,7 @@ import random
 import shutil
 import tempfile
 import warnings
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -263,6 +264,24 @@ def save_checkpoint(folder, state, keep=2):
 def save_checkpoint(folder, state, keep=2):
     wrapped = state.model.state_dict()
     return _save(folder, state, keep, change=lambda content: content.update(model=wrapped))
+
+
+@mistake("08.1c", says="'subweight' for 'submodule.weight'")
+def save_checkpoint(folder, state, keep=2):
+    names = {name.replace("module.", ""): x for name, x in state.model.state_dict().items()}
+    return _save(folder, state, keep, change=lambda content: content.update(model=names))
+
+
+@mistake("08.1c", says="'bed.weight' for 'embed.weight'")
+def save_checkpoint(folder, state, keep=2):
+    names = {name.lstrip("module."): x for name, x in state.model.state_dict().items()}
+    return _save(folder, state, keep, change=lambda content: content.update(model=names))
+
+
+@mistake("08.1c", says="'weight' for 'embed.weight'")
+def save_checkpoint(folder, state, keep=2):
+    names = {name.split(".", 1)[-1]: x for name, x in state.model.state_dict().items()}
+    return _save(folder, state, keep, change=lambda content: content.update(model=names))
 
 
 @mistake("08.1c", says="the random states of one rank alone are in the file")
@@ -531,7 +550,7 @@ def _ours(state):
     return checkpoint_content(state)["origin"] if not dist.is_initialized() else {}
 
 
-@mistake("08.2", says="it is refused after half of it was loaded")
+@mistake("08.2", says="parts of the checkpoint in the state")
 def load_checkpoint(folder, state):
     def late(path, content, state):
         state.schedule.load_state_dict(content["schedule"])
@@ -566,17 +585,66 @@ def load_checkpoint(folder, state):
 
 @mistake("08.2", says="rank 0 left with its error, and the others wait for it")
 def load_checkpoint(folder, state):
-    found = [None, None]
-    if current_rank() == 0:
-        newest = newest_sound(folder)
-        if newest is not None:
-            path, content = newest
-            refuse_unless_it_fits(path, content, state)
-            found = [path, content]
-    path, content = from_rank_0(found)
+    newest = newest_sound(folder) if current_rank() == 0 else None
+    path, content = from_rank_0([*(newest or (None, None))])
     if content is not None:
+        _all_agree(refuse_unless_it_fits, path, content, state)
         put_back(content, state)
     return path
+
+
+def _all_agree(act, path, content, state):
+    """Act on every rank; all raise when one does."""
+    said = [None]
+    try:
+        act(path, content, state)
+    except InputError as error:
+        said = [error]
+    if dist.is_initialized():
+        mine, said = said[0], [None] * current_world_size()
+        dist.all_gather_object(said, mine)
+    for error in filter(None, said):
+        raise error
+
+
+@mistake("08.2", says="the checkpoint does not fit on rank 1, and rank 0 resumes")
+def load_checkpoint(folder, state):
+    return _load(folder, state)  # rank 0 alone looks whether it fits
+
+
+def _load_by_all(folder, state, look_and_put_back):
+    """Rank 0 reads; what comes after is given."""
+    found = [None, None, None]
+    if current_rank() == 0:
+        try:
+            found = [None, *(newest_sound(folder) or (None, None))]
+        except InputError as error:
+            found = [error, None, None]
+    error, path, content = from_rank_0(found)
+    if error is not None:
+        raise error
+    if content is not None:
+        look_and_put_back(path, content, state)
+    return path
+
+
+def _put_back_what_fits(path, content, state):
+    refuse_unless_it_fits(path, content, state)
+    put_back(content, state)
+
+
+@mistake("08.2", says="a rank that the checkpoint does not fit left with its error")
+def load_checkpoint(folder, state):
+    path = _load_by_all(folder, state, _put_back_what_fits)
+    if dist.is_initialized():
+        dist.barrier()
+    return path
+
+
+@mistake("08.2", says="'changed on rank 0'")
+def load_checkpoint(folder, state):
+    """What fits on a rank is put back there before the others are heard."""
+    return _load_by_all(folder, state, partial(_all_agree, _put_back_what_fits))
 
 
 @mistake("08.2", says="rank 0 found nothing and left")
@@ -810,6 +878,12 @@ def resume_training(state, take_step, *, load, save, **rest):
 
     load(state)
     return _loop(state, take_step, save=without_the_last, **rest)
+
+
+@mistake("08.3", says="the losses are no floats")
+def resume_training(state, take_step, *, load, **rest):
+    load(state)
+    return _loop(state, lambda indices: torch.tensor(take_step(indices)), **rest)
 
 
 @mistake("08.3", says="the interval is counted from the restart")

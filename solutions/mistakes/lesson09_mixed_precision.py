@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import weakref
 
 import torch
 import torch.distributed as dist
@@ -268,11 +269,48 @@ class DynamicLossScaler(right.DynamicLossScaler):
         super().load_state_dict({**self.state_dict(), **{key: state_dict[key] for key in kept}})
 
 
-@mistake("09.1", says="a second unscale_() before update() is accepted")
+@mistake("09.1", says="unscale_() after unscale_(), before update(),")
 class DynamicLossScaler(right.DynamicLossScaler):
     def unscale_(self, optimizer):
         if optimizer not in self._overflowed:
             super().unscale_(optimizer)
+
+
+@mistake("09.1", says="unscale_() after step(), before update(),")
+class DynamicLossScaler(right.DynamicLossScaler):
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self._seen = {}
+
+    def step(self, optimizer):
+        made = super().step(optimizer)
+        self._seen = {**self._seen, optimizer: self._overflowed.pop(optimizer)}
+        return made
+
+    def update(self):
+        self._overflowed |= self._seen
+        self._seen = {}
+        super().update()
+
+
+@mistake("09.1", says="plain numbers, as in torch's")
+class DynamicLossScaler(right.DynamicLossScaler):
+    def get_scale(self):
+        return torch.tensor(self._scale)
+
+
+@mistake("09.1", says="the scaler keeps the loss")
+class DynamicLossScaler(right.DynamicLossScaler):
+    def scale(self, loss):
+        self._loss = super().scale(loss)
+        return self._loss
+
+
+@mistake("09.1", says="an infinity in the first of the groups is not noticed")
+class DynamicLossScaler(right.DynamicLossScaler):
+    def unscale_(self, optimizer):
+        super().unscale_(optimizer)
+        self._overflowed[optimizer] = not all(g.isfinite().all() for g in grads_of(optimizer)[-1:])
 
 
 @mistake("09.1", says="an fp16 gradient is accepted")
@@ -509,6 +547,14 @@ class MasterWeightAdamW(right.MasterWeightAdamW):
     def _update(self, parameter, group):
         super()._update(parameter, group)
         parameter.data = parameter.data.clone()
+
+
+@mistake("09.2", says="more is kept than the states")
+class MasterWeightAdamW(right.MasterWeightAdamW):
+    def _update(self, parameter, group):
+        super()._update(parameter, group)
+        if "master" in self.state[parameter]:
+            self.state[parameter]["master"].grad = parameter.grad.float()
 
 
 @mistake("09.2", says="the states beside 'step'")
@@ -930,6 +976,18 @@ def accumulate(model, micro_batches, loss_of, scaler=None):
 @mistake("09.3", says="the scaler is not used")
 def accumulate(model, micro_batches, loss_of, scaler=None):
     return right.accumulate(model, micro_batches, loss_of)
+
+
+TOTALS = weakref.WeakKeyDictionary()
+
+
+@mistake("09.3", says="the first step's number of tokens serves all")
+def accumulate(model, micro_batches, loss_of, scaler=None):
+    def first_share(each, all):
+        own = share(each, all)
+        return each.num_tokens / TOTALS.setdefault(model, each.num_tokens / own)
+
+    return weighed_by(model, micro_batches, loss_of, scaler, weight=first_share)
 
 
 @mistake("09.3", says="the loss that is returned is the scaled one")

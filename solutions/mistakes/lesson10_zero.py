@@ -309,7 +309,13 @@ class ZeroStage1(right.ZeroStage1):
             bucket.master.data.copy_(rounded)
 
 
-@mistake("10.2", says="state_dict() has more than this rank keeps")
+@mistake("10.2", says="state_dict() has views")
+class ZeroStage1(right.ZeroStage1):
+    def state_dict(self):
+        return super().state_dict() | {"masters": [b.master.detach() for b in self.buckets]}
+
+
+@mistake("10.2", says="state_dict() has more than this rank's part")
 class ZeroStage1(right.ZeroStage1):
     def state_dict(self):
         whole = [torch.empty(bucket.flat.shape) for bucket in self.buckets]

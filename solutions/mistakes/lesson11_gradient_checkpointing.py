@@ -1,5 +1,6 @@
 """Wrong answers to lesson 11 that people really give, and what the check must say to each."""
 
+import copy
 import itertools
 import math
 from functools import partial
@@ -7,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint
-from torch import Tensor
+from torch import Tensor, nn
 
 from shared.exercises.mistakes import mistake
 from shared.measuring.activations import LayerCost, peak_bytes
@@ -29,9 +30,9 @@ class Flawed(torch.autograd.Function):
         if flaw == "a seed":
             ctx.seed = torch.initial_seed()
             torch.default_generator.manual_seed(ctx.seed)
-        if flaw == "copies":
+        if flaw == "own version":
             ctx.save_for_backward(
-                *(x.clone().requires_grad_(x.requires_grad) for x in args if isinstance(x, Tensor))
+                *(x.data.requires_grad_(x.requires_grad) for x in args if isinstance(x, Tensor))
             )
         elif flaw != "on ctx":
             ctx.save_for_backward(*(x for x in args if isinstance(x, Tensor)))
@@ -124,6 +125,8 @@ def second_run(ctx, args):
                 result = ctx.function(*args)
             torch.set_rng_state(now)
             return result
+        if flaw == "default cache":
+            then.cache = True
         if flaw == "a seed":
             with then.restored():
                 torch.default_generator.manual_seed(ctx.seed)
@@ -262,7 +265,7 @@ def checkpoint(function, *args):
 
 @mistake("11.1", says="an input that is changed in place before backward is accepted")
 def checkpoint(function, *args):
-    return flawed("copies", function, args)
+    return flawed("own version", function, args)
 
 
 @mistake("11.1", says="the result is kept on ctx")
@@ -317,6 +320,30 @@ def checkpoint(function, *args):
 def checkpoint(function, *args):
     with torch.enable_grad():
         return right.checkpoint(function, *args)
+
+
+@mistake("11.1", says="autocast keeps its casts of weights in the second run")
+def checkpoint(function, *args):
+    return flawed("default cache", function, args)
+
+
+@mistake("11.1", says="a copy of the argument or of the result is kept")
+def checkpoint(function, *args):
+    whole = [x.contiguous() if isinstance(x, Tensor) else x for x in args]
+    return right.checkpoint(function, *whole)
+
+
+@mistake("11.1", says="a module in eval mode is just called")
+def checkpoint(function, *args):
+    if isinstance(function, torch.nn.Module) and not function.training:
+        return function(*args)
+    return right.checkpoint(function, *args)
+
+
+@mistake("11.1", says="an argument that is no tensor arrives as another object")
+def checkpoint(function, *args):
+    kept = [x if isinstance(x, Tensor) else copy.deepcopy(x) for x in args]
+    return right.checkpoint(function, *kept)
 
 
 # 11.2 checkpoint_sequential
@@ -455,6 +482,44 @@ def checkpoint_sequential(layers, x, segments=None):
     if not x.requires_grad:
         return right._run(checked(layers, segments)[0], x)
     return right.checkpoint_sequential(layers, x, segments)
+
+
+@mistake("11.2", says="copies of the layers are run")
+def checkpoint_sequential(layers, x, segments=None):
+    return right.checkpoint_sequential(copy.deepcopy(list(layers)), x, segments)
+
+
+@mistake("11.2", says="the layers' mode is changed")
+def checkpoint_sequential(layers, x, segments=None):
+    for layer in layers:
+        if isinstance(layer, nn.Module):
+            layer.eval()
+    return right.checkpoint_sequential(layers, x, segments)
+
+
+@mistake("11.2", says="outputs of layers inside of a segment are kept")
+def checkpoint_sequential(layers, x, segments=None):
+    layers, count = checked(layers, segments)
+    outputs = []
+
+    def noting(layer, x):
+        outputs.append(layer(x))
+        return outputs[-1]
+
+    runs = [partial(noting, layer) for layer in layers]
+    return in_segments(runs, x, even(len(layers), count))
+
+
+@mistake("11.2", says="outputs of layers are kept after backward")
+def checkpoint_sequential(layers, x, segments=None):
+    layers, count = checked(layers, segments)
+    ends, start = [], 0
+    for size in even(len(layers), count):
+        x = in_segments(layers[start : start + size], x, [size], last=start + size < len(layers))
+        ends.append(x)
+        start += size
+    LAST["ends"] = ends
+    return x
 
 
 # 11.3 plan

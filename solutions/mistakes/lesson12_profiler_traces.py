@@ -86,6 +86,7 @@ def by_hand(
     *,
     step_first=False,
     stop=True,
+    stop_at_error=False,
 ):
     """A profiler that is started and, where nothing goes wrong, stopped."""
     path, number = folder / f"rank_{current_rank()}.json", 0
@@ -108,10 +109,11 @@ def by_hand(
         number += 1
         if not step_first:
             profiler.step()
-    if number < wait + warmup + active:
-        raise ValueError(f"{number} batches, {wait + warmup + active} needed")
-    if stop:
+    few = number < wait + warmup + active
+    if stop_at_error if few else stop:
         profiler.stop()
+    if few:
+        raise ValueError(f"{number} batches, {wait + warmup + active} needed")
     return path
 
 
@@ -270,6 +272,54 @@ def profile_training(
     model, optimizer, batches, loss_of, folder, *, wait=1, warmup=1, active=3
 ) -> Path:
     return by_hand(model, optimizer, batches, loss_of, folder, wait, warmup, active)
+
+
+@mistake("12.1", says="a profiler is left running where loss_of raises")
+def profile_training(
+    model, optimizer, batches, loss_of, folder, *, wait=1, warmup=1, active=3
+) -> Path:
+    return by_hand(
+        model, optimizer, batches, loss_of, folder, wait, warmup, active, stop_at_error=True
+    )
+
+
+@mistake("12.1", says="a loss_of that raises for the fourth of 9 batches is accepted")
+def profile_training(
+    model, optimizer, batches, loss_of, folder, *, wait=1, warmup=1, active=3
+) -> Path:
+    def zero_where_it_raises(model, batch):
+        try:
+            return loss_of(model, batch)
+        except Exception:
+            return 0 * next(model.parameters()).sum()
+
+    return variant(model, optimizer, batches, zero_where_it_raises, folder, wait, warmup, active)
+
+
+@mistake("12.1", says="loss_of is called more than once for a batch")
+def profile_training(
+    model, optimizer, batches, loss_of, folder, *, wait=1, warmup=1, active=3
+) -> Path:
+    shown = []
+
+    def twice(model, batch):  # one to train with, one to show
+        shown.append(loss_of(model, batch).detach())
+        return loss_of(model, batch)
+
+    return variant(model, optimizer, batches, twice, folder, wait, warmup, active)
+
+
+@mistake("12.1", says="each step's loss is kept with its graph")
+def profile_training(
+    model, optimizer, batches, loss_of, folder, *, wait=1, warmup=1, active=3
+) -> Path:
+    losses = []
+
+    def remembered(model, batch):
+        losses.append(loss_of(model, batch))
+        return losses[-1]
+
+    return variant(model, optimizer, batches, remembered, folder, wait, warmup, active)
 
 
 @mistake("12.1", says='what belongs into "optimizer" runs outside of it')
@@ -488,7 +538,7 @@ def overlap_fraction(trace):
     return overlap(trace, sent=begins, busy=lambda e: is_kernel(e) and not begins(e))
 
 
-@mistake("12.2", says="only the CPU's steps count")
+@mistake("12.2", says="a step's second span, on the GPU's track")
 def overlap_fraction(trace):
     events = trace["traceEvents"]
     return overlap({"traceEvents": [e for e in events if not is_step(e) or is_label(e)]})
@@ -628,7 +678,7 @@ def data_stall_fraction(trace):
     )
 
 
-@mistake("12.3", says="only the CPU's steps count")
+@mistake("12.3", says="a step's second span, on the GPU's track")
 def data_stall_fraction(trace):
     return stall(trace, steps=lambda e: is_step(e) and is_label(e))
 
@@ -935,7 +985,7 @@ def diagnose(trace, healthy):
     return reason(trace, healthy, count=lambda each: counts(each, copies=True))
 
 
-@mistake("12.5", says="only the CPU's steps count")
+@mistake("12.5", says="a step's second span, on the GPU's track")
 def diagnose(trace, healthy):
     def by_cpu(each):
         events = [e for e in each["traceEvents"] if not is_step(e) or is_label(e)]
