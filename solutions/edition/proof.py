@@ -52,7 +52,7 @@ class EditionCopy:
         path = f"{self.python.parent}{os.pathsep}{os.environ.get('PATH', '')}"
         env = {**keep, "PATH": path, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
         env |= {"JUPYTER_DATA_DIR": str(self.place / "jupyter")}  # no kernels of one's own
-        for name in ("PYTHONPATH", "JUPYTER_PATH", "VIRTUAL_ENV"):
+        for name in ("PYTHONPATH", "JUPYTER_PATH", "VIRTUAL_ENV", "PYTHON_EXEC"):
             env.pop(name, None)
         log = self.place / "said.txt"
         there = ["sh", "-c", 'cd "$0" && exec "$@"', str(self.root)]

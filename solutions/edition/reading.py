@@ -32,7 +32,8 @@ def read_over(edition: Path, course: Path) -> Iterator[Finding]:
     yield Finding("no page speaks of answers that are not there", "\n".join(told))
     code = dict(_code(edition))
     bad = sorted(name for name, tree in code.items() if "solutions" in _imported(tree))
-    yield Finding("nothing imports solutions", "\n".join(bad))
+    bad = [name for name in bad if not name.endswith("/train.py")]  # see shared/exercises/mine.py
+    yield Finding("nothing but the scripts imports solutions", "\n".join(bad))
     yield Finding("pip finds shared/ and nothing else", "\n".join(_packages(edition)))
     written = sorted(_typed_in(edition))
     yield Finding("every exercise cell is an empty stub", "\n".join(written))

@@ -9,7 +9,7 @@ import json
 import math
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -187,6 +187,28 @@ def test_use_of_the_course_leaves_no_change(guard):
     torch.optim.AdamW(torch.nn.Linear(2, 2).parameters()).step()
     torch.manual_seed(3)
     assert guard.changes() == []
+
+
+@pytest.fixture
+def new_kind(monkeypatch):
+    """An optimizer class of the course, of which no optimizer has been made yet."""
+
+    class Descent(torch.optim.SGD):
+        def step(self, closure=None):
+            return super().step(closure)
+
+    Descent.__module__ = "shared.made"
+    monkeypatch.setitem(sys.modules, "shared.made", ModuleType("shared.made"))
+    sys.modules["shared.made"].Descent = Descent
+    return Descent
+
+
+def test_the_first_optimizer_of_a_kind_is_no_change(new_kind, guard):
+    """torch then wraps the class's step: all of 09.1 was flagged."""
+    new_kind([torch.nn.Parameter(torch.ones(2))]).step()
+    assert guard.changes() == []
+    new_kind.step = torch.optim.SGD.step
+    assert guard.changes() == ["shared.made.Descent.step was replaced"]
 
 
 @pytest.fixture

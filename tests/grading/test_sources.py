@@ -1,4 +1,4 @@
-"""Sources as trees: threads that read at the same time get whole trees."""
+"""Sources as trees: threads that read at the same time get whole trees; what imports bind."""
 
 import ast
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from solutions.grading.intake.sources import parsed
+from solutions.grading.intake.sources import Module, parsed
 
 SOURCE = Path(ast.__file__).read_text(encoding="utf-8")[:30_000].rpartition("\n\n\n")[0]
 
@@ -52,3 +52,10 @@ def test_an_odd_escape_is_not_told_and_the_filters_stay():
     assert warnings.filters == before
     with pytest.raises(SyntaxError):
         parsed("1 +")
+
+
+def test_an_import_of_a_module_in_a_package_binds_the_package():
+    """`import torch` and then `import torch.utils.checkpoint` gave cells with one name for both."""
+    source = "import torch\nimport torch.utils.checkpoint\nimport torch.nn.functional as F\n"
+    imports = Module.read("", source).imports
+    assert imports == {"torch": ("torch", ""), "F": ("torch.nn.functional", "")}

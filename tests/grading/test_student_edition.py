@@ -170,7 +170,7 @@ def test_an_answer_that_got_in_is_found(copy):
     (copy / "shared/extra/module.py").touch()
     assert problems(copy) == {
         "no page speaks of answers that are not there": "AGENTS.md: See solutions/README.md.",
-        "nothing imports solutions": "shared/measuring/timing.py",
+        "nothing but the scripts imports solutions": "shared/measuring/timing.py",
         "pip finds shared/ and nothing else": "shared/extra has no __init__.py",
         "every exercise cell is an empty stub": "01.3 in 01_positional_encoding/lesson.ipynb",
         "answers that only solutions/ holds are in no file": "01.3 in shared/measuring/timing.py",

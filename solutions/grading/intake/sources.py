@@ -39,7 +39,9 @@ class Module:
         definitions: dict[str, ast.stmt] = {}
         for node in tree.body:
             if isinstance(node, ast.Import):
-                imports |= {a.asname or a.name.split(".")[0]: (a.name, "") for a in node.names}
+                for each in node.names:  # import torch.utils binds torch, and with "as" torch.utils
+                    name = each.name if each.asname else each.name.split(".")[0]
+                    imports[each.asname or name] = name, ""
             elif isinstance(node, ast.ImportFrom):
                 imports |= {a.asname or a.name: (node.module or "", a.name) for a in node.names}
             else:

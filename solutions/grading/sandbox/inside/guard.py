@@ -125,6 +125,10 @@ class Guard:
         setup = {k: v for k, v in self._namespace.items() if not k.startswith("_")}
         self._names = {k: v for k, v in setup.items() if k not in answers}
         self._torch.zeros(()).__reduce_ex__(4)  # the first save leaves a note in Tensor's class
+        kinds: list[Any] = [self._torch.optim.Optimizer]
+        for kind in kinds:  # the first optimizer of a kind wraps its class's step
+            kind._patch_step_function(kind.__new__(kind))
+            kinds += kind.__subclasses__()
         self._kept = [value for _, value in self._watched()]
         self._prints = {label: _essence(value) for label, value in self._watched()}
         self._modules = set(sys.modules)
@@ -166,11 +170,7 @@ class Guard:
             module = sys.modules.get(name)
             if module is not None and (not self._prints or name in self._settled):
                 yield name, module
-                for label, value in _members(name, module):
-                    # The first optimizer of a kind wraps its class's step.
-                    wrapped = label.startswith("torch.optim.") and label.endswith(".step")
-                    if label not in MOVING and not wrapped:
-                        yield label, value
+                yield from (each for each in _members(name, module) if each[0] not in MOVING)
         tensor = self._torch.Tensor
         for key, value in list(vars(tensor).items()):
             yield f"torch.Tensor.{key}", value
