@@ -8,6 +8,7 @@ python tests/benchmarks/ddp_overlap.py [--repeats 7] [--ranks 2] [--out FILE.png
 """
 
 import argparse
+import runpy
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -18,16 +19,16 @@ import torch._dynamo  # once here instead of in every forked rank
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-import solutions.lesson06_ddp as parts
-from shared.ddp.engines import build_engine
+from shared.exercises.lessons import ROOT
 from shared.measuring.trace import overlap_fraction, record_trace
 from shared.model.config import TransformerConfig
 from shared.model.transformer import Transformer
 from shared.plots import MEANING, save_figure, use_style
 from shared.ranks.forked import run_ranks
-from shared.script import format_table
+from shared.results import format_table
 from shared.training.loss import label_smoothed_loss
 
+wrap = runpy.run_path(str(ROOT / "lessons" / "06_ddp" / "train.py"))["wrap"]
 CONFIG = TransformerConfig(
     vocab_size=1000, d_model=256, num_heads=4, num_layers=3, d_ff=1024, dropout=0.0, max_len=64
 )
@@ -40,7 +41,7 @@ def measure(rank: int, repeats: int) -> dict[tuple[str, float], list[float]]:
     for cap in CAPS:
         for name in ("bucketed", "ddp"):
             model = Transformer(CONFIG)
-            engines[name, cap] = build_engine(name, model, parts, dist.get_world_size(), cap)
+            engines[name, cap] = wrap(name, model, dist.get_world_size(), cap)
         ddp = DistributedDataParallel(
             Transformer(CONFIG), bucket_cap_mb=cap, gradient_as_bucket_view=True
         )
@@ -50,7 +51,7 @@ def measure(rank: int, repeats: int) -> dict[tuple[str, float], list[float]]:
     def step(engine):
         engine.model.zero_grad()
         label_smoothed_loss(engine.model(src, tgt), tgt).backward()
-        engine.finish()
+        engine.finish_gradient_sync()
 
     shares = {key: [] for key in engines}
     for repeat in range(repeats + 2):

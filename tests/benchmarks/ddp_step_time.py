@@ -4,6 +4,7 @@ python tests/benchmarks/ddp_step_time.py [--steps 30] [--ranks 2]
 """
 
 import argparse
+import runpy
 import statistics
 import time
 
@@ -11,14 +12,15 @@ import torch
 import torch._dynamo  # once here instead of in every forked rank
 import torch.distributed as dist
 
-import solutions.lesson06_ddp as parts
-from shared.ddp.engines import ENGINES, build_engine
+from shared.ddp.engines import ENGINES
+from shared.exercises.lessons import ROOT
 from shared.model.config import TransformerConfig
 from shared.model.transformer import Transformer
 from shared.ranks.forked import run_ranks
-from shared.script import format_table
+from shared.results import format_table
 from shared.training.loss import label_smoothed_loss
 
+wrap = runpy.run_path(str(ROOT / "lessons" / "06_ddp" / "train.py"))["wrap"]
 CONFIG = TransformerConfig(
     vocab_size=4000, d_model=256, num_heads=4, num_layers=3, d_ff=1024, dropout=0.0, max_len=64
 )
@@ -29,7 +31,7 @@ def measure(rank: int, steps: int) -> dict[str, list[float]]:
     engines, seconds = {}, {}
     for name in ENGINES:
         torch.manual_seed(rank)
-        engines[name] = build_engine(name, Transformer(CONFIG), parts, dist.get_world_size())
+        engines[name] = wrap(name, Transformer(CONFIG), dist.get_world_size())
         seconds[name] = []
     src, tgt = torch.randint(4, 4000, (2, 16, 20))
     optimizers = {n: torch.optim.SGD(e.model.parameters(), lr=0.01) for n, e in engines.items()}
@@ -40,7 +42,7 @@ def measure(rank: int, steps: int) -> dict[str, list[float]]:
             began = time.perf_counter()
             optimizers[name].zero_grad()
             label_smoothed_loss(engines[name].model(src, tgt), tgt).backward()
-            engines[name].finish()
+            engines[name].finish_gradient_sync()
             optimizers[name].step()
             if step >= 3:
                 seconds[name].append(time.perf_counter() - began)

@@ -8,7 +8,7 @@ In older versions stage 3 was now and then wrong over gloo (0.19.3: 3 of about 2
 import argparse
 
 from shared.experiments.lesson10_deepspeed import ask_deepspeed, parity_config
-from shared.script import format_table
+from shared.results import format_table
 from shared.training.reference_run import NUM_STEPS, compare_with_record
 
 

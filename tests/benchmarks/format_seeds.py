@@ -6,7 +6,7 @@ python tests/benchmarks/format_seeds.py     about a minute on two cores
 import torch
 
 from shared.experiments.lesson09_formats import train_in_format, train_stored_in
-from shared.script import format_table
+from shared.results import format_table
 from shared.training.precision import DynamicLossScaler
 
 SHARE, STEPS = 2.0**-11, 25

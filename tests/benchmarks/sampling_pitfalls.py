@@ -14,7 +14,7 @@ import torch
 from shared.data.corpora import load_corpus
 from shared.data.sampling import DistributedSampler
 from shared.experiments import lesson07_next_character as next_character
-from shared.script import format_table
+from shared.results import format_table
 
 NUM_RANKS, BATCH, STEPS = 4, 32, 256
 WAYS = ("right", "no set_epoch", "own shuffle", "same shuffle")

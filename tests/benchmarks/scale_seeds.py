@@ -12,7 +12,7 @@ from typing import Any
 import nbformat
 import torch
 
-from shared.script import format_table
+from shared.results import format_table
 from solutions import lesson02_attention
 
 NOTEBOOK = Path(__file__).parents[2] / "lessons" / "02_attention" / "lesson.ipynb"

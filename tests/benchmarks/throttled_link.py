@@ -22,7 +22,7 @@ from shared.exercises.lessons import ROOT
 from shared.plots import MEANING, save_figure, use_style
 from shared.ranks.launching import launch_nodes
 from shared.ranks.links import throttled_links, why_not
-from shared.script import format_table
+from shared.results import format_table
 
 SCRIPT = ROOT / "lessons" / "06_ddp" / "train.py"
 RECORD = ROOT / "lessons" / "05_collectives" / "throttled_link.json"

@@ -11,7 +11,7 @@ import sys
 
 from shared.exercises.lessons import ROOT
 from shared.ranks.launching import launch
-from shared.script import format_table
+from shared.results import format_table
 
 SCRIPT = ROOT / "lessons" / "04_training" / "train.py"
 STEPS = 850
@@ -25,7 +25,7 @@ def main() -> int:
     args = parser.parse_args()
     flags = ["--preset", "small", "--steps", str(STEPS), *args.flags]
     metrics = launch(SCRIPT, nproc=args.ranks, args=flags, timeout=3600)
-    bleu, exact = metrics["table"][0], metrics["table"][-1]
+    bleu, exact = metrics["scores"][0], metrics["scores"][-1]
     seconds = metrics["training_seconds"]
     rows = [
         {"measured": bleu["score"], "value": bleu["value"], "target": "at least 95"},

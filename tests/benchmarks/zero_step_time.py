@@ -9,7 +9,7 @@ import argparse
 import statistics
 
 from shared.experiments.lesson10_deepspeed import ask_deepspeed, parity_config
-from shared.script import format_table
+from shared.results import format_table
 
 
 def main() -> None:
