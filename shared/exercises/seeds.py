@@ -13,6 +13,8 @@ from shared.ranks.group import current_rank
 # Of the check that runs: its first seed and those that follow from it; those of seed_all.
 _drawn: list[int] = []
 _chosen: set[int] = set()
+# Where torch's generator stands when a check begins: no answer sets it, so that setting is seen.
+_UNUSUAL = 1_618_033_988
 
 
 def forget_seeds() -> None:
@@ -60,12 +62,16 @@ def seed_is_foreign(seed_before: int) -> bool:
 
 @contextlib.contextmanager
 def kept_random_states() -> Generator[None]:
-    """Put the random states of python, numpy and torch back afterwards, whatever was drawn."""
+    """Put the random states of python, numpy and torch back afterwards, whatever was drawn.
+
+    Inside, torch's generator has a seed that nobody else uses: whoever sets one has changed it.
+    """
     python = random.getstate()
     numpy = sys.modules.get("numpy")
     array = numpy.random.get_state() if numpy else None
     try:
         with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(_UNUSUAL)
             yield
     finally:
         random.setstate(python)
