@@ -109,6 +109,12 @@ def expect_ring(seen: Exchange, steps: int, whole: int) -> None:
     whole, chunk = size * whole, size * -(-whole // n)
     expect_own_dtype(seen, chunk)
     longest = max((call.num_bytes for each in sent for call in each), default=0)
+    halves = longest * 2 == chunk and {len(each) for each in sent} == {steps}
+    recognise(
+        {"the numbers travel in float32 and lose digits": halves and size == 8},
+        expected=f"messages of {chunk} bytes, in {seen.case.dtype}",
+        seen=f"as many messages, of {longest} bytes",
+    )
     all_to_0 = {call.peer for each in sent[1:] for call in each} == {0}
     recognise(
         {"everything goes through one rank: it sends for all, the others wait": all_to_0},
@@ -183,6 +189,12 @@ def own_chunk(ring_reduce_scatter: Any) -> None:
                 "it is this rank's own chunk: nothing was added (or before an irecv had been "
                 "waited for)": own[rank],
                 "what came is written over the chunk, not added to it": own[rank - 2],
+                "the chunk of the rank after it is not in the sum: it takes n - 1 steps": (
+                    own[rank - 1] + own[rank]
+                ),
+                "the chunk of the rank before it is not in the sum: it takes n - 1 steps": (
+                    own[rank - 2] + own[rank]
+                ),
             },
             hint="in the last step rank r must receive chunk r",
         )
@@ -409,7 +421,16 @@ def central_dtypes(central_all_reduce: Any) -> None:
 @exercise_05_4.check("the source's tensor on every rank, two to five of them")
 def broadcast_values(tree_broadcast: Any) -> None:
     for case in lab.SOURCES:
-        n, src, seen = case.n, case.rest[0], lab.spread(tree_broadcast)[case]
+        n, src = case.n, case.rest[0]
+        try:
+            seen = lab.spread(tree_broadcast)[case]
+        except Wrong as fault:
+            if case == lab.SOURCES[1]:  # the first was rank 0 of as many
+                fault.mistake = f"right from rank 0, wrong from rank {src}: {fault.mistake}"
+                fault.hint = (
+                    "places count from the source: the rank at a place is place + src, mod n"
+                )
+            raise
         before, after = seen.given, seen.came
         recognise(
             {

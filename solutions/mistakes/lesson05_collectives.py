@@ -222,6 +222,17 @@ def ring_reduce_scatter(tensor, group=None):
     return right_scatter(tensor, group)
 
 
+@mistake("05.1", says="the chunk of the rank after it is not in the sum")
+def ring_reduce_scatter(tensor, group=None):
+    rank, n = _place(group)
+    chunks = _padded(tensor, n)
+    for step in range(1, n - 1):
+        came = torch.empty_like(chunks[0])
+        _pass_on(chunks[(rank - 1 - step) % n], came, group)
+        chunks[(rank - 2 - step) % n] += came
+    return chunks[rank]
+
+
 @mistake("05.1", says="right in the whole world, wrong in a sub-group")
 def ring_reduce_scatter(tensor, group=None):
     return right_scatter(tensor, None)
@@ -463,6 +474,13 @@ def ring_all_reduce(tensor, group=None):
     tensor.detach().copy_(_summed(tensor.double() if real else tensor, group))
 
 
+@mistake("05.3", says="the numbers travel in float32 and lose digits")
+def ring_all_reduce(tensor, group=None):
+    in_float32 = tensor.float() if tensor.is_floating_point() else tensor
+    whole = right_gather(right_scatter(in_float32, group), group)[: tensor.numel()]
+    tensor.detach().copy_(whole.view(tensor.shape))
+
+
 @mistake("05.3", says="the parameter no longer requires a gradient")
 def ring_all_reduce(tensor, group=None):
     tensor.requires_grad_(False).copy_(_summed(tensor, group))
@@ -500,6 +518,20 @@ def _tree(tensor, src, group, blindly=False):
 @mistake("05.4", says="it is the tensor of rank 0, whatever src is")
 def tree_broadcast(tensor, src=0, group=None):
     tensor.detach().copy_(_tree(tensor, 0, group))
+
+
+@mistake("05.4", says="right from rank 0, wrong from rank 2: a rank sends to itself")
+def tree_broadcast(tensor, src=0, group=None):
+    rank, n = _place(group)
+    place, message = (rank - src) % n, tensor.detach().contiguous()
+    have = 1
+    while have < n:
+        if place < have and place + have < n:
+            dist.send(_bytes(message), group_dst=place + have, group=group)
+        elif have <= place < 2 * have:
+            dist.recv(_bytes(message), group_src=place - have, group=group)
+        have *= 2
+    tensor.detach().copy_(message)
 
 
 @mistake("05.4", says="a tensor that is not contiguous is left as it was")
@@ -677,6 +709,23 @@ def central_all_reduce(tensor, group=None):
         came = torch.empty_like(total)
         for other in range(n - 1, 0, -1):
             dist.recv(_bytes(came), group_src=other, group=group)
+            total += came
+        for other in range(1, n):
+            dist.send(_bytes(total), group_dst=other, group=group)
+    tensor.detach().copy_(total)
+
+
+@mistake("05.5", says="an empty tensor is received from anyone")
+def central_all_reduce(tensor, group=None):
+    rank, n = _place(group)
+    total = tensor.detach().clone(memory_format=torch.contiguous_format)
+    if rank:
+        dist.send(_bytes(total), group_dst=0, group=group)
+        dist.recv(_bytes(total), group_src=0, group=group)
+    else:
+        came = torch.empty_like(total)
+        for _ in range(1, n):
+            dist.recv(_bytes(came), group=group)
             total += came
         for other in range(1, n):
             dist.send(_bytes(total), group_dst=other, group=group)
