@@ -1,11 +1,11 @@
-"""Gradients in flat buffers: the part of lesson 06's BucketedDDP that knows nothing of hooks."""
+"""Gradients in flat buffers: what lesson 06 sends at once, and what knows nothing of hooks."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 MIB: int = 2**20
 FIRST_BUCKET_MB: float = 1.0  # torch's: the first message should leave early
@@ -15,6 +15,28 @@ def started(work: dist.Work | None) -> dist.Work:
     """Return the handle of an operation that was started with async_op=True."""
     assert work is not None, "this rank is not in the group"
     return work
+
+
+def average_gradients_flat(module: nn.Module) -> None:
+    """Replace every gradient by its mean over all ranks, in place, with one all-reduce a dtype.
+
+    All gradients of one dtype travel in one flat tensor of that dtype. Who takes part is as in
+    `average_gradients`: zeros where a parameter that requires a gradient has none, a tied parameter
+    once, a frozen one not at all. Gradients need not lie in memory row by row.
+    """
+    of_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            of_dtype.setdefault(parameter.dtype, []).append(parameter.grad)
+    for grads in of_dtype.values():
+        flat = torch.cat([grad.flatten() for grad in grads])
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
+        # cat has copied, so the means have to be copied back.
+        for grad, mean in zip(grads, flat.split([g.numel() for g in grads]), strict=True):
+            grad.copy_(mean.view(grad.shape))
 
 
 class Bucket:

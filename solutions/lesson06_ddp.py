@@ -1,10 +1,11 @@
-"""Lesson 06, the instructor's side: data parallelism by hand, in three versions.
+"""Lesson 06, the instructor's side: data parallelism by hand, in four versions.
 
 The lesson's one idea: gradients are means over ranks, and everything else is about *when* they
-travel. The three versions send the same bytes. `average_gradients` sends them when backward is
-over, `OverlappedDDP` while it runs, `BucketedDDP` while it runs and in few messages.
+travel, and in how many messages. All versions send the same bytes: `average_gradients` when
+backward is over, `average_gradients_flat` as well, but in one message, `OverlappedDDP` while
+backward runs, `BucketedDDP` while it runs and in few messages.
 
-Points are the difficulty at the exercise (15 in all). What to ask behind a right answer: which
+Points are the difficulty at the exercise (17 in all). What to ask behind a right answer: which
 collective meets which (the n-th of one rank the n-th of the others); where the wait is, and what
 would happen if it stood elsewhere; which message cannot be hidden (the last one).
 """
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 from shared.ddp.wrapping import Wrapped
 from shared.errors import InputError
+from solutions.ddp_buckets import average_gradients_flat as average_gradients_flat
 from solutions.ddp_buckets import fill_buckets, started
 
 T = TypeVar("T")
@@ -273,6 +275,11 @@ Common mistakes: parameters() without buffers; src not used; named_parameters() 
 average_gradients: 2 points, 15 minutes. The zeros for a missing gradient are half of it.
 Common mistakes: `if p.grad is not None` (hangs when one rank skips); the sum; averaging p, not
 p.grad; a loop over modules, which finds a tied weight twice.
+""",
+    "06.2b": """
+average_gradients_flat: 2 points, 15 minutes. The reference is in ddp_buckets.py.
+Common mistakes: dtypes mixed in one cat, which converts; means never copied back, or by
+reshape(-1).copy_(), which writes into a copy where a gradient is transposed.
 """,
     "06.3": """
 OverlappedDDP: 4 points, 30 minutes. Right numbers 1, overlap 1, fixed order 1, no_sync 1.

@@ -46,6 +46,17 @@ exercise_06_2 = checks_for(
         "A rank that leaves an all-reduce out lets the others wait. When may .grad be None?",
     ],
 )
+exercise_06_2b = checks_for(
+    "06.2b",
+    name="average_gradients_flat",
+    difficulty=2,
+    minutes=15,
+    hints=[
+        "torch.cat([grad.flatten() for grad in grads]) makes the flat tensor, flat.split(sizes) "
+        "cuts it again. One list of gradients for each dtype.",
+        "torch.cat copies: the means have to go back into each .grad, in its shape.",
+    ],
+)
 exercise_06_3 = checks_for(
     "06.3",
     name="OverlappedDDP",
@@ -96,6 +107,17 @@ HANG = "the ranks wait for each other and never return: do all of them call the 
 
 
 # Claims about gradients and messages, of 06.2 to 06.4
+
+
+def expect_frozen(seen: Sequence[Seen]) -> None:
+    """What is frozen has no gradient afterwards."""
+    for name in FROZEN:
+        expect(
+            seen[0].steps[0].grads[name] is None,
+            mistake="a frozen parameter is given a gradient",
+            expected=f"{name}.grad stays None: an optimizer with weight decay would move it",
+            seen="a tensor",
+        )
 
 
 def expect_gradients(case: Case, seen: Sequence[Seen]) -> None:
@@ -155,6 +177,9 @@ def expect_means(
     except Wrong as fault:
         if not fault.mistake and torch.allclose(mine, mean, rtol=1e-2, atol=1e-4):
             fault.mistake = "digits are lost: gradients are converted to a smaller dtype"
+        elif not fault.mistake and torch.allclose(mine.sort().values, mean.sort().values):
+            fault.mistake = "all the means are there, in wrong places: slices are cut in another "
+            fault.mistake += "order than they were laid"
         elif not fault.mistake:
             fault.hint = LEFT_OVER if step else WAITED
         raise
@@ -289,13 +314,7 @@ def broadcast_mismatch(broadcast_parameters: Any) -> None:
 def average_values(average_gradients: Any) -> None:
     for case in lab.AVERAGED:
         seen = lab.averaged(average_gradients).trained(case, apart=HANG)
-        for name in FROZEN:
-            expect(
-                seen[0].steps[0].grads[name] is None,
-                mistake="a frozen parameter is given a gradient",
-                expected=f"{name}.grad stays None: an optimizer with weight decay would move it",
-                seen="a tensor",
-            )
+        expect_frozen(seen)
         for step in seen[0].steps:
             expect_messages(case, step, one_each=True)
         what, words = "bytes of the all-reduces", "they do not go in the order of parameters()"
@@ -306,6 +325,42 @@ def average_values(average_gradients: Any) -> None:
 @exercise_06_2.check("a parameter that one rank did not use")
 def average_unused(average_gradients: Any) -> None:
     engine = lab.averaged(average_gradients)
+    expect_one_order(engine)
+    expect_gradients(lab.UNUSED, engine.trained(lab.UNUSED, apart=HANG))
+
+
+# 06.2b
+
+
+@exercise_06_2b.check("one message a dtype, tied, frozen and transposed parameters, twice")
+def flat_values(average_gradients_flat: Any) -> None:
+    for case in lab.FLAT:
+        seen = lab.averaged_flat(average_gradients_flat).trained(case, apart=HANG)
+        want = case.dtype_bytes()
+        if case.frozen:
+            expect_frozen(seen)
+        for step in seen[0].steps:
+            sizes = sorted(step.sent())
+            recognise(
+                {
+                    "gradients of two dtypes share a flat tensor, and the smaller are converted: "
+                    "torch.cat does so without a word": len(want) > 1 and sum(sizes) > sum(want)
+                },
+                expected=f"{sum(want)} bytes",
+                seen=f"{sum(sizes)}",
+                hint="a flat tensor for each dtype",
+            )
+            expect_messages(case, step, one_each=False)
+            each = "every gradient is a message of its own, as in 06.2"
+            looks_like = {each: sorted(case.trainable_bytes())}
+            what = "bytes of the all-reduces, one a dtype"
+            expect_equal(sizes, want, what=what, looks_like=looks_like)
+        expect_gradients(case, seen)
+
+
+@exercise_06_2b.check("a parameter that one rank did not use")
+def flat_unused(average_gradients_flat: Any) -> None:
+    engine = lab.averaged_flat(average_gradients_flat)
     expect_one_order(engine)
     expect_gradients(lab.UNUSED, engine.trained(lab.UNUSED, apart=HANG))
 

@@ -240,6 +240,7 @@ class AfterBackward:
 
 
 AVERAGED = (Case(3, tied=True, frozen=True), Case(2, tied=True, frozen=True, keep=True))
+FLAT = (AVERAGED[0], Case(2, mixed=True))
 UNUSED = Case(3, skipped=frozenset({(1, 0), (0, 1), (2, 1)}))
 START = Case(2, tied=True, frozen=True, steps=0)
 PLAIN = Case(2, steps=1)
@@ -266,6 +267,13 @@ def averaged(average_gradients: Any) -> Engines:
     """Return the laboratory of an answer to 06.2, one for all its checks."""
     rows = [[case] for case in (*AVERAGED, ALONE, UNUSED)]
     return Engines(lambda net: AfterBackward(net, average_gradients), *rows, one_each=True)
+
+
+@once_an_answer
+def averaged_flat(average_gradients_flat: Any) -> Engines:
+    """Return the laboratory of an answer to 06.2b, one for all its checks."""
+    rows = [[case] for case in (*FLAT, ALONE, UNUSED)]
+    return Engines(lambda net: AfterBackward(net, average_gradients_flat), *rows, one_each=False)
 
 
 @once_an_answer

@@ -44,11 +44,17 @@ class Net(nn.Module):
             self.spare.bias.requires_grad_(False)
         self.on_mark: Callable[[], None] = lambda: None
 
+    def mix(self) -> "Net":
+        """Have one layer in float32, and one weight that lies in memory column by column."""
+        self.spare.float()
+        self.first.weight = nn.Parameter(self.first.weight.detach().t().contiguous().t())
+        return self
+
     def forward(self, x: Tensor, skip: bool = False) -> Tensor:
         h = Mark.apply(self.first(x), lambda: self.on_mark()).tanh()
         h = self.again(self.middle(self.fixed(h)).tanh()).tanh()
         if not skip:
-            h = h + self.spare(h)
+            h = h + self.spare(h.to(self.spare.weight.dtype))
         return self.last(h) + self.shift
 
 
@@ -62,7 +68,7 @@ class Case:
 
     `skipped` holds the (rank, step) that leave the layer `spare` out, `keep` leaves gradients where
     they are (zero_grad(set_to_none=False)), and so many micro-batches as `quiet` says come under
-    no_sync before the one that is sent.
+    no_sync before the one that is sent. `mixed`: two dtypes, and a weight that is transposed.
     """
 
     world_size: int = 2
@@ -72,14 +78,22 @@ class Case:
     skipped: frozenset[tuple[int, int]] = frozenset()
     keep: bool = False
     quiet: int = 0
+    mixed: bool = False
 
     def net(self) -> Net:
         """Return the model, from the random state as it is."""
-        return Net(self.tied, self.frozen).double()
+        net = Net(self.tied, self.frozen).double()
+        return net.mix() if self.mixed else net
 
     def trainable_bytes(self) -> list[int]:
         """Return the gradients' bytes, each trained parameter once, the last one first."""
         return [p.nbytes for p in self.net().parameters() if p.requires_grad][::-1]
+
+    def dtype_bytes(self) -> list[int]:
+        """Return the gradients' bytes by dtype, the smaller first."""
+        trained = [p for p in self.net().parameters() if p.requires_grad]
+        dtypes = {p.dtype for p in trained}
+        return sorted(sum(p.nbytes for p in trained if p.dtype == each) for each in dtypes)
 
     def loss(self, model: Any, seed: int, rank: int, step: int, part: int = 0) -> Tensor:
         """Return the mean over this rank's rows of a step's (micro-)batch."""

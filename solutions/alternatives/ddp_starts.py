@@ -1,4 +1,4 @@
-"""Right answers to 06.1 and 06.2 in another style; wrappers begin with them."""
+"""Right answers to 06.1, 06.2 and 06.2b in another style; wrappers begin with them."""
 
 import collections
 import itertools
@@ -86,3 +86,38 @@ def by_optimizer_groups(module):
             total += parameter.grad
         dist.all_reduce(total, op=dist.ReduceOp.SUM)
         parameter.grad = total / dist.get_world_size()
+
+
+# 06.2b
+
+
+def places_in_a_buffer(module):
+    """A buffer for each dtype that is filled from an offset on, and read from the same offsets."""
+    needing = [p for p in module.parameters() if p.requires_grad]
+    for dtype in dict.fromkeys(p.dtype for p in needing):
+        mine = [p for p in needing if p.dtype is dtype]
+        ends = list(itertools.accumulate(p.numel() for p in mine))
+        buffer = torch.zeros(ends[-1], dtype=dtype, device=mine[0].device)
+        for p, end in zip(mine, ends, strict=True):
+            if p.grad is not None:
+                buffer[end - p.numel() : end] = p.grad.reshape(-1)
+        work = dist.all_reduce(buffer.div_(dist.get_world_size()), async_op=True)
+        work.wait()
+        for p, end in zip(mine, ends, strict=True):
+            p.grad = buffer[end - p.numel() : end].view(p.shape)  # a view: nothing is copied
+
+
+@torch.no_grad()
+def by_torchs_flatten(module):
+    """torch's own helpers, the last parameter first."""
+    by_dtype = collections.defaultdict(list)
+    for p in reversed(list(module.parameters())):
+        if p.requires_grad:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+            by_dtype[p.dtype].append(p.grad)
+    for dtype in sorted(by_dtype, key=str):
+        whole = [grad.contiguous() for grad in by_dtype[dtype]]
+        flat = _flatten_dense_tensors(whole)
+        dist.all_reduce(flat)
+        for grad, total in zip(by_dtype[dtype], _unflatten_dense_tensors(flat, whole), strict=True):
+            torch.div(total, dist.get_world_size(), out=grad)

@@ -14,7 +14,9 @@ from solutions.alternatives.ddp_buckets import CopyingDDP, ViewingDDP
 from solutions.alternatives.ddp_starts import (
     all_started_then_waited,
     by_optimizer_groups,
+    by_torchs_flatten,
     one_buffer_a_dtype,
+    places_in_a_buffer,
     source_speaks_first,
 )
 
@@ -171,6 +173,7 @@ def one_silence_for_all(ddp, micro_batches, loss_of):
 ALTERNATIVES = {
     "06.1": [one_buffer_a_dtype, source_speaks_first],
     "06.2": [all_started_then_waited, by_optimizer_groups],
+    "06.2b": [places_in_a_buffer, by_torchs_flatten],
     "06.3": [QueuedDDP, NumberedDDP],
     "06.4": [CopyingDDP, ViewingDDP],
     "06.5": [with_nullcontext, one_silence_for_all],

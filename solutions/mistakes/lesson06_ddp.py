@@ -242,6 +242,131 @@ def average_gradients(module):
         parameter.grad /= dist.get_world_size()
 
 
+# 06.2b average_gradients_flat
+
+
+def flat_all_reduce(grads, dtype=None):
+    """One message: the mean over the ranks, in the pieces of the gradients."""
+    flat = torch.cat([grad.flatten().to(dtype or grad.dtype) for grad in grads])
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    return flat.split([grad.numel() for grad in grads])
+
+
+def by_dtype(tensors):
+    """Lists of tensors of one dtype."""
+    lists = {}
+    for each in tensors:
+        lists.setdefault(each.dtype, []).append(each)
+    return lists.values()
+
+
+@mistake("06.2b", says="the gradients are the sum over the ranks, not the mean")
+def average_gradients_flat(module):
+    right.average_gradients_flat(module)
+    for parameter in trained(module):
+        parameter.grad *= dist.get_world_size()
+
+
+@mistake("06.2b", says="every gradient is a message of its own, as in 06.2")
+def average_gradients_flat(module):
+    right.average_gradients(module)
+
+
+@mistake("06.2b", says="gradients of two dtypes share a flat tensor")
+def average_gradients_flat(module):
+    grads = [filled(p) for p in trained(module)]
+    for grad, mean in zip(grads, flat_all_reduce(grads), strict=True):
+        grad.copy_(mean.view_as(grad))
+
+
+@mistake("06.2b", says="digits are lost: gradients are converted to a smaller dtype")
+def average_gradients_flat(module):
+    for grads in by_dtype(filled(p) for p in trained(module)):
+        for grad, mean in zip(grads, flat_all_reduce(grads, torch.float32), strict=True):
+            grad.copy_(mean.view_as(grad))
+
+
+@mistake("06.2b", says="every rank keeps its own gradients")
+def average_gradients_flat(module):
+    for grads in by_dtype(filled(p) for p in trained(module)):
+        flat_all_reduce(grads)
+
+
+@mistake("06.2b", says="gradients are still rank 0's own, the others are means")
+def average_gradients_flat(module):
+    for grads in by_dtype(filled(p) for p in trained(module)):
+        for grad, mean in zip(grads, flat_all_reduce(grads), strict=True):
+            grad.reshape(-1).copy_(mean)  # a copy, where the gradient is transposed
+
+
+@mistake("06.2b", says="all the means are there, in wrong places")
+def average_gradients_flat(module):
+    for grads in by_dtype(filled(p) for p in trained(module)):
+        for grad, mean in zip(grads, flat_all_reduce(grads), strict=True):
+            grad.copy_(mean.as_strided(grad.shape, grad.stride()))
+
+
+@mistake("06.2b", says="a frozen parameter is given a gradient")
+def average_gradients_flat(module):
+    frozen = [p for p in module.parameters() if not p.requires_grad]
+    right.average_gradients_flat(module)
+    for parameter in frozen:
+        filled(parameter)
+
+
+@mistake("06.2b", says="frozen parameters are sent as well")
+def average_gradients_flat(module):
+    for grads in by_dtype(
+        torch.zeros_like(p) if p.grad is None else p.grad for p in module.parameters()
+    ):
+        for grad, mean in zip(grads, flat_all_reduce(grads), strict=True):
+            grad.copy_(mean.view_as(grad))
+
+
+@mistake("06.2b", says="what a step does not use is left out")
+def average_gradients_flat(module):
+    for grads in by_dtype(p.grad for p in trained(module) if p.grad is not None):
+        for grad, mean in zip(grads, flat_all_reduce(grads), strict=True):
+            grad.copy_(mean.view_as(grad))
+
+
+@mistake("06.2b", says="'NoneType' object has no attribute")
+def average_gradients_flat(module):
+    for grads in by_dtype(p.grad for p in module.parameters()):
+        for grad, mean in zip(grads, flat_all_reduce(grads), strict=True):
+            grad.copy_(mean.view_as(grad))
+
+
+@mistake("06.2b", says="spare.weight has no gradient on rank")
+def average_gradients_flat(module):
+    zeros = {p: torch.zeros_like(p) for p in trained(module) if p.grad is None}
+    for parameters in by_dtype(trained(module)):
+        grads = [zeros.get(p, p.grad) for p in parameters]
+        for grad, mean in zip(grads, flat_all_reduce(grads), strict=True):
+            grad.copy_(mean.view_as(grad))  # and the zeros are forgotten
+
+
+@mistake("06.2b", says="the weights are averaged, not the gradients")
+def average_gradients_flat(module):
+    with torch.no_grad():
+        for parameters in by_dtype(trained(module)):
+            for parameter, mean in zip(parameters, flat_all_reduce(parameters), strict=True):
+                parameter.copy_(mean.view_as(parameter))
+
+
+@mistake("06.2b", says="the tied weight is reduced twice")
+def average_gradients_flat(module):
+    for grads in by_dtype(
+        filled(p)
+        for each in module.modules()
+        for p in each.parameters(recurse=False)
+        if p.requires_grad
+    ):
+        for grad, mean in zip(grads, flat_all_reduce(grads), strict=True):
+            grad.copy_(mean.view_as(grad))
+
+
 # 06.3 and 06.4, mistakes that both engines can have
 
 
