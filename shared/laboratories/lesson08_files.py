@@ -149,7 +149,9 @@ def on_a_full_disk(act: Callable[..., Any], *args: Any) -> tuple[bool, str]:
 class Order:
     """What happened to a file and its folder, in order, and the sizes at the rename."""
 
-    events: list[str]  # "opened", "removed": the final name; "flushed", "renamed", "folder flushed"
+    events: list[
+        str
+    ]  # "opened", "removed", "moved away": the final name; "flushed", "renamed", "folder flushed"
     flushed: int | None = None  # bytes that the file aside had at its last os.fsync
     size: int = 0  # bytes that it had when it was renamed
     same_folder: bool = True  # whether it lay in the folder of the final name
@@ -190,6 +192,8 @@ def _observed(path: Path, act: Callable[[], Any]) -> Order:
             source = Path(str(args[0]))
             events.append("renamed")
             sizes.update(size=source.stat().st_size, same_folder=source.parent == path.parent)
+        if event == "os.rename" and str(args[0]) == str(path):
+            events.append("moved away")
 
     def noted_fsync(descriptor: Any) -> None:
         status = os.fstat(descriptor if isinstance(descriptor, int) else descriptor.fileno())

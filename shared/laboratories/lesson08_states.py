@@ -144,10 +144,10 @@ def states_and_numbers(seed: int) -> tuple[dict[str, Any], dict[str, float]]:
 
 
 def draw_numbers() -> dict[str, float]:
-    """Return one number of each generator."""
+    """Return one number of each generator; numpy draws normal numbers in pairs, and keeps one."""
     return {
         "python": random.random(),
-        "numpy": float(np.random.rand()),
+        "numpy": float(np.random.rand() + np.random.standard_normal()),
         "torch": torch.rand(()).item(),
     }
 

@@ -105,6 +105,17 @@ def write_atomically(path, content):
     _flush_folder(path.parent)
 
 
+@mistake("08.1a", says="the old file is moved out of the way")
+def write_atomically(path, content):
+    aside, backup = path.with_suffix(".part"), path.with_suffix(".bak")
+    _written(aside, content)
+    if path.exists():
+        path.replace(backup)
+    aside.replace(path)
+    backup.unlink(missing_ok=True)
+    _flush_folder(path.parent)
+
+
 @mistake("08.1a", says="the file aside lies in another folder")
 def write_atomically(path, content):
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -139,6 +150,14 @@ def write_atomically(path, content):
 @mistake("08.1a", says="the folder is not flushed")
 def write_atomically(path, content):
     with _told(path):
+        _write_aside(path, content, flush=False)
+
+
+@mistake("08.1a", says="the folder is flushed before the rename")
+def write_atomically(path, content):
+    with _told(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _flush_folder(path.parent)
         _write_aside(path, content, flush=False)
 
 
@@ -198,6 +217,12 @@ def random_states():
     random.random()
     states["python"] = random.getstate()
     return states
+
+
+@mistake("08.1b", says="has_gauss and cached_gaussian are left out")
+def random_states():
+    states = right_states()
+    return {**states, "numpy": (*states["numpy"][:3], 0, 0.0)}
 
 
 _asked = []
@@ -306,10 +331,27 @@ def save_checkpoint(folder, state, keep=2):
             with contextlib.suppress(OSError):
                 path.unlink()
             raise InputError(f"{path} cannot be written: {error}") from error
-        for each in checkpoints_in(folder)[:-keep]:
+        older = [each for each in checkpoints_in(folder) if each < path]
+        for each in older[: max(0, len(older) - keep + 1)]:
             each.unlink()
 
     return _save(folder, state, keep, write=plainly)
+
+
+@mistake("08.1c", says="a file of a later step counts among the older ones")
+def save_checkpoint(folder, state, keep=2):
+    path = right_save(folder, state, 1000)
+    for each in checkpoints_in(folder)[:-keep]:
+        each.unlink()
+    return path
+
+
+@mistake("08.1c", says="the losses are not the floats of state.losses")
+def save_checkpoint(folder, state, keep=2):
+    def rounded(content):
+        content["losses"] = torch.tensor(content["losses"]).tolist()
+
+    return _save(folder, state, keep, change=rounded)
 
 
 @mistake("08.1c", says="an old checkpoint is removed before the new one is written")
@@ -384,7 +426,7 @@ def save_checkpoint(folder, state, keep=2):
     return right_save(folder, state, keep if keep > 1 else 1000)  # [:-0] is nothing at all
 
 
-@mistake("08.1c", says="the steps in the folder after 5 saves, keep=2 = [4, 5]")
+@mistake("08.1c", says="files are removed by their time")
 def save_checkpoint(folder, state, keep=2):
     path = right_save(folder, state, 1000)
     others = [each for each in checkpoints_in(folder) if each != path]
@@ -699,6 +741,14 @@ def load_checkpoint(folder, state):
     path = right_load(folder, state)
     if path is not None:
         state.optimizer = copy.deepcopy(state.optimizer)
+    return path
+
+
+@mistake("08.2", says="the losses are added to those that were there")
+def load_checkpoint(folder, state):
+    before = list(state.losses)
+    path = right_load(folder, state)
+    state.losses[:] = before + state.losses if path else before
     return path
 
 
