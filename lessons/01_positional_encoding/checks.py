@@ -10,7 +10,7 @@ from shared.exercises.checks import checks_for
 from shared.exercises.expecting import expect_close, expect_equal, expect_raises, recognise
 from shared.exercises.properties import expect_device, expect_gradients, expect_new
 from shared.exercises.seeds import fresh_generator
-from shared.laboratories.lesson01 import codes, pair_angles, turn, turned
+from shared.laboratories.lesson01 import codes, pair_angles, turn, turned, turned_in_sequence
 
 exercise_01_1 = checks_for(
     "01.1",
@@ -51,6 +51,9 @@ def formula(sinusoidal_encoding) -> None:
                 codes(range(7), 6, rule=lambda p, column, dim: p / 10_000 ** (column / dim))
             ),
             "the first row is position 1: positions start at 0": codes(range(1, 8), 6),
+            "the frequencies end at 1/10000, as linspace makes them: pair i needs 2i / d_model": (
+                codes(range(7), 6, rule=lambda p, column, dim: p / 10_000 ** (column // 2 / 2))
+            ),
             "the position is multiplied by 10000^(2i / d_model) where it is divided": codes(
                 range(7), 6, rule=lambda p, column, dim: p * 10_000 ** ((column - column % 2) / dim)
             ),
@@ -273,12 +276,20 @@ def shift_by_three(shift_matrix) -> None:
 
 @exercise_01_3.check("any position, any offset, forwards and back")
 def any_shift(shift_matrix) -> None:
+    hint = "a matrix that is fitted to some positions is right for them alone: build it from angles"
+    still = torch.eye(16)
+    expect_close(shift_matrix(0, 16), still, what="shift_matrix(0, 16), no shift", hint=hint)
     for sign in (0, 1, -1):
         dim, offset, first = 2 * random_int(1, 20), sign * random_int(1, 60), random_int(60, 200)
         expect_close(
             codes(range(first, first + 5), dim) @ shift_matrix(offset, dim).T,
             codes(range(first + offset, first + offset + 5), dim),
             what=f"five codes shifted by {offset} at d_model {dim}",
+            looks_like={
+                "a negative offset moves forwards, as if it were positive": (
+                    codes(range(first - offset, first - offset + 5), dim)
+                )
+            },
             atol=1e-4,
         )
     far, hint = turn(pair_angles(4999, 64)).float(), "angles in float64, straight from the offset"
@@ -328,6 +339,9 @@ def turns_pairs(rotary) -> None:
             ),
             "the code of the position was added; rotary turns and adds nothing": (
                 x + codes(positions, 6)
+            ),
+            "the second feature is computed from the first one already turned: keep the old": (
+                turned_in_sequence(x, positions)
             ),
         },
     )

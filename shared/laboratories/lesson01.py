@@ -51,3 +51,11 @@ def turned(
     matrices = [turn(pair_angles(sign * p, x.shape[-1]), halves=halves) for p in positions]
     rows = zip(x.double().unbind(dim=-2), matrices, strict=True)
     return torch.stack([row @ matrix for row, matrix in rows], dim=-2).to(x.dtype)
+
+
+def turned_in_sequence(x: Tensor, positions: Sequence[float]) -> Tensor:
+    """`turned` for x (L, K), where a pair's second feature meets the first one already turned."""
+    angles = torch.tensor([pair_angles(p, x.shape[-1]) for p in positions])
+    result = turned(x, positions)
+    result[:, 1::2] = result[:, 0::2] * angles.sin() + x[:, 1::2] * angles.cos()
+    return result

@@ -57,6 +57,12 @@ def sinusoidal_encoding(max_len, d_model):
     return _encoding(max_len + 1, d_model)[1:]
 
 
+@mistake("01.1", says="the frequencies end at 1/10000, as linspace makes them")
+def sinusoidal_encoding(max_len, d_model):
+    frequencies = 10_000.0 ** -torch.linspace(0, 1, len(_frequencies(d_model)), dtype=torch.float64)
+    return torch.stack(_table(max_len, frequencies), dim=-1).flatten(1)
+
+
 @mistake("01.1", says="is multiplied by 10000^(2i / d_model)")
 def sinusoidal_encoding(max_len, d_model):
     sin, cos = _table(max_len, 1 / _frequencies(d_model))
@@ -337,6 +343,18 @@ def shift_matrix(offset, d_model):
     return _turn(offset * _frequencies(d_model))
 
 
+@mistake("01.3", says="a negative offset moves forwards")
+def shift_matrix(offset, d_model):
+    return _turn(abs(offset) * _frequencies(d_model))
+
+
+@mistake("01.3", says="a matrix that is fitted to some positions is right for them alone")
+def shift_matrix(offset, d_model):
+    first = max(0, -offset)
+    before, after = (_encoding(400, d_model)[at : at + 100] for at in (first, first + offset))
+    return torch.linalg.lstsq(before, after).solution.T.contiguous()
+
+
 @mistake("01.3", says="angles in float64, straight from the offset")
 def shift_matrix(offset, d_model):
     if d_model < 2:
@@ -473,3 +491,12 @@ def rotary(x, positions):
     if positions.shape[-1] != x.shape[-2]:
         positions = torch.arange(x.shape[-2])
     return _rotate(x, *_cos_sin(x, positions)).to(x.dtype)
+
+
+@mistake("01.4", says="the second feature is computed from the first one already turned")
+def rotary(x, positions):
+    cos, sin = _cos_sin(x, positions)
+    even, odd = x[..., 0::2], x[..., 1::2]
+    even = even * cos - odd * sin
+    odd = even * sin + odd * cos
+    return torch.stack([even, odd], dim=-1).flatten(-2).to(x.dtype)
