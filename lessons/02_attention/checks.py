@@ -210,7 +210,13 @@ def padding_values(padding_mask) -> None:
                 "padding is counted and taken to come last: it may stand anywhere": (
                     torch.arange(5) < keep.sum(-1, keepdim=True)
                 )[:, None, None],
+                "all that stands behind a padding token is hidden: padding may stand anywhere": (
+                    keep.cumprod(-1).bool()[:, None, None]
+                ),
                 "pad_id is not used: padding is looked for as 0": (tokens != 0)[:, None, None],
+                "ids below pad_id are taken for padding: ask !=, not >": (
+                    (tokens > pad_id)[:, None, None]
+                ),
             },
         )
     expect_device(padding_mask, torch.ones(2, 3, dtype=torch.long), what="padding_mask")
@@ -306,6 +312,7 @@ def combine_values(combine_heads) -> None:
                 "the heads' numbers are interleaved: first numbers first, then second ones": (
                     x.permute(0, 2, 3, 1).reshape(b, length, heads * k)
                 ),
+                "the heads stand in reverse order": torch.cat(x.flip(1).unbind(1), dim=-1),
             },
         )
         expect_gradients(got, want, {"x": x}, "the joined tensor")

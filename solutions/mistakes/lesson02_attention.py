@@ -180,6 +180,16 @@ def padding_mask(tokens, pad_id=0):
     return (tokens != 0)[:, None, None, :]
 
 
+@mistake("02.2", says="ids below pad_id are taken for padding")
+def padding_mask(tokens, pad_id=0):
+    return (tokens > pad_id)[:, None, None]
+
+
+@mistake("02.2", says="all that stands behind a padding token is hidden")
+def padding_mask(tokens, pad_id=0):
+    return (tokens != pad_id).cumprod(-1).bool()[:, None, None]
+
+
 @mistake("02.2", says="the mask is not boolean")
 def padding_mask(tokens, pad_id=0):
     return (tokens != pad_id)[:, None, None, :].float()
@@ -300,6 +310,11 @@ def combine_heads(x):
 @mistake("02.4b", says="the heads' numbers are interleaved")
 def combine_heads(x):
     return x.permute(0, 2, 3, 1).flatten(2)
+
+
+@mistake("02.4b", says="the heads stand in reverse order")
+def combine_heads(x):
+    return torch.cat([*reversed(x.unbind(1))], dim=-1)
 
 
 @mistake("02.4b", says="view size is not compatible")
