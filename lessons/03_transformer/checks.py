@@ -189,11 +189,14 @@ def ffn_values(answer) -> None:
 def ffn_dropout(answer) -> None:
     ffn = lab.network_of_ones(answer)
     seed_all(fresh_seed())
-    levels = {round(value, 3) for value in ffn(torch.zeros(1, 400)).flatten().tolist()}
+    levels = {round(value, 3) for value in ffn(torch.ones(1, 400)).flatten().tolist()}
     recognise(
         {
             "dropout acts on the output, after linear2; here it belongs after the ReLU": (
                 levels == {0.0, 2.5}
+            ),
+            "dropout acts on the input, before linear1; here it belongs after the ReLU": (
+                levels == {1.5, 2.125}
             ),
             "dropout is not used": levels == {2.0},
             "the rate is 0.5 whatever `dropout` says": levels == {1.0, 3.0},
@@ -203,7 +206,7 @@ def ffn_dropout(answer) -> None:
         seen=f"outputs {sorted(levels)[:5]}",
         hint="nn.Dropout(dropout) after the ReLU; the layer drops its sub-layers' outputs (03.3).",
     )
-    out = ffn.eval()(torch.zeros(1, 400))
+    out = ffn.eval()(torch.ones(1, 400))
     expect_close(out, torch.full((1, 400), 2.0), what="output in eval mode")
 
 
@@ -405,6 +408,7 @@ exercise_03_4.check("pre-LN")(partial(expect_decoder, norm="pre"))
 
 def decoder_mistakes(twin: lab.LayerTwin, x: Tensor, memory: Tensor, mask: Tensor | None) -> Rows:
     wired, own, cross, past = partial(twin.wired, x), twin.own, twin.cross, lab.triangle(5)
+    first, second, third = twin.norms
     both = past if mask is None else past & mask
 
     def back(h: Tensor) -> Tensor:
@@ -440,6 +444,12 @@ def decoder_mistakes(twin: lab.LayerTwin, x: Tensor, memory: Tensor, mask: Tenso
             wired(back, lambda h: cross(h, twin.norms[1](memory), mask))
         ),
         "the memory comes first: self-attention is the first sub-layer": wired(look, back),
+        "the memory comes first, with norm2: self-attention, with norm1, belongs before it": (
+            wired(look, back, norms=[second, first, third])
+        ),
+        "norm2 and norm3 are exchanged: they stand in the order of use": (
+            wired(back, look, norms=[first, third, second])
+        ),
         "the cross-attention's queries come from the memory, its keys from x": (
             wired(back, lambda h: cross(memory, h))
         ),
@@ -575,9 +585,16 @@ def transformer_halves(answer) -> None:
     expect_equal(tuple(memory.shape), (3, 7, 12), what="shape of encode(src, mask)")
     hidden = model.decode(tgt, memory, seen)
     expect_equal(tuple(hidden.shape), (3, 5, 12), what="shape of decode(tgt, memory, mask)")
+    logits, rows = model(src, tgt), model.output.weight.T
+    normed = model.decode(tgt, model.encoder_norm(memory), seen) @ rows
+    recognise(
+        {"encode returns the memory before its last norm, encoder_norm": normed.allclose(logits)},
+        expected="the memory, normed: decode takes what encode returns",
+        seen="forward applies encoder_norm between the two",
+    )
     expect_close(
-        hidden @ model.output.weight.T,
-        model(src, tgt),
+        hidden @ rows,
+        logits,
         what="encode, decode, project in turn",
         hint="decode returns the hidden vectors, after the last norm and before the projection.",
     )

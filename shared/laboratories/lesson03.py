@@ -71,10 +71,13 @@ def real_tokens(lengths: Sequence[int]) -> Tensor:
 
 
 def network_of_ones(answer: Any) -> Any:
-    """A feed-forward network of 400 hidden units that are all 1; output i is unit i plus 1."""
+    """A feed-forward network of 400 hidden units that are all 1 where all inputs are 1.
+
+    Input and bias have a half of unit i each, and output i is unit i plus 1.
+    """
     network = answer(400, 400, dropout=0.2)
     with torch.no_grad():
-        network.linear1.weight.zero_(), network.linear1.bias.fill_(1.0)
+        network.linear1.weight.copy_(torch.eye(400) / 2), network.linear1.bias.fill_(0.5)
         network.linear2.weight.copy_(torch.eye(400)), network.linear2.bias.fill_(1.0)
     return network
 

@@ -15,6 +15,8 @@ def norm_mistakes(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> dict[s
     centred, biased = x - x.mean(-1, keepdim=True), x.var(-1, keepdim=True, correction=0)
     unbiased = x.var(-1, keepdim=True)
     column, columns = x.mean(-2, keepdim=True), x.var(-2, keepdim=True, correction=0)
+    sentence = tuple(range(1, x.dim()))
+    whole = x.var(sentence, keepdim=True, correction=0)
     normed = {
         "the variance divides by d_model - 1: torch's var() does, unless correction=0": (
             centred / (unbiased + eps).sqrt()
@@ -26,10 +28,14 @@ def norm_mistakes(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> dict[s
             centred / (unbiased.sqrt() + eps)
         ),
         "eps is not used": centred / biased.sqrt(),
+        "eps is 1e-5 whatever is given": centred / (biased + 1e-5).sqrt(),
         "it divides by the variance, not by its square root": centred / (biased + eps),
         "the mean is not taken off": x / (biased + eps).sqrt(),
         "statistics run over the positions, not over the features of one token": (
             (x - column) / (columns + eps).sqrt()
+        ),
+        "statistics run over all tokens of a sentence, not over the features of one": (
+            (x - x.mean(sentence, keepdim=True)) / (whole + eps).sqrt()
         ),
         "statistics run over the whole batch, not over the features of one token": (
             (x - x.mean()) / (x.var(correction=0) + eps).sqrt()
@@ -104,4 +110,7 @@ def count_mistakes(config: TransformerConfig) -> dict[str, int]:
             -L * (3 * attention + 2 * network + 10 * D) // 2
         ),
         "the output projection has no bias": config.vocab_size,
+        "d_ff is taken as 4 d_model, whatever the configuration says": (
+            L * 2 * (2 * D + 1) * (4 * D - F)
+        ),
     }

@@ -47,6 +47,21 @@ class LayerNorm(_Norm):
         return self.weight * (x - mean) / (std + self.eps) + self.bias
 
 
+@mistake("03.1", says="eps is 1e-5 whatever is given")
+class LayerNorm(_Norm):
+    def forward(self, x: Tensor) -> Tensor:
+        variance, mean = torch.var_mean(x, dim=-1, keepdim=True, correction=0)
+        return (x - mean) / (variance + 1e-5).sqrt() * self.weight + self.bias
+
+
+@mistake("03.1", says="statistics run over all tokens of a sentence")
+class LayerNorm(_Norm):
+    def forward(self, x: Tensor) -> Tensor:
+        dims = list(range(1, x.dim())) or [0]
+        variance, mean = torch.var_mean(x, dim=dims, keepdim=True, correction=0)
+        return (x - mean) / (variance + self.eps).sqrt() * self.weight + self.bias
+
+
 @mistake("03.1", says="it divides by the variance")
 class LayerNorm(_Norm):
     def forward(self, x: Tensor) -> Tensor:
@@ -150,6 +165,12 @@ class PositionwiseFeedForward(layers.PositionwiseFeedForward):
 class PositionwiseFeedForward(layers.PositionwiseFeedForward):
     def forward(self, x: Tensor) -> Tensor:
         return self.dropout(self.linear2(F.relu(self.linear1(x))))
+
+
+@mistake("03.2", says="dropout acts on the input")
+class PositionwiseFeedForward(layers.PositionwiseFeedForward):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear2(F.relu(self.linear1(self.dropout(x))))
 
 
 @mistake("03.2", says="linear1 does not go from 6 to 10")
@@ -366,7 +387,7 @@ class DecoderLayer(layers.DecoderLayer):
         return super().forward(x, self.norm2(memory), memory_mask)
 
 
-@mistake("03.4", says="the memory comes first")
+@mistake("03.4", says="the memory comes first: self-attention is the first sub-layer")
 class DecoderLayer(layers.DecoderLayer):
     def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor | None = None) -> Tensor:
         return _decoder(
@@ -375,6 +396,26 @@ class DecoderLayer(layers.DecoderLayer):
             lambda h: self.cross_attention(h, memory, memory, memory_mask),
             lambda h: self.self_attention(h, h, h, causal=True),
         )
+
+
+@mistake("03.4", says="the memory comes first, with norm2")
+class DecoderLayer(layers.DecoderLayer):
+    def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor | None = None) -> Tensor:
+        x = self.residual(
+            x, self.norm2, lambda h: self.cross_attention(h, memory, memory, memory_mask)
+        )
+        x = self.residual(x, self.norm1, lambda h: self.self_attention(h, h, h, causal=True))
+        return self.residual(x, self.norm3, self.feed_forward)
+
+
+@mistake("03.4", says="norm2 and norm3 are exchanged")
+class DecoderLayer(layers.DecoderLayer):
+    def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor | None = None) -> Tensor:
+        x = self.residual(x, self.norm1, lambda h: self.self_attention(h, h, h, causal=True))
+        x = self.residual(
+            x, self.norm3, lambda h: self.cross_attention(h, memory, memory, memory_mask)
+        )
+        return self.residual(x, self.norm2, self.feed_forward)
 
 
 @mistake("03.4", says="its keys from x")
@@ -501,6 +542,19 @@ class Transformer(transformer.Transformer):
         x = transformer.embed(tgt, self.tgt_embedding, self.tgt_positions, self.config)
         for layer in self.decoder_layers:
             x = layer(x, memory, src_mask)
+        return x
+
+
+@mistake("03.5", says="encode returns the memory before its last norm")
+class Transformer(transformer.Transformer):
+    def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
+        mask = (src != self.config.pad_id)[:, None, None, :]
+        return self.project(self.decode(tgt, self.encoder_norm(self.encode(src, mask)), mask))
+
+    def encode(self, src: Tensor, src_mask: Tensor | None = None) -> Tensor:
+        x = transformer.embed(src, self.src_embedding, self.src_positions, self.config)
+        for layer in self.encoder_layers:
+            x = layer(x, src_mask)
         return x
 
 
@@ -667,6 +721,11 @@ def count_parameters(config: TransformerConfig) -> int:
     one = inside // (config.num_layers - 1) if config.num_layers > 1 else 0
     outside = size.count_parameters(replace(config, num_layers=1)) - one
     return outside + one * config.num_layers // 2
+
+
+@mistake("03.6", says="d_ff is taken as 4 d_model")
+def count_parameters(config: TransformerConfig) -> int:
+    return size.count_parameters(replace(config, d_ff=4 * config.d_model))
 
 
 @mistake("03.6", says="a model is built in order to be counted")
