@@ -189,12 +189,36 @@ def loss_plain(label_smoothed_loss) -> None:
         ),
         "the sign is wrong: it falls when the model gets worse": -sums.sum() / counts.sum(),
     }
+    large = 1000 * logits
+    got, want = (
+        label_smoothed_loss(large, targets, smoothing=0.0),
+        lab.torch_loss(large, targets, 0),
+    )
+    recognise(
+        {
+            "probabilities are kept away from 0, which cuts large losses off": (
+                isinstance(got, Tensor) and bool(0 <= got < want / 10)
+            )
+        },
+        expected=f"a loss of {want.item():.0f} for logits of about 3000",
+        seen=f"{got}",
+        hint="log_softmax needs no epsilon and no clamp",
+    )
     got = label_smoothed_loss(logits, targets, smoothing=0.0)
     expect_close(got, lab.torch_loss(logits, targets, 0.0), what="the loss", looks_like=mistakes)
 
 
 @exercise_04_2.check("the smoothed target")
 def loss_smoothed(label_smoothed_loss) -> None:
+    for e in (0.9, 0.35, 0.1):  # by chance, two formulas can agree on one case
+        expect_smoothed(label_smoothed_loss, e)
+    logits, targets = lab.loss_case()
+    got = label_smoothed_loss(logits, targets)
+    expect_close(got, lab.torch_loss(logits, targets, 0.1), what="the loss with its defaults")
+    expect_by_hand(lambda: label_smoothed_loss(logits, targets), "cross_entropy", what="the loss")
+
+
+def expect_smoothed(label_smoothed_loss, e: float) -> None:
     logits, targets = lab.loss_case()
     right, every = lab.token_losses(logits, targets), -logits.log_softmax(-1).sum(-1)
     words, V = targets != PAD, logits.shape[-1]
@@ -202,27 +226,27 @@ def loss_smoothed(label_smoothed_loss) -> None:
     def mean(each: Tensor) -> Tensor:
         return (each * words).sum() / words.sum()
 
-    for e in (0.1, 0.35):
-        mistakes = {
-            "smoothing has no effect": mean(right),
-            "the right token gets weight `smoothing`, the others the rest": (
-                mean(e * right + (1 - e) * every / V)
-            ),
-            "the smoothing is shared by the V - 1 wrong tokens only; here the right one has its "
-            "part too": mean((1 - e) * right + e * (every - right) / (V - 1)),
-            "the smoothing is added for every token: sum over the vocabulary, not mean": (
-                mean((1 - e) * right + e * every)
-            ),
-            "the right token keeps its full weight of 1": mean(right + e * every / V),
-            "padding has a part of the smoothing that is not taken off": (
-                mean((1 - e) * right) + e * (every / V).mean()
-            ),
-        }
-        got, what = label_smoothed_loss(logits, targets, smoothing=e), f"the loss at smoothing {e}"
-        expect_close(got, lab.torch_loss(logits, targets, e), what=what, looks_like=mistakes)
-    got = label_smoothed_loss(logits, targets)
-    expect_close(got, lab.torch_loss(logits, targets, 0.1), what="the loss with its defaults")
-    expect_by_hand(lambda: label_smoothed_loss(logits, targets), "cross_entropy", what="the loss")
+    mistakes = {
+        "smoothing has no effect": mean(right),
+        "the right token gets weight `smoothing`, the others the rest": (
+            mean(e * right + (1 - e) * every / V)
+        ),
+        "the smoothing is shared by the V - 1 wrong tokens only; here the right one has its "
+        "part too": mean((1 - e) * right + e * (every - right) / (V - 1)),
+        "the smoothing is added for every token: sum over the vocabulary, not mean": (
+            mean((1 - e) * right + e * every)
+        ),
+        "the right token keeps its full weight of 1": mean(right + e * every / V),
+        "padding's column is left out of the mean over the vocabulary": (
+            mean((1 - e) * right + e * (every + logits.log_softmax(-1)[..., PAD]) / (V - 1))
+        ),
+        "padding has a part of the smoothing that is not taken off": (
+            mean((1 - e) * right) + e * (every / V).mean()
+        ),
+    }
+    got, what = label_smoothed_loss(logits, targets, smoothing=e), f"the loss at smoothing {e}"
+    want = lab.torch_loss(logits, targets, e)
+    expect_close(got, want, what=what, looks_like=mistakes, rtol=1e-5, atol=1e-6)
 
 
 @exercise_04_2.check("the gradient, and another pad_id")
@@ -301,6 +325,13 @@ def expect_warmup(warmup_schedule, d: int, w: int) -> None:
             lambda s: d**-0.5 * min(s**-0.5, s * w**-0.5)
         ),
         "steps count from 0: the first step has rate 0": lambda s: paper(s - 1) if s > 1 else 0.0,
+        "each step has the rate of the one after it: step counts from 1 already": (
+            lambda s: paper(s + 1)
+        ),
+        "d_model^-0.5 is missing in the rising term": lambda s: min((d * s) ** -0.5, s * w**-1.5),
+        "d_model^-0.5 is missing in the falling term": (
+            lambda s: min(s**-0.5, d**-0.5 * s * w**-1.5)
+        ),
     }
     steps, what = range(1, 4 * w, max(1, w // 25)), f"the rates for d_model {d}, warm-up {w}"
     expect_curve(lambda s: warmup_schedule(s, d, w), paper, steps, what, mistakes)
@@ -326,6 +357,12 @@ def expect_cosine(cosine_schedule, w: int, n: int, peak: float, floor: float) ->
         "there is no warm-up": early,
         "the warm-up starts at rate 0: its first step does nothing": (
             warm(right, lambda s: peak * (s - 1) / w)
+        ),
+        "the warm-up rises from the floor, not from 0": (
+            warm(right, lambda s: floor + (peak - floor) * s / w)
+        ),
+        "the floor cuts a cosine to 0 off: the cosine itself ends there": (
+            warm(lambda s: max(floor, lab.falling(w, n, peak)(s)))
         ),
         "floor is ignored": warm(lab.falling(w, n, peak)),
         "a whole cosine: the rate comes back up to the peak": (
@@ -374,6 +411,12 @@ def expect_translations(
     """The answer's tokens (B, T), in which nothing follows a row's eos, are those wanted."""
     model = StandIn(case.rule)
     got = decode(model, case.src, max_len)
+    expect(
+        model.training,
+        mistake="the model is left in eval mode: the training that goes on has no dropout",
+        expected="model.training as before: who calls decides on the mode",
+        seen="False",
+    )
     expect(isinstance(got, Tensor), expected="a tensor", seen=f"a {type(got).__name__}")
     expect(got.dim() == 2, expected="tokens of shape (B, T)", seen=f"shape {tuple(got.shape)}")
     words, pads = lab.out_of_place(got)

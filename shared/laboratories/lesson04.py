@@ -184,7 +184,8 @@ FALLING_LATE: Table = {
 }
 # One unlikely translation ends at once, the rest never.
 ONE_ENDS: Table = {(): {4: 0.9, EOS: 0.1}, **{(4,) * n: {4: 1.0} for n in range(1, 9)}}
-ENDLESS: Table = {(4,) * n: {4: 0.9, PAD: 0.05} for n in range(9)}
+# 3 is second throughout, so that no tie can let eos into a beam of two.
+ENDLESS: Table = {(4,) * n: {4: 0.9, PAD: 0.05, 3: 0.001} for n in range(9)}
 # Two translations: (4, eos), log p = log 0.5, and six tokens in a row, log p = log 0.41. By the
 # formula they break even at a length penalty of 0.56; with n ** penalty at 0.23.
 TWO_LENGTHS: Table = {

@@ -216,6 +216,23 @@ def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
     return (each * real).sum() / real.sum()
 
 
+@mistake("04.2", says="probabilities are kept away from 0")
+def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
+    log_p = (logits.float().softmax(-1) + 1e-9).log()
+    right = -log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    each = (1 - smoothing) * right - smoothing * log_p.mean(-1)
+    real = targets != pad_id
+    return (each * real).sum() / real.sum()
+
+
+@mistake("04.2", says="padding's column is left out")
+def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
+    right, every, real, V = _terms(logits, targets, pad_id)
+    words = every + logits.log_softmax(-1)[..., pad_id]
+    each = (1 - smoothing) * right + smoothing * words / (V - 1)
+    return (each * real).sum() / real.sum()
+
+
 @mistake("04.2", says="computed in bf16")
 def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
     right, every, real, V = _terms(logits, targets, pad_id)
@@ -263,6 +280,21 @@ def warmup_schedule(step, d_model, warmup_steps):
     return (d_model * warmup_steps) ** -0.5 * min(1.0, step / warmup_steps)
 
 
+@mistake("04.3a", says="each step has the rate of the one after it")
+def warmup_schedule(step, d_model, warmup_steps):
+    return d_model**-0.5 * min((step + 1) ** -0.5, (step + 1) * warmup_steps**-1.5)
+
+
+@mistake("04.3a", says="missing in the rising term")
+def warmup_schedule(step, d_model, warmup_steps):
+    return min(d_model**-0.5 * step**-0.5, step * warmup_steps**-1.5)
+
+
+@mistake("04.3a", says="missing in the falling term")
+def warmup_schedule(step, d_model, warmup_steps):
+    return min(step**-0.5, d_model**-0.5 * step * warmup_steps**-1.5)
+
+
 @mistake("04.3a", says="step 0 is accepted")
 def warmup_schedule(step, d_model, warmup_steps):
     return d_model**-0.5 * min(max(step, 1) ** -0.5, step * warmup_steps**-1.5)
@@ -290,6 +322,19 @@ def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
     if step < warmup_steps:
         return peak * step / warmup_steps
     return floor + (peak - floor) * 0.5 * (1 + math.cos(math.pi * step / total_steps))
+
+
+@mistake("04.3b", says="the warm-up rises from the floor")
+def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
+    if step < warmup_steps:
+        return floor + (peak - floor) * step / warmup_steps
+    return right_cosine(step, warmup_steps, total_steps, peak, floor)
+
+
+@mistake("04.3b", says="the floor cuts a cosine to 0 off")
+def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
+    rate = right_cosine(step, warmup_steps, total_steps, peak)
+    return rate if step < warmup_steps else max(floor, rate)
 
 
 @mistake("04.3b", says="floor is ignored")
@@ -476,6 +521,11 @@ def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
 def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
     torch.set_grad_enabled(False)
     return right_greedy(model, src, max_len, bos_id, eos_id, pad_id)
+
+
+@mistake("04.4", says="the model is left in eval mode")
+def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
+    return right_greedy(model.eval(), src, max_len, bos_id, eos_id, pad_id)
 
 
 # 04.5 beam_search
