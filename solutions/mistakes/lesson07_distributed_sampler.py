@@ -627,6 +627,12 @@ class ResumableSampler(sampling.ResumableSampler):
         return state
 
 
+@mistake("07.3", says="the padding counts: the position lies beyond the last sample")
+class ResumableSampler(sampling.ResumableSampler):
+    def state_dict(self, consumed=None):
+        return super().state_dict(consumed) | ({} if consumed is None else {"consumed": consumed})
+
+
 @mistake("07.3", says="ValueError: consumed=12")
 class ResumableSampler(sampling.ResumableSampler):
     def state_dict(self, consumed=None):
