@@ -426,6 +426,7 @@ def follows_adamw(make, dtype: torch.dtype) -> None:
                 "the weight decay is left out": by(own, {**group, "weight_decay": 0.0}),
                 "a decay added to the gradient: Adam, not AdamW": by(own, group, coupled=True),
                 "the decay goes by the rounded parameter": by(own, group, rounded_decay=True),
+                "the decay comes last, on the updated weight": by(own, group, late_decay=True),
                 "the bias correction is missing": by(own, group, corrected=False),
                 "one count of steps serves all parameters": by(own, group, one_count=True),
                 "eps stands under the root": by(own, group, inner_eps=True),
@@ -588,6 +589,18 @@ def before_and_scaled(accumulate) -> None:
     scaled = {"the loss that is returned is the scaled one": 1024 * plain}
     near(torch.tensor(loss).double(), plain, what="the loss with a scaler", looks_like=scaled)
     expect_raises(ValueError, accumulate, net, [], watch.loss_of, what="an empty list")
+    net.zero_grad()
+    many = [accumulating.Many(part, n) for part, n in zip(parts, (40_000, 60_000), strict=True)]
+    accumulate(net, many, lambda model, each: watch.loss_of(model, each.part).half())
+    got, want = accumulating.flat_gradient(net), accumulating.weighed(net, parts, [0.4, 0.6])
+    words = "the share of the tokens is worked out in the loss's fp16, which ends at 65,504"
+    expect(
+        bool((got - want).abs().max() < 0.02 * want.abs().max()),
+        mistake=words,
+        expected="fp16 losses of 40,000 and 60,000 tokens to count with 0.4 and 0.6",
+        seen=f"a gradient of {got[0]:.3g}, not {want[0]:.3g}",
+        hint="num_tokens / total of two python ints",
+    )
 
 
 @exercise_09_3.check("two ranks under torch's DDP: the whole batch, sent once")
@@ -651,4 +664,5 @@ def two_ranks(
         hint="no_sync() around forward and backward of all but the last",
     )
     whole = torch.tensor(sum(rank["loss"] for rank in seen)).double()
-    near(whole, accumulating.mean_loss(net, parts), what="the sum of the ranks' losses")
+    mean, words = accumulating.mean_loss(net, parts), "what is returned is multiplied by the ranks"
+    near(whole, mean, what="the sum of the ranks' losses", looks_like={words: 2 * mean})

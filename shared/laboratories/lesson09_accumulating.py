@@ -24,6 +24,14 @@ class Tokens:
     num_tokens: int
 
 
+@dataclass
+class Many:
+    """A micro-batch that says that it has so many tokens; `part` is what the loss is taken of."""
+
+    part: Tokens
+    num_tokens: int
+
+
 def micro_batches(counts: Sequence[int]) -> list[Tokens]:
     """Random micro-batches with these numbers of tokens."""
     generator = fresh_generator()

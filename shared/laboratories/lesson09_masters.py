@@ -97,6 +97,7 @@ def adamw_by_formula(
     half_square: bool = False,
     one_count: bool = False,
     rounded_decay: bool = False,
+    late_decay: bool = False,
 ) -> Tensor:
     """The master after the steps in float32, or what a formula that is wrong in one way gives."""
     (beta1, beta2), decay, eps = group["betas"], group["weight_decay"], group["eps"]
@@ -109,12 +110,13 @@ def adamw_by_formula(
         t = number if one_count else number - absent
         g = grad.float() + (decay * w if coupled else 0)
         decayed = w.to(start.dtype).float() if rounded_decay else w
-        w = w if coupled else w - rate * decay * decayed
+        w = w if coupled or late_decay else w - rate * decay * decayed
         m = beta1 * m + (1 - beta1) * g
         v = beta2 * v + (1 - beta2) * ((grad * grad).float() if half_square else g * g)
         a, b = (1 - beta1**t, 1 - beta2**t) if corrected else (1.0, 1.0)
         root = (v / b + eps).sqrt() if inner_eps else (v / b).sqrt() + eps
         w = w - rate * (m / a) / root
+        w = w * (1 - rate * decay) if late_decay else w
     return w
 
 

@@ -602,7 +602,9 @@ class MasterWeightAdamW(Variant):
         return {**group, "weight_decay": 0.0}
 
 
-def written_out(self, parameter, group, *, coupled=False, corrected=True, root=None, square=None):
+def written_out(
+    self, parameter, group, *, coupled=False, late=False, corrected=True, root=None, square=None
+):
     """AdamW's step on the states of the reference, with one thing changed."""
     state, grad = self.state[parameter], parameter.grad.float()
     if not state:
@@ -615,7 +617,7 @@ def written_out(self, parameter, group, *, coupled=False, corrected=True, root=N
     master = state.get("master", parameter)
     if coupled:
         grad = grad + group["weight_decay"] * master
-    else:
+    elif not late:
         master.mul_(1 - group["lr"] * group["weight_decay"])
     (beta1, beta2), eps = group["betas"], group["eps"]
     squared = grad * grad if square is None else square(parameter.grad)
@@ -625,6 +627,8 @@ def written_out(self, parameter, group, *, coupled=False, corrected=True, root=N
     v = state["exp_avg_sq"] / b
     below = v.sqrt() + eps if root is None else root(v, eps)
     master -= group["lr"] * (state["exp_avg"] / a) / below
+    if late:
+        master.mul_(1 - group["lr"] * group["weight_decay"])
     if master is not parameter:
         parameter.copy_(master)
 
@@ -633,6 +637,12 @@ def written_out(self, parameter, group, *, coupled=False, corrected=True, root=N
 class MasterWeightAdamW(right.MasterWeightAdamW):
     def _update(self, parameter, group):
         written_out(self, parameter, group, coupled=True)
+
+
+@mistake("09.2", says="the decay comes last, on the updated weight")
+class MasterWeightAdamW(right.MasterWeightAdamW):
+    def _update(self, parameter, group):
+        written_out(self, parameter, group, late=True)
 
 
 @mistake("09.2", says="the decay goes by the rounded parameter")
@@ -1019,6 +1029,23 @@ def accumulate(model, micro_batches, loss_of, scaler=None):
 @mistake("09.3", says="the gradients travel with every micro-batch")
 def accumulate(model, micro_batches, loss_of, scaler=None):
     return weighed_by(model, micro_batches, loss_of, scaler, weight=share, every=True)
+
+
+@mistake("09.3", says="worked out in the loss's fp16")
+def accumulate(model, micro_batches, loss_of, scaler=None):
+    totals = []
+
+    def losses(model, each):
+        totals.append(each.num_tokens / share(each, micro_batches))
+        loss = loss_of(model, each)
+        return loss * torch.tensor(each.num_tokens).to(loss) / torch.tensor(totals[-1]).to(loss)
+
+    return weighed_by(model, micro_batches, losses, scaler, weight=lambda one, all: 1.0)
+
+
+@mistake("09.3", says="what is returned is multiplied by the ranks")
+def accumulate(model, micro_batches, loss_of, scaler=None):
+    return current_world_size() * right.accumulate(model, micro_batches, loss_of, scaler)
 
 
 @mistake("09.3", says="the ranks do not send the same messages")
