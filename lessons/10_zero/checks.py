@@ -24,7 +24,8 @@ from shared.laboratories import lesson10_twin as twins
 
 HANG = "not every rank takes part in each collective: the others wait for it"
 UNUSED_HANG = (
-    "a parameter without a gradient is left out: a rank that used it waits for those that did not"
+    "a parameter without a gradient is left out, or its bucket leaves out of turn: what the ranks "
+    "send no longer matches"
 )
 
 exercise_10_1 = checks_for(
@@ -61,10 +62,15 @@ def partition_values(partition) -> None:
                 expected=f"{len(numbers)} numbers and {len(want) - len(numbers)} zeros, {dtype}",
                 seen=f"{size} numbers in the shape {tuple(flat.shape)}, {flat.dtype}",
             )
-            expect_close(flat, want, what="the flat tensor", atol=0, rtol=0)
+            gaps = [y for x in tensors for y in (x.reshape(-1), x.new_zeros(-x.numel() % n))]
+            words = "every tensor is padded by itself: the zeros stand at the end, once"
+            between = {words: torch.cat(gaps)}
+            expect_close(flat, want, what="the flat tensor", atol=0, rtol=0, looks_like=between)
             expect_equal(len(parts), n, what="the number of parts")
-            for part, wanted in zip(parts, want.chunk(n), strict=True):
-                expect_close(part, wanted, what="a part", atol=0, rtol=0)
+            words = "the parts take turns, element by element: each is a piece without gaps"
+            for i, (part, wanted) in enumerate(zip(parts, want.chunk(n), strict=True)):
+                turns = {words: want[i::n]}
+                expect_close(part, wanted, what="a part", atol=0, rtol=0, looks_like=turns)
 
 
 @exercise_10_1.check("views of one tensor, a copy of the others")
@@ -148,6 +154,14 @@ def expect_weights(stage: int, answer, *cases) -> None:
             seen=f"no {', '.join(lacking)}" if lacking else "other tensors",
         )
         for rank, one in enumerate(seen):
+            some = stage == 2 and case.grouped and 0 < len(one.kept) < len(one.own)
+            expect(
+                not some,
+                mistake="the gradients of a group that is added stay whole until step(): its "
+                "parameters have no hooks",
+                expected="no whole gradient after backward",
+                seen=f"those of {', '.join(one.kept)}",
+            )
             for told in one.told:
                 recognise(
                     {
@@ -185,6 +199,7 @@ WRONG = {
     "what was averaged before zero_grad() counts in all later steps": "nothing zeroed",
     "what was averaged before zero_grad() counts in this step": "nothing dropped",
     "only the last of two backward passes counts: gradients are added up": "last part",
+    "the mean over the backward passes is taken, not their sum": "mean of parts",
     "a parameter that no rank used is left alone: with zeros it still decays": "no zeros",
 }
 
@@ -366,6 +381,9 @@ def expect_messages(stage: int, answer) -> None:
                     "gradients or parameters travel in float32: twice the bytes": any(
                         got.get(op) == 2 * want[op] for op in want
                     ),
+                    "the parameters are gathered in step(), too: the next forward does it": (
+                        stage == 3 and got.get("all_gather") == 3 * once
+                    ),
                     "the parameters are not gathered again for backward": stage == 3
                     and got.get("all_gather") == once,
                 },
@@ -493,7 +511,7 @@ def lowest_stage(config_for) -> None:
         expect_equal(stage, order.stage, what=f"the stage for {order}")
     few = "a budget of 5 bytes a parameter on 4 ranks"
     expect_raises(ValueError, config_for, 1000, 4, 5000, 8, 1, what=few)
-    none = "a budget of 18.5 bytes a parameter on 1 rank"
+    none = "a budget of 18.5 bytes on 1 rank, 16.65 for states where the least (stage 1) is 18,"
     expect_raises(ValueError, config_for, 1000, 1, 18_500, 8, 1, what=none)
     odd = "a batch of 12 in micro-batches of 2 on 4 ranks"
     expect_raises(ValueError, config_for, 1000, 4, 90_000, 12, 2, what=odd)

@@ -16,7 +16,7 @@ from shared.exercises.remembered import once_an_answer
 from shared.exercises.seeds import fresh_seed, seed_all
 from shared.laboratories.lesson06_nets import clone
 from shared.laboratories.lesson09_masters import through_a_file
-from shared.laboratories.lesson10_nets import Nested, Sums
+from shared.laboratories.lesson10_nets import Nested, Sums, whole_gradients
 from shared.laboratories.lesson10_twin import (
     CHANGES,
     DROPPED,
@@ -76,6 +76,7 @@ class Trained:
     output: Tensor = field(default_factory=lambda: torch.zeros(()))
     joined: dict[str, Tensor] = field(default_factory=dict)
     told: list[dict[str, bool]] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)  # whole gradients after the last backward
 
 
 @dataclass
@@ -176,6 +177,7 @@ class Stage:
 
         if not case.closed:
             closure()
+            seen.kept = whole_gradients(net)
             optimizer.step()
             return
         with torch.no_grad():

@@ -4,6 +4,16 @@ import torch
 from torch import Tensor, nn
 
 
+def whole_gradients(net: nn.Module) -> list[str]:
+    """The names of the parameters whose gradients are alive, with all of their memory."""
+    grads = {name: parameter.grad for name, parameter in net.named_parameters()}
+    return [
+        name
+        for name, grad in grads.items()
+        if grad is not None and grad.untyped_storage().nbytes() >= grad.nbytes > 0
+    ]
+
+
 class Sums(nn.Module):
     """Layers whose activations are single numbers: what is larger when they send is a model state.
 

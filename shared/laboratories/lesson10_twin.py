@@ -86,7 +86,8 @@ def twin_steps(
 def _gradients(case: Course, net: Net, seed: int, step: int, wrong: str, rank: int) -> None:
     """Add the mean gradient over the ranks; `wrong`: "sum", "own" (this rank's), "last part".
 
-    With "no zeros" AdamW leaves a parameter alone that no rank used.
+    "mean of parts" divides by the number of backward passes as well. With "no zeros" AdamW leaves
+    a parameter alone that no rank used.
     """
     ranks = [rank] if wrong == "own" else range(case.world_size)
     first = case.quiet if wrong == "last part" else 0
@@ -95,6 +96,7 @@ def _gradients(case: Course, net: Net, seed: int, step: int, wrong: str, rank: i
     for each in ranks:
         for part in range(first, case.quiet + 1):
             scale = 1 if wrong in ("sum", "own") else 1 / case.world_size
+            scale /= case.quiet + 1 if wrong == "mean of parts" else 1
             if (each, step) != case.absent:
                 (scale * case.loss(net, seed, each, step, part)).backward()
     for parameter in net.parameters():

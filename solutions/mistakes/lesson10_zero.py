@@ -1,12 +1,14 @@
 """Wrong answers to lesson 10 that people really give, and what the check must say to each."""
 
+import contextlib
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
 from shared.exercises.mistakes import mistake
 from shared.zero import stage3
-from shared.zero.flat import all_gather
+from shared.zero.flat import Bucket, all_gather
 from shared.zero.stage3 import Unit
 from solutions import lesson10_zero as right
 
@@ -36,6 +38,18 @@ def partition(tensors, num_parts):
     flat = pieces_of(tensors)
     flat = F.pad(flat, (-len(flat) % num_parts, 0))
     return flat, list(flat.view(num_parts, -1))
+
+
+@mistake("10.1", says="every tensor is padded by itself")
+def partition(tensors, num_parts):
+    padded = [right.partition([each], num_parts)[0] for each in tensors]
+    return right.partition(padded, num_parts)
+
+
+@mistake("10.1", says="the parts take turns, element by element")
+def partition(tensors, num_parts):
+    flat, _ = right.partition(tensors, num_parts)
+    return flat, [flat[i::num_parts] for i in range(num_parts)]
 
 
 @mistake("10.1", says="the flat tensor has another dtype")
@@ -390,6 +404,49 @@ class ZeroStage2(right.ZeroStage2):
         super()._begin_backward()
 
 
+class MeanOfPasses(Bucket):
+    def finish(self):
+        more = self._work is not None and self.grad is not None
+        super().finish()
+        if more:
+            assert self.grad is not None
+            self.grad /= 2
+
+
+@mistake("10.3", says="the mean over the backward passes is taken, not their sum")
+class ZeroStage2(right.ZeroStage2):
+    def _make_buckets(self, parameters):
+        return [MeanOfPasses(each.parameters) for each in super()._make_buckets(parameters)]
+
+
+@mistake("10.3", says="the gradients of a group that is added stay whole")
+class ZeroStage2(right.ZeroStage2):
+    """The buckets of the first group leave in backward, the others in step()."""
+
+    hooked = 0
+
+    def _make_buckets(self, parameters):
+        if self.hooked:
+            return right.ZeroStage1._make_buckets(self, parameters)
+        buckets = super()._make_buckets(parameters)
+        self.hooked = len(buckets)
+        return buckets
+
+    @contextlib.contextmanager
+    def _first_group(self):
+        everything, self.buckets = self.buckets, self.buckets[: self.hooked]
+        yield
+        self.buckets = everything
+
+    def _on_gradient(self, parameter):
+        with self._first_group():
+            super()._on_gradient(parameter)
+
+    def _end_backward(self):
+        with self._first_group():
+            super()._end_backward()
+
+
 @mistake("10.3", says="every gradient travels alone")
 class ZeroStage2(right.ZeroStage2):
     def __init__(self, params, optimizer_class, *, bucket_size=1_000_000, **kwargs):
@@ -612,6 +669,14 @@ class ZeroStage3(right.ZeroStage3):
             bucket.grad *= dist.get_world_size()
 
 
+@mistake("10.4", says="the parameters are gathered in step(), too")
+class ZeroStage3(right.ZeroStage3):
+    def _publish(self, bucket):
+        bucket.round()
+        bucket.hold().wait()
+        bucket.let_go()
+
+
 @mistake("10.4", says="another rank's state is loaded without a word")
 class ZeroStage3(right.ZeroStage3):
     def load_state_dict(self, state_dict):
@@ -701,7 +766,7 @@ def zero_config(num_params, num_ranks, budget, batch_size, micro_batch):
         return changed(right.zero_config(*given), stage=3)
 
 
-@mistake("10.5", says="a budget of 18.5 bytes a parameter on 1 rank is accepted")
+@mistake("10.5", says="16.65 for states where the least (stage 1) is 18, is accepted")
 def zero_config(num_params, num_ranks, budget, batch_size, micro_batch):
     """Stage 1 without the other of its two worst moments."""
     if 0.9 * budget < 20 * num_params and (4 + 12 / num_ranks) * num_params <= 0.9 * budget:
