@@ -214,6 +214,8 @@ def expect_messages(case: Case, step: Step, *, one_each: bool) -> None:
             ),
             "gradients are left behind: what no hook has sent by the end of backward, "
             "finish_gradient_sync has to send": extra < 0,
+            "more than gradients is sent: nobody has to ask who has one, since a rank without one "
+            "counts as zeros": one_each and extra > 0 and len(sizes) > len(want),
         },
         expected=f"{sum(want)} bytes in {len(want)} gradients",
         seen=f"{sum(sizes)} bytes in {len(sizes)} messages",
@@ -498,29 +500,49 @@ def unused(engine: Engines) -> None:
     expect_gradients(lab.LEFT_OUT, engine.trained(lab.LEFT_OUT, apart=apart))
 
 
+def expect_kept(seen: Sequence[Seen]) -> None:
+    """What no_sync added up is sent also for a parameter that the last micro-batch leaves out."""
+    left = seen[0].steps[0].grads["spare.weight"]
+    recognise(
+        {
+            "what no_sync() had added up is lost where the last micro-batch does not use a "
+            "parameter: it has a gradient, and zeros are sent": left is None or not left.any()
+        },
+        expected="zeros only where .grad is None",
+        seen="spare.weight.grad is 0, or None",
+    )
+    expect_gradients(lab.NOT_IN_THE_LAST, seen)
+
+
 @check_both("no_sync")
 def no_sync(engine: Engines) -> None:
     apart = "after no_sync() the ranks wait and never return"
     case, seen = lab.ACCUMULATING, engine.trained(lab.ACCUMULATING, apart=apart)
     step, got = seen[0].steps[1], flat_grads(seen[0].steps[0].grads)
 
-    def only(*parts: int) -> bool:
-        want = nets.mean_of_parts(case, seen[0].seed, seen[0].started, parts)
+    def mean(*parts: int) -> Tensor:
+        return nets.mean_of_parts(case, seen[0].seed, seen[0].started, parts)
+
+    def is_it(want: Tensor) -> bool:
         return got.shape == want.shape and torch.allclose(got, want)
 
     recognise(
         {
             "no_sync() sends messages all the same": step.quiet > 0,
             "no_sync() also drops the gradient that was accumulated: only the last micro-batch's "
-            "is left": lambda: only(2),
+            "is left": lambda: is_it(mean(2)),
+            "each backward inside no_sync() divides by the world size what has been added up": (
+                lambda: is_it(mean(0) / 4 + mean(1) / 2 + mean(2))
+            ),
             "the last micro-batch's gradient is missing: the messages left too early": (
-                lambda: only(0, 1)
+                lambda: is_it(mean(0, 1))
             ),
         },
         expected="no message inside it, then the sum over all three micro-batches, averaged",
         seen=f"{step.quiet} messages inside it" if step.quiet else "a part of the sum",
     )
     expect_gradients(case, seen)
+    expect_kept(engine.trained(lab.NOT_IN_THE_LAST, apart=apart))
     expect(
         step.at_first_layer > 0,
         mistake="after no_sync() messages no longer leave during backward",

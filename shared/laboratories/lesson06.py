@@ -252,12 +252,13 @@ VALUES = (
 ALONE = Case(1, skipped=frozenset({(0, 2)}), steps=4)
 LEFT_OUT = Case(2, skipped=frozenset({(0, 0), (1, 1), (0, 2), (1, 2)}), steps=4)
 ACCUMULATING = Case(2, tied=True, quiet=2)
+NOT_IN_THE_LAST = Case(2, quiet=1, skipped=frozenset({(0, 0, 1), (1, 0, 1), (1, 1, 1)}))
 # What can hang comes in rows of its own, after what finds the reason.
 ROWS = (
     (START, MEETING, PLAIN, VALUES[0], VALUES[2]),
     (VALUES[1],),
     (ALONE,),
-    (LEFT_OUT, ACCUMULATING, INTERRUPTED, NESTED),
+    (LEFT_OUT, ACCUMULATING, NOT_IN_THE_LAST, INTERRUPTED, NESTED),
     (TWO, Case(2, steps=0)),
 )
 

@@ -66,16 +66,17 @@ FROZEN = ("fixed.weight", "spare.bias")
 class Case:
     """Some training steps of the net on some ranks.
 
-    `skipped` holds the (rank, step) that leave the layer `spare` out, `keep` leaves gradients where
-    they are (zero_grad(set_to_none=False)), and so many micro-batches as `quiet` says come under
-    no_sync before the one that is sent. `mixed`: two dtypes, and a weight that is transposed.
+    `skipped` holds (rank, step) or (rank, step, micro-batch) that leave the layer `spare` out,
+    `keep` leaves gradients where they are (zero_grad(set_to_none=False)), and so many micro-batches
+    as `quiet` says come under no_sync before the one that is sent. `mixed`: two dtypes, and a
+    weight that is transposed.
     """
 
     world_size: int = 2
     tied: bool = False
     frozen: bool = False
     steps: int = 2
-    skipped: frozenset[tuple[int, int]] = frozenset()
+    skipped: frozenset[tuple[int, ...]] = frozenset()
     keep: bool = False
     quiet: int = 0
     mixed: bool = False
@@ -99,7 +100,8 @@ class Case:
         """Return the mean over this rank's rows of a step's (micro-)batch."""
         generator = torch.Generator().manual_seed(seed + 1000 * rank + 10 * step + part)
         rows = torch.randn(4, 5, generator=generator).double()
-        return model(rows, skip=(rank, step) in self.skipped).square().mean()
+        skip = not self.skipped.isdisjoint({(rank, step), (rank, step, part)})
+        return model(rows, skip=skip).square().mean()
 
 
 def clone(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -218,6 +218,15 @@ def average_gradients(module):
             parameter.grad /= dist.get_world_size()
 
 
+@mistake("06.2", says="more than gradients is sent")
+def average_gradients(module):
+    for parameter in trained(module):
+        have = torch.tensor([float(parameter.grad is not None)])
+        dist.all_reduce(filled(parameter))
+        dist.all_reduce(have)
+        parameter.grad /= have.item()
+
+
 @mistake("06.2", says="gradients travel by all_gather, not by all_reduce")
 def average_gradients(module):
     for parameter in trained(module):
@@ -554,6 +563,23 @@ class OverlappedDDP(right.OverlappedDDP):
         with super().no_sync():
             yield
         self.module.zero_grad()
+
+
+@mistake("06.3", says="each backward inside no_sync() divides by the world size")
+class OverlappedDDP(right.OverlappedDDP):
+    def _on_gradient(self, parameter):
+        if not self._synchronise:
+            parameter.grad /= dist.get_world_size()
+        super()._on_gradient(parameter)
+
+
+@mistake("06.3", says="what no_sync() had added up is lost")
+class OverlappedDDP(right.OverlappedDDP):
+    def finish_gradient_sync(self):
+        for parameter in self._order:
+            if parameter not in self._complete:
+                parameter.grad = None
+        super().finish_gradient_sync()
 
 
 @mistake("06.3", says="after no_sync() messages no longer leave during backward")
@@ -986,6 +1012,15 @@ class BucketedDDP(right.BucketedDDP):
         if self._complete:
             self.finish_gradient_sync()
         return self.module(*args, **kwargs)
+
+
+@mistake("06.4", says="what no_sync() had added up is lost")
+class BucketedDDP(right.BucketedDDP):
+    def finish_gradient_sync(self):
+        for parameter in self._order:
+            if parameter not in self._complete:
+                parameter.grad = None
+        super().finish_gradient_sync()
 
 
 @mistake("06.4", says="after no_sync() messages no longer leave during backward")
