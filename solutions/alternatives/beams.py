@@ -132,3 +132,48 @@ def sorted_tables(
     rows = [found or words[b * k, 1:].tolist() for b, (_, found) in enumerate(best)]
     width = max(len(row) for row in rows)
     return torch.tensor([row + [pad_id] * (width - len(row)) for row in rows])
+
+
+@torch.no_grad()
+def ending_and_living_apart(
+    model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0
+):
+    """Two tables: what ends is held against the beam_size-th best of all, what lives is chosen."""
+    for name, value, least in (("beam_size", beam_size, 1), ("length_penalty", length_penalty, 0)):
+        if value < least:
+            raise ValueError(f"{name}={value} is below {least}")
+    B, k, see = len(src), beam_size, (src != pad_id)[:, None, None]
+    cache = model.start_cache(model.encode(src, see), see).select(torch.arange(B * k) // k)
+    text, total = torch.full((B, k, max_len), pad_id), torch.full((B, k), -math.inf)
+    best, best_text = torch.full((B,), -math.inf), text[:, 0].clone()
+    last, count, over = torch.full((B * k,), bos_id), torch.zeros(B).long(), torch.zeros(B).bool()
+    total[:, 0], rows = 0.0, torch.arange(B)
+    for n in range(max_len):
+        log_p = model.step(last, cache).float().log_softmax(-1).view(B, k, -1)
+        V = log_p.shape[-1]
+        log_p[:, :, pad_id] = -math.inf
+        sums = total[:, :, None] + log_p
+        ends = sums[:, :, eos_id].clone()
+        counts = (ends >= kth_best(sums, k)) & ends.isfinite() & ~over[:, None]
+        scores = (ends / ((6 + n) / 6) ** length_penalty).masked_fill(~counts, -math.inf)
+        score, which = scores.max(1)
+        ended = text[rows, which].index_fill(1, torch.tensor([n]), eos_id)
+        best_text = torch.where((score > best)[:, None], ended, best_text)
+        best, count = torch.maximum(score, best), count + counts.sum(1)
+        sums[:, :, eos_id] = -math.inf
+        total, places = sums.flatten(1).topk(k)
+        parents, last = places // V, (places % V).flatten()
+        text = text[rows[:, None], parents]
+        text[:, :, n] = last.view(B, k)
+        over |= (count >= k) | (best >= total[:, 0] / ((5 + max_len) / 6) ** length_penalty)
+        if over.all():
+            break
+        cache = cache.select((rows[:, None] * k + parents).flatten())
+    out = torch.where(best.isinf()[:, None], text[:, 0], best_text)
+    return out[:, : int((out != pad_id).sum(1).amax())]
+
+
+def kth_best(sums, k):
+    """The k-th largest of each sentence's sums, as a column."""
+    flat = sums.flatten(1)
+    return flat.topk(min(k, flat.shape[1])).values[:, -1:]

@@ -9,7 +9,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from shared.data.batching import Batch
-from solutions.alternatives.beams import hypotheses_in_heaps, sorted_tables
+from solutions.alternatives.beams import ending_and_living_apart, hypotheses_in_heaps, sorted_tables
 
 # 04.1
 
@@ -183,5 +183,5 @@ ALTERNATIVES = {
     "04.3a": [the_lower_of_two, by_logarithms],
     "04.3b": [clamped_progress, three_pieces],
     "04.4": [row_by_row, finished_rows_leave],
-    "04.5": [hypotheses_in_heaps, sorted_tables],
+    "04.5": [hypotheses_in_heaps, sorted_tables, ending_and_living_apart],
 }
