@@ -102,8 +102,8 @@ def central_all_reduce(
 ) -> None:
     """Replace the tensor by its sum over all ranks, in place, by way of rank 0 of the group.
 
-    Rank 0 receives every other rank's tensor, adds them, and sends the sum to each. Any shape,
-    contiguous or not. The others send one tensor, rank 0 sends n - 1.
+    Rank 0 receives the others' tensors in the order of ranks, adds them, and sends the sum to
+    each. Any shape, contiguous or not. The others send one tensor, rank 0 sends n - 1.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     total = tensor.detach().clone(memory_format=torch.contiguous_format)
