@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from shared.exercises.expecting import recognise
 from shared.exercises.rank_cases import RankCases
 from shared.exercises.remembered import once_an_answer
 from shared.exercises.seeds import fresh_seed
@@ -97,6 +98,11 @@ def accumulating(answer: Any) -> RankCases:
 
         def loss_of(model: nn.Module, part: int) -> Tensor:
             nonlocal graphs, most
+            recognise(
+                {"loss_of is given another model than ddp": model is not ddp},
+                expected="loss_of(ddp, micro_batch): ddp has to see the forward",
+                seen=f"a {type(model).__name__}",
+            )
             graphs += 1
             most = max(most, graphs)
             loss = part_loss(model, seed, rank, part)

@@ -25,6 +25,7 @@ class Broadcasts:
         "requires_grad": ("middle.weight",),
         "dtype": ("middle.weight",),
         "buffer": ("shift",),
+        "number of buffers": ("more",),
     }
 
     def __init__(self, answer: Any) -> None:
@@ -79,6 +80,8 @@ class Broadcasts:
             net.middle.float()
         if rank == 1 and kind == "buffer":
             net.shift = torch.randn(4).double()
+        if rank == 1 and kind == "number of buffers":
+            net.register_buffer("more", torch.randn(4))  # the last of all
         try:
             self.answer(net)
         except NotImplementedError:

@@ -126,6 +126,19 @@ def broadcast_parameters(module, src=0):
         buffer.resize_(value.shape).copy_(value)
 
 
+@mistake("06.1", says="ranks that differ in a number of buffers hang")
+def broadcast_parameters(module, src=0):
+    layouts = [[] for _ in range(dist.get_world_size())]
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    own = [(name, each.shape, str(each.dtype), each.requires_grad) for name, each in tensors]
+    dist.all_gather_object(layouts, own)
+    pairs = (zip(each, layouts[src], strict=False) for each in layouts)
+    for mine, theirs in itertools.chain(*pairs):
+        if mine != theirs:
+            raise ValueError(f"the models differ: {mine[0]}, {theirs[0]}")
+    everywhere(named(module), src)
+
+
 @mistake("06.1", says="a shape that differs between the ranks (middle.weight) is accepted")
 def broadcast_parameters(module, src=0):
     tensors = [*module.named_parameters(), *module.named_buffers()]
@@ -1062,6 +1075,13 @@ def accumulate_gradients(ddp, micro_batches, loss_of):
     losses = [backward(loss_of(ddp, each)) for each in micro_batches]
     ddp.finish_gradient_sync()
     return torch.stack(losses).sum()
+
+
+@mistake("06.5", says="loss_of is given another model than ddp")
+def accumulate_gradients(ddp, micro_batches, loss_of):
+    return right.accumulate_gradients(
+        ddp, micro_batches, lambda model, each: loss_of(model.module, each)
+    )
 
 
 @mistake("06.5", says="backward is under no_sync() and the forward before it is not")
