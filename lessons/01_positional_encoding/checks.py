@@ -264,6 +264,9 @@ def shift_by_three(shift_matrix) -> None:
             "both sines of a block have a plus: a turn has one minus": (
                 (right.triu() + right.triu(1).T) @ here
             ),
+            "the exponent is i / d_model; pair i needs 2i / d_model": (
+                turn([3 / 10_000 ** (i / 6) for i in range(3)]).float() @ here
+            ),
             "every pair turns by the same angle: pair i turns by offset / 10000^(2i / d_model)": (
                 turn([3.0] * 3).float() @ here
             ),

@@ -343,6 +343,11 @@ def shift_matrix(offset, d_model):
     return _turn(offset * _frequencies(d_model))
 
 
+@mistake("01.3", says="the exponent is i / d_model")
+def shift_matrix(offset, d_model):
+    return _turn(offset * _frequencies(d_model).sqrt())
+
+
 @mistake("01.3", says="a negative offset moves forwards")
 def shift_matrix(offset, d_model):
     return _turn(abs(offset) * _frequencies(d_model))
