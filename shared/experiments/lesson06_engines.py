@@ -38,7 +38,7 @@ class Run:
         self.seconds = seconds.tolist()
 
 
-def ratio_of_medians(mine: Sequence[float], other: Sequence[float]) -> float:
+def median_ratio(mine: Sequence[float], other: Sequence[float]) -> float:
     """The median over steps of mine / other: both met the same batches, one after the other."""
     return statistics.median(a / b for a, b in zip(mine, other, strict=True))
 
@@ -64,8 +64,8 @@ def tabulate(
             ranks = world_size if run.engine.replicas > 1 else 1
             row["tokens/s"] = round(run.tokens / sum(taken))
             row["ms a step"] = round(1000 * statistics.median(taken), 1)
-            row["time / ddp"] = round(ratio_of_medians(taken, seconds["ddp"]), 2)
-            speedup = ratio_of_medians(seconds["single"], taken)
+            row["time / ddp"] = round(median_ratio(taken, seconds["ddp"]), 2)
+            speedup = median_ratio(seconds["single"], taken)
             row["efficiency, %"] = round(100 * speedup / ranks, 1)
         rows.append({**row, "last loss": round(curves[run.engine.name][-1], 4)})
     return rows

@@ -143,5 +143,5 @@ def draw_losses(ax: Axes, losses: Mapping[str, Sequence[float]]) -> None:
         ax.plot([place] * len(values), values, "o", color=color, markersize=4, alpha=0.7)
         mean = statistics.mean(values)
         ax.plot([place - 0.2, place + 0.2], [mean, mean], color=BLACK, linewidth=1.5)
-    ax.set_xticks(range(len(names)), [name.replace("_", " ") for name in names])
+    ax.set_xticks(range(len(names)), names)
     ax.set(xlim=(-0.5, len(names) - 0.5), ylabel="validation loss (nats a character)")
