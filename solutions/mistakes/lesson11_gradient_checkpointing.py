@@ -248,7 +248,7 @@ def checkpoint(function, *args):
     return flawed("all need", function, args)
 
 
-@mistake("11.1", says="a gradient where results")
+@mistake("11.1", says="only the first result's gradient goes back")
 def checkpoint(function, *args):
     return flawed("first result", function, args)
 
@@ -409,6 +409,13 @@ def checkpoint_sequential(layers, x, segments=None):
 def checkpoint_sequential(layers, x, segments=None):
     layers, _ = checked(layers, segments)
     return in_segments(layers, x, [1] * len(layers))
+
+
+@mistake("11.2", says="the layers of a segment are checkpointed one by one")
+def checkpoint_sequential(layers, x, segments=None):
+    layers, count = checked(layers, segments)
+    last = even(len(layers), count)[-1]
+    return in_segments(layers, x, [1] * (len(layers) - last) + [last])
 
 
 @mistake("11.2", says="rounded down")
@@ -588,6 +595,16 @@ def plan(costs, budget):
 def plan(costs, budget):
     right.plan(costs, budget)
     return [True] * len(costs)
+
+
+@mistake("11.3", says="a layer's input is counted beside `saved`")
+def plan(costs, budget):
+    def beside(costs, choice):
+        inputs = [cost.inputs for cost in costs]
+        befores = [held(costs[:i], choice[:i]) for i in range(len(costs))]
+        return max(b + i + c.saved for b, i, c in zip(befores, inputs, costs, strict=True))
+
+    return search(costs, budget, again_flops, beside)
 
 
 @mistake("11.3", says="a peak of exactly the budget is refused")
