@@ -233,6 +233,10 @@ def overlap_edges(answer) -> None:
     expect_equal(answer(alone), 1.0, what="overlap_fraction where nothing communicates")
     outside = made.trace_of([step, compute, made.message(110, 130)])
     expect_equal(answer(outside), 1.0, what="overlap_fraction where all messages lie outside")
+    apart = [step, compute, made.label("ProfilerStep#2", 150, 250), made.message(40, 60)]
+    pause = {"the pause between two steps counts, and what is sent in it": 0.25}
+    got, what = answer(made.trace_of([*apart, made.message(110, 130)])), "with a pause in it"
+    expect_equal(got, 0.5, what=f"overlap_fraction {what}", looks_like=pause)
     idle = made.trace_of([step, made.message(10, 20)])
     expect_equal(answer(idle), 0.0, what="overlap_fraction where nothing computes")
     no_steps = made.trace_of([compute, made.message(10, 20)])
@@ -306,6 +310,11 @@ def flops_counted(answer) -> None:
         "d_ff is taken for 4 d_model": 12 * L * D * D + output + attention,
         "attention is halved: it has two products, and the causal mask saves nothing": whole
         - attention / 2,
+        "the causal mask is taken off, (T + 1) / 2 places a token: it saves nothing here": whole
+        - attention * (length - 1) / (2 * length),
+        "attention counts one head, and there are num_heads": body
+        + output
+        + attention / config.num_heads,
         "biases and norms count as products": whole + others,
         "rows are left out": whole / rows,
         "the backward is left out: it costs two forwards": whole / 3,
@@ -370,7 +379,7 @@ HEALTHY = {"items": 3, "messages": 7, "operators": 200, "waits": 50}
 # Each case: the reason, what differs from HEALTHY, the steps, the mistake that another answer is.
 CASES = [
     ("none", {}, 2, "a healthy run is called slow"),
-    ("none", {}, 6, "counts of the whole trace are compared, not those of a step"),
+    ("none", {}, 6, "counts of the whole trace are compared, or by one number of steps for both"),
     ("none", {"operators": 280}, 1, "what lies before the first step is counted"),
     ("item", {"items": 90, "operators": 900}, 2, "operators are asked first"),
     ("item", {"items": 90, "messages": 60}, 2, "messages are asked before reads"),
@@ -382,6 +391,7 @@ CASES = [
     ("buckets", {"messages": 60, "waits": 700}, 2, "waiting is asked first"),
     ("none", {"items": 12}, 2, "nine reads more count as many: at least 10 more are asked for"),
     ("none", {"operators": 390}, 2, "less than twice as many operators count as grown"),
+    ("none", {"waits": 210}, 2, "waiting is compared with 0.2, not with the healthy run's"),
     ("none", {"waits": 249}, 2, "0.199 more of waiting counts: 0.2 are asked for"),
     ("loader", {"waits": 251}, 2, "0.201 more of waiting does not count: 0.2 are asked for"),
     ("item", {"items": 13}, 2, "ten reads more, and twice as many, do not count"),

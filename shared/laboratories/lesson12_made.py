@@ -160,7 +160,8 @@ def planted_gpu() -> Trace:
             {**label("ProfilerStep#5", 110, 200), "cat": "gpu_user_annotation", "pid": 0},
             label("data", 100, 120),
             {**label("data", 165, 185), "cat": "gpu_user_annotation", "pid": 0},
-            op("aten::mm", 120, 150),
+            label("data", 178, 184),  # while NCCL's kernel runs, and after it
+            op("aten::mm", 120, 154),
             op("c10d::allreduce_", 150, 155),
             kernel("ampere_sgemm_64x64", 114, 150),
             kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 140, 180, STREAM + 2),

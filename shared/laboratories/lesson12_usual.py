@@ -1,8 +1,12 @@
 """Lesson 12: what the usual mistakes say of a made trace, each with the words for it."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from shared.laboratories.lesson12_made import (
     MAIN,
     Trace,
+    Wanted,
     both,
     is_compute,
     is_kernel,
@@ -17,6 +21,22 @@ from shared.laboratories.lesson12_made import (
 )
 
 
+def cut_short(trace: Trace, wanted: Wanted) -> list[int]:
+    """The union in which a span's end replaces that of the one in which it lies."""
+    united: list[tuple[int, int]] = []
+    for start, end in sorted((e["ts"], e["ts"] + e["dur"]) for e in spans_in(trace, wanted)):
+        meets = bool(united) and start <= united[-1][1]
+        begin = united.pop()[0] if meets else start
+        united.append((begin, end))
+    size = len(moments(trace, wanted))
+    return [int(any(start <= moment < end for start, end in united)) for moment in range(size)]
+
+
+def is_label(event: Mapping[str, Any]) -> bool:
+    """Whether it is a span by record_function on the CPU."""
+    return event["cat"] == "user_annotation"
+
+
 def overlap_mistakes(trace: Trace) -> dict[str, float]:
     """What the usual mistakes say of a CPU trace."""
     steps, sent, busy = (moments(trace, each) for each in (is_step, is_message, is_compute))
@@ -27,6 +47,7 @@ def overlap_mistakes(trace: Trace) -> dict[str, float]:
     operators = moments(trace, lambda e: e["cat"] == "cpu_op")
     one_thread = moments(trace, lambda e: is_compute(e) and e["tid"] == MAIN)
     reduced = both(moments(trace, lambda e: e["name"] == "gloo:all_reduce"), steps)
+    short = both(cut_short(trace, is_message), steps), cut_short(trace, is_compute)
     whole = [0, 0]
     for each in spans_in(trace, is_message):
         under = range(each["ts"], each["ts"] + each["dur"])
@@ -34,6 +55,9 @@ def overlap_mistakes(trace: Trace) -> dict[str, float]:
         whole[1] += each["dur"]
     return {
         "nested operators count twice: unite compute before measuring it": share(twice, once),
+        "a span that lies in another ends the union: its end is the larger of the two": share(
+            both(*short), short[0]
+        ),
         "two messages at a time count twice: unite the messages first": share(
             [a * bool(b) for a, b in zip(inside, busy, strict=True)], inside
         ),
@@ -71,10 +95,12 @@ def gpu_overlap_mistakes(trace: Trace) -> dict[str, float]:
     named = both(moments(trace, lambda e: "nccl" in e["name"].lower()), steps)
     copying = moments(trace, lambda e: e["cat"].startswith("gpu_mem") or is_kernel(e))
     copying = [a - b for a, b in zip(copying, sent, strict=True)]
+    beside = [a + b for a, b in zip(moments(trace, is_compute), busy, strict=True)]
     return {
         "the CPU's operators count as compute on a GPU": share(
             both(once, moments(trace, is_compute)), once
         ),
+        "the CPU's operators count as compute beside the kernels": share(both(once, beside), once),
         "NCCL's kernels count as compute and hide themselves": share(both(once, kernels), once),
         "'nccl' is looked for in one case only": share(both(lower, rest), lower),
         "'nccl' is looked for at the beginning of the name only": share(
@@ -101,6 +127,7 @@ def stall_mistakes(trace: Trace) -> dict[str, float]:
     everywhere = moments(trace, lambda e: e["name"] == "data" or is_waiting(e))
     begins = moments(trace, lambda e: e["name"].startswith("data") and e["cat"] != "cpu_op")
     counted = moments(trace, lambda e: e["name"].startswith("enumerate") or is_waiting(e))
+    words = moments(trace, lambda e: ("data" in e["name"] and is_label(e)) or is_waiting(e))
     numbers = [m for m, count in enumerate(steps) if count]
     hull = [int(numbers[0] <= m <= numbers[-1]) for m in range(len(steps))]
     true = stall_by_moments(trace)
@@ -118,6 +145,7 @@ def stall_mistakes(trace: Trace) -> dict[str, float]:
             both(everywhere, steps, idle), both(steps)
         ),
         "names that only begin with 'data' count": share(both(begins, steps, idle), both(steps)),
+        "every label with 'data' in its name counts": share(both(words, steps, idle), both(steps)),
         "names that only begin with 'enumerate' count": share(
             both(counted, steps, idle), both(steps)
         ),
@@ -130,14 +158,22 @@ def gpu_stall_mistakes(trace: Trace) -> dict[str, float]:
     steps, waits = moments(trace, is_step), moments(trace, is_waiting)
     idle = [int(not count) for count in moments(trace, is_kernel)]
     copied = moments(trace, lambda e: e["name"] == "data")
-    by_cpu = moments(trace, lambda e: is_step(e) and e["cat"] == "user_annotation")
+    by_cpu = moments(trace, lambda e: is_step(e) and is_label(e))
+    silent = [int(not n) for n in moments(trace, lambda e: is_kernel(e) and not is_nccl(e))]
+    within, running = both(waits, steps), both(steps, moments(trace, is_kernel))
     return {
+        "while an NCCL kernel runs, waiting counts: it is a kernel, too": share(
+            both(waits, steps, silent), both(steps)
+        ),
+        "all of the kernels' time is taken off, not that in the waits": (
+            (sum(within) - sum(running)) / sum(both(steps))
+        ),
         "a wait counts although a kernel runs meanwhile": share(both(waits, steps), both(steps)),
         "the label's copy on the GPU's own track counts as a wait": share(
             both(copied, steps, idle), both(steps)
         ),
         "a step's second span, on the GPU's track, is left out": share(
-            both(waits, idle), both(by_cpu)
+            both(waits, by_cpu, idle), both(by_cpu)
         ),
         "that is the share in which nothing waits": 1 - stall_by_moments(trace),
     }

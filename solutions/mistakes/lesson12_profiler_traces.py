@@ -460,6 +460,35 @@ def overlap_fraction(trace):
     return overlap(trace, unite=list)
 
 
+def cut_short(intervals):
+    """The union, in which the end of a span inside another one counts."""
+    united = []
+    for start, end in sorted(intervals):
+        begin = united.pop()[0] if united and start <= united[-1][1] else start
+        united.append((begin, end))
+    return united
+
+
+@mistake("12.2", says="a span that lies in another ends the union")
+def overlap_fraction(trace):
+    return overlap(trace, unite=cut_short, unite_sent=cut_short)
+
+
+@mistake("12.2", says="the pause between two steps counts")
+def overlap_fraction(trace):
+    steps = complete(trace, is_step)
+    if not steps:
+        raise ValueError("no steps")
+    start, end = min(a for a, _ in steps), max(b for _, b in steps)
+    whole = {"ph": "X", "name": "ProfilerStep#0", "cat": "", "ts": start, "dur": end - start}
+    return overlap({"traceEvents": [*trace["traceEvents"], whole]})
+
+
+@mistake("12.2", says="the CPU's operators count as compute beside the kernels")
+def overlap_fraction(trace):
+    return overlap(trace, busy=lambda e: is_aten(e) or (is_kernel(e) and not is_nccl(e)))
+
+
 @mistake("12.2", says="two messages at a time count twice")
 def overlap_fraction(trace):
     return overlap(trace, unite_sent=list)
@@ -654,6 +683,25 @@ def data_stall_fraction(trace):
     return stall(trace, waits=lambda e: e["name"].startswith("data") and is_label(e))
 
 
+@mistake("12.3", says="every label with 'data' in its name counts")
+def data_stall_fraction(trace):
+    return stall(trace, waits=lambda e: is_waiting(e) or ("data" in e["name"] and is_label(e)))
+
+
+@mistake("12.3", says="while an NCCL kernel runs, waiting counts")
+def data_stall_fraction(trace):
+    events = [event for event in trace["traceEvents"] if not is_nccl(event)]
+    return stall({"traceEvents": events})
+
+
+@mistake("12.3", says="all of the kernels' time is taken off")
+def data_stall_fraction(trace):
+    waits = stall(trace, gpu=False)
+    steps = union(complete(trace, is_step))
+    kernels = common(union(complete(trace, is_kernel)), steps)
+    return waits - length(kernels) / length(steps)
+
+
 @mistake("12.3", says="names that only begin with 'enumerate' count")
 def data_stall_fraction(trace):
     return stall(trace, waits=lambda e: is_waiting(e) or e["name"].startswith("enumerate"))
@@ -747,6 +795,17 @@ def model_flops_utilization(config, tokens, seconds, peak):
 @mistake("12.4", says="attention is halved")
 def model_flops_utilization(config, tokens, seconds, peak):
     return mfu(config, tokens, seconds, peak, attention=0.5)
+
+
+@mistake("12.4", says="the causal mask is taken off")
+def model_flops_utilization(config, tokens, seconds, peak):
+    length = tokens[1]
+    return mfu(config, tokens, seconds, peak, attention=(length + 1) / (2 * length))
+
+
+@mistake("12.4", says="attention counts one head")
+def model_flops_utilization(config, tokens, seconds, peak):
+    return mfu(config, tokens, seconds, peak, attention=1 / config.num_heads)
 
 
 @mistake("12.4", says="recomputation counts")
@@ -914,6 +973,12 @@ def diagnose(trace, healthy):
 @mistake("12.5", says="less than twice as many operators count as grown")
 def diagnose(trace, healthy):
     return reason(trace, healthy, factor=1.5)
+
+
+@mistake("12.5", says="waiting is compared with 0.2, not with the healthy run's")
+def diagnose(trace, healthy):
+    found = reason(trace, healthy, stalled=2)
+    return "loader" if found == "none" and stall(trace) >= 0.2 else found
 
 
 @mistake("12.5", says="0.199 more of waiting counts")
