@@ -601,8 +601,8 @@ def plan(costs, budget):
 def plan(costs, budget):
     def beside(costs, choice):
         inputs = [cost.inputs for cost in costs]
-        befores = [held(costs[:i], choice[:i]) for i in range(len(costs))]
-        return max(b + i + c.saved for b, i, c in zip(befores, inputs, costs, strict=True))
+        kept = [held(costs[:i], choice[:i]) for i in range(len(costs))]
+        return max(b + i + c.saved for b, i, c in zip(kept, inputs, costs, strict=True))
 
     return search(costs, budget, again_flops, beside)
 
