@@ -36,10 +36,10 @@ def accumulate(
     """Add the gradient of the mean loss per token of *all* micro-batches of *all* ranks to .grad.
 
     `loss_of(model, micro_batch)` is one micro-batch's mean loss per token, which counts with its
-    share of the tokens (`micro_batch.num_tokens`). `model` is a DistributedDataParallel, which
-    averages over ranks, or a plain module where there is no process group. Gradients travel
-    once. Returns this rank's part of the loss, unscaled, without its graph: the ranks' parts add
-    up. Raises ValueError when there is no micro-batch.
+    share of the tokens (`micro_batch.num_tokens`), also where it is in fp16. `model` is a
+    DistributedDataParallel, which averages over ranks, or a plain module where there is no process
+    group. Gradients travel once. Returns this rank's part of the loss, unscaled, without its graph:
+    the ranks' parts add up. Raises ValueError when there is no micro-batch.
     """
     if not micro_batches:
         raise InputError("a step needs at least one micro-batch, got 0")
