@@ -1,22 +1,23 @@
 """Lesson 01: causal models that tell distances apart by a bias (ALiBi), or by what it is held to.
 
-The task is to name the word so many places to the left. Seeds are trained side by side: their
-parameters are stacked, and Adam, which works number by number, does not notice.
+The task is to name the word so many places to the left. Seeds and offsets are trained side by side:
+their parameters are stacked, and Adam, which works number by number, does not notice.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
 from shared.model.embeddings import PositionalEncoding, rotary
 
 NUM_WORDS, D_MODEL, NUM_HEADS, LONGEST = 16, 32, 8, 16
-BATCH, NUM_TESTS = 24, 32
+BATCH, NUM_TESTS = 16, 32
 VARIANTS = ("mask alone", "sinusoidal", "rotary", "ALiBi")
 Bias = Callable[[int, int], Tensor]  # (length, heads) -> what is added to the scores
 
@@ -58,52 +59,49 @@ def build(variant: str, bias: Bias) -> nn.Module:
 
 
 def shares_right(
-    variant: str, bias: Bias, offset: int, seeds: int, steps: int
-) -> dict[int, list[float]]:
-    """Train on 8 to 16 words; return the share of right answers by length, a number a seed."""
+    variant: str, bias: Bias, offsets: Sequence[int], seeds: int, steps: int
+) -> dict[int, dict[int, list[float]]]:
+    """Train on 8 to 16 words; return the shares of right answers by offset and length, by seed."""
     models = []
-    for seed in range(seeds):
+    for _, seed in itertools.product(offsets, range(seeds)):
         torch.manual_seed(seed)
         models.append(build(variant, bias))
-    parameters, buffers = stack_module_state(models)
-    of_seeds = vmap(partial(functional_call, models[0]), in_dims=((0, 0), 0))
-    optimizer = torch.optim.AdamW(parameters.values())
+    state = stack_module_state(models)
+    of_models = vmap(partial(functional_call, models[0]), in_dims=((0, 0), 0))
+    optimizer = torch.optim.AdamW(state[0].values())
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, steps, pct_start=0.1)
     generator = torch.Generator().manual_seed(1)
-
-    def batch(num: int, length: int) -> Int[Tensor, "seeds batch length"]:
-        return torch.randint(NUM_WORDS, (seeds, num, length), generator=generator)
-
+    shape = len(offsets), seeds
     for _ in range(steps):
         length = int(torch.randint(LONGEST // 2, LONGEST + 1, (), generator=generator))
-        words = batch(BATCH, length)
-        logits = of_seeds((parameters, buffers), words)[:, :, offset:]
-        # Each seed's loss is a mean of its own: times seeds, for cross_entropy means over all.
-        loss = F.cross_entropy(logits.flatten(0, 2), words[:, :, :-offset].flatten()) * seeds
+        words = torch.randint(NUM_WORDS, (len(models), BATCH, length), generator=generator)
+        logits = of_models(state, words).unflatten(0, shape)  # (offsets, seeds, B, L, V)
+        loss = torch.zeros(())
+        for offset, said, shown in zip(offsets, logits, words.unflatten(0, shape), strict=True):
+            asked = said[:, :, offset:].flatten(0, 2)
+            # The mean over all seeds, times their number: each model has a loss of its own.
+            loss = loss + seeds * F.cross_entropy(asked, shown[:, :, :-offset].flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         schedule.step()
-    with torch.no_grad():
-        return {
-            length: _share(of_seeds((parameters, buffers), words), words, offset)
-            for length in (LONGEST, 4 * LONGEST)
-            for words in [batch(NUM_TESTS, length)]
-        }
-
-
-def _share(logits: Tensor, words: Tensor, offset: int) -> list[float]:
-    right = logits.argmax(-1)[:, :, offset:] == words[:, :, :-offset]
-    return right.double().mean((1, 2)).tolist()
+    found: dict[int, dict[int, list[float]]] = {offset: {} for offset in offsets}
+    for length in (LONGEST, 4 * LONGEST):
+        words = torch.randint(NUM_WORDS, (len(models), NUM_TESTS, length), generator=generator)
+        with torch.no_grad():
+            said = of_models(state, words).argmax(-1)
+        for offset, mine, shown in zip(
+            offsets, said.unflatten(0, shape), words.unflatten(0, shape), strict=True
+        ):
+            right = mine[:, :, offset:] == shown[:, :, :-offset]
+            found[offset][length] = right.double().mean((1, 2)).tolist()
+    return found
 
 
 def share_out(
     rank: int, world_size: int, bias: Bias, offsets: Sequence[int], seeds: int = 5, steps: int = 200
-) -> dict[tuple[int, str], dict[int, list[float]]]:
-    """Return this rank's part of all variants at all offsets, for `run_ranks`."""
+) -> dict[str, dict[int, dict[int, list[float]]]]:
+    """Return what this rank's part of the variants reaches, for `run_ranks`."""
     torch.set_num_threads(1)
-    jobs = [(offset, variant) for offset in offsets for variant in VARIANTS]
-    return {
-        (offset, variant): shares_right(variant, bias, offset, seeds, steps)
-        for offset, variant in jobs[rank::world_size]
-    }
+    mine = VARIANTS[rank::world_size]
+    return {variant: shares_right(variant, bias, offsets, seeds, steps) for variant in mine}
