@@ -313,6 +313,12 @@ def expect_bytes(stage: int, answer) -> None:
                 expected=f"at most {room / psi:.3f} {kind} in a file",
                 seen=f"{at['saved'] / psi:.3f}",
             )
+            expect(
+                not half or at["saved"] != own * (states - 2) // n,
+                mistake="the float32 masters are saved in 16 bits, rounded",
+                expected=f"{states} bytes for each of this rank's parameters in state_dict()",
+                seen=f"{states - 2}",
+            )
             expect_worst(stage, one, n, weights, grads)
 
 

@@ -323,6 +323,13 @@ class ZeroStage1(right.ZeroStage1):
             bucket.master.data.copy_(rounded)
 
 
+@mistake("10.2", says="the float32 masters are saved in 16 bits")
+class ZeroStage1(right.ZeroStage1):
+    def state_dict(self):
+        masters = [each.master.detach().to(each.flat.dtype, copy=True) for each in self.buckets]
+        return {**super().state_dict(), "masters": masters}
+
+
 @mistake("10.2", says="state_dict() has views")
 class ZeroStage1(right.ZeroStage1):
     def state_dict(self):
