@@ -233,6 +233,13 @@ def ring_reduce_scatter(tensor, group=None):
     return chunks[rank]
 
 
+@mistake("05.1", says="whole numbers lose digits")
+def ring_reduce_scatter(tensor, group=None):
+    if tensor.dtype == torch.int64:
+        return right_scatter(tensor.float(), group).long()
+    return right_scatter(tensor, group)
+
+
 @mistake("05.1", says="right in the whole world, wrong in a sub-group")
 def ring_reduce_scatter(tensor, group=None):
     return right_scatter(tensor, None)
