@@ -274,6 +274,9 @@ def encoder_mistakes(twin: lab.LayerTwin, x: Tensor, mask: Tensor | None, causal
         "the residual adds norm(x): in pre-LN it adds x itself": (
             wired(look, wrap=lambda h, norm, sublayer: norm(h) + sublayer(norm(h)))
         ),
+        "the sub-layer's output is normed before it is added: x + norm(sublayer(x))": (
+            wired(look, wrap=lambda h, norm, sublayer: h + norm(sublayer(h)))
+        ),
         "the residual connections are missing": wired(look, wrap=twin.no_residual),
         "norm1 is used for both sub-layers": wired(look, norms=[first, first]),
         "in pre-LN only the queries are normed: keys and values are, too": (
@@ -649,6 +652,13 @@ def transformer_start(answer) -> None:
         expected=f"a loss near ln 97 = {chance:.2f} before training",
         seen=f"{mean:.2f}",
         hint="Call initialise(self) before tying; nn.Embedding starts with variance 1.",
+    )
+    spread = model.output.weight.std().item() * config.d_model**0.5
+    expect(
+        0.9 < spread < 1.1,
+        mistake="the start values of initialise are overwritten",
+        expected="output.weight with a standard deviation of d_model^-0.5",
+        seen=f"{spread:.2f} times that",
     )
 
 

@@ -31,6 +31,9 @@ def norm_mistakes(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> dict[s
         "eps is 1e-5 whatever is given": centred / (biased + 1e-5).sqrt(),
         "it divides by the variance, not by its square root": centred / (biased + eps),
         "the mean is not taken off": x / (biased + eps).sqrt(),
+        "the mean is taken off nowhere, as in RMSNorm": (
+            x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+        ),
         "statistics run over the positions, not over the features of one token": (
             (x - column) / (columns + eps).sqrt()
         ),
@@ -42,7 +45,9 @@ def norm_mistakes(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> dict[s
         ),
     }
     mistakes = {words: value * weight + bias for words, value in normed.items()}
-    return mistakes | {"weight and bias are not applied": centred / (biased + eps).sqrt()}
+    alone = centred / (biased + eps).sqrt()
+    mistakes["bias is added before the gain: x * weight + bias"] = (alone + bias) * weight
+    return mistakes | {"weight and bias are not applied": alone}
 
 
 def expected_count(config: TransformerConfig) -> int:
@@ -99,7 +104,9 @@ def count_mistakes(config: TransformerConfig) -> dict[str, int]:
         "the decoder layer has three norms": -L * 2 * D,
         "only pre-LN ends in a norm, one after each stack": -last or 4 * D,
         "one last norm is missing: encoder and decoder each end in one": -last // 2,
-        "sinusoidal positions are a constant, not parameters": 2 * table * (not learned),
+        "sinusoidal positions are a constant, rotary ones have no table: neither are parameters": (
+            2 * table * (not learned)
+        ),
         "a sinusoidal encoding is a constant, not parameters": table * (not learned),
         "learned positions are parameters": -2 * table * learned,
         "source and target have a table of learned positions each": -table * learned,

@@ -62,6 +62,20 @@ class LayerNorm(_Norm):
         return (x - mean) / (variance + self.eps).sqrt() * self.weight + self.bias
 
 
+@mistake("03.1", says="the mean is taken off nowhere, as in RMSNorm")
+class LayerNorm(_Norm):
+    def forward(self, x: Tensor) -> Tensor:
+        power = x.square().mean(dim=-1, keepdim=True)
+        return x * (power + self.eps).rsqrt() * self.weight + self.bias
+
+
+@mistake("03.1", says="bias is added before the gain")
+class LayerNorm(_Norm):
+    def forward(self, x: Tensor) -> Tensor:
+        variance, mean = torch.var_mean(x, dim=-1, keepdim=True, correction=0)
+        return ((x - mean) / (variance + self.eps).sqrt() + self.bias) * self.weight
+
+
 @mistake("03.1", says="it divides by the variance")
 class LayerNorm(_Norm):
     def forward(self, x: Tensor) -> Tensor:
@@ -216,6 +230,14 @@ class EncoderLayer(layers.EncoderLayer):
             x = norm(x)
             return x + self.dropout(sublayer(x))
         return norm(x + self.dropout(sublayer(x)))
+
+
+@mistake("03.3", says="the sub-layer's output is normed before it is added")
+class EncoderLayer(layers.EncoderLayer):
+    def residual(self, x: Tensor, norm: Any, sublayer: Any) -> Tensor:
+        if self.pre:
+            return super().residual(x, norm, sublayer)
+        return x + norm(self.dropout(sublayer(x)))
 
 
 @mistake("03.3", says="the residual connections are missing")
@@ -612,6 +634,13 @@ class Transformer(transformer.Transformer):
         nn.init.normal_(self.src_embedding.weight)
         nn.init.normal_(self.tgt_embedding.weight)
         nn.init.normal_(self.output.weight)
+
+
+@mistake("03.5", says="the start values of initialise are overwritten")
+class Transformer(transformer.Transformer):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config)
+        nn.init.xavier_uniform_(self.output.weight)
 
 
 @mistake("03.5", says="no gradient reaches encoder_layers.0")
