@@ -432,7 +432,9 @@ def dropout(module_class) -> None:
                 "it acts in eval() as well: dropout_p must be 0 unless self.training": (
                     not torch.allclose(always, torch.tensor(50.0).double())
                 ),
-                "dropout is not used": bool((kept == kept[0, 0, 0]).all()),
+                "dropout is not used, or it acts on the scores, before the softmax": (
+                    bool((kept == kept[0, 0, 0]).all())
+                ),
                 "dropout acts on the output, not on the weights": bool(
                     ((kept.round() == 0) | (kept.round() == 50)).all()
                 ),
