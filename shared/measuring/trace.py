@@ -43,10 +43,11 @@ class Span:
 
 @dataclass(frozen=True)
 class Trace:
-    """The spans of one rank, sorted by their start."""
+    """The spans of one rank, sorted by their start, and when its last backward ended."""
 
     spans: tuple[Span, ...]
     rank: int = 0
+    backward_end: float | None = None
 
     def of(self, kind: Kind) -> list[Span]:
         """Return the spans of one kind."""
@@ -109,7 +110,19 @@ def read_trace(content: Mapping[str, Any]) -> Trace:
     outer = _outermost(sorted(spans, key=lambda span: (span.start, -span.end)))
     zero = min((span.start for span in outer), default=0.0)
     moved = [Span(s.name, s.kind, s.start - zero, s.end - zero, s.lane) for s in outer]
-    return Trace(tuple(moved), content.get("distributedInfo", {}).get("rank", 0))
+    rank = content.get("distributedInfo", {}).get("rank", 0)
+    ended = None if on_gpu else _backward_end(events)
+    return Trace(tuple(moved), rank, None if ended is None else ended - zero)
+
+
+def _backward_end(events: Iterable[Mapping[str, Any]]) -> float | None:
+    """When the last node of the graph was done, the hooks of its gradient included.
+
+    On a GPU this would be when its kernels were launched, long before they end.
+    """
+    node = "autograd::engine::evaluate_function"
+    nodes = (event for event in events if event["name"].startswith(node))
+    return max((event["ts"] + event["dur"] for event in nodes), default=None)
 
 
 def _kind(event: Mapping[str, Any], on_gpu: bool) -> Kind | None:
@@ -163,7 +176,10 @@ def overlap_fraction(trace: Trace) -> float:
 
 
 def draw_timeline(ax: Axes, traces: Sequence[Trace], labels: Sequence[str] | None = None) -> None:
-    """Draw two rows for each trace, compute above communication, over milliseconds."""
+    """Draw two rows for each trace, compute above communication, over milliseconds.
+
+    A black line across both rows marks where that rank's backward ended.
+    """
     names = labels or [f"rank {trace.rank}" for trace in traces]
     ticks: list[str] = []
     for trace, name in zip(traces, names, strict=True):
@@ -177,6 +193,9 @@ def draw_timeline(ax: Axes, traces: Sequence[Trace], labels: Sequence[str] | Non
                 bars, (row - 0.4, 0.8), color=MEANING[kind], edgecolor=edge, linewidth=0.4
             )
             ticks.append(f"{name}: {kind}")
+        if trace.backward_end is not None:
+            end, rows = trace.backward_end / 1000, [len(ticks) - 2.5, len(ticks) - 0.5]
+            ax.plot([end, end], rows, color="black", linewidth=1.8, label="backward ends")
     ax.set_yticks(range(len(ticks)), ticks)
     ax.invert_yaxis()
     ax.grid(axis="y", visible=False)

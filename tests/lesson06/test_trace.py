@@ -61,11 +61,14 @@ def test_reading_a_cpu_trace():
             event("AddmmBackward0", "cpu_op", 100, 900),  # would also cover a wait in a hook
             event("gloo:all_reduce", "user_annotation", 120, 60, tid=2),
             event("c10d::allreduce_", "cpu_op", 118, 3),
+            event("autograd::engine::evaluate_function: AddmmBackward0", "cpu_op", 160, 10),
+            event("autograd::engine::evaluate_function: TBackward0", "cpu_op", 170, 4),
             {"ph": "M", "name": "process_name"},
         ],
     }
     trace = read_trace(content)
     assert trace.rank == 3
+    assert trace.backward_end == 74  # counted from the first span, as the spans are
     assert [(s.name, s.start, s.end) for s in trace.spans] == [
         ("aten::linear", 0, 50),
         ("gloo:all_reduce", 20, 80),
@@ -77,12 +80,14 @@ def test_reading_a_gpu_trace_looks_at_kernels_alone():
     content = {
         "traceEvents": [
             event("aten::mm", "cpu_op", 0, 5),
+            event("autograd::engine::evaluate_function: MmBackward0", "cpu_op", 0, 5),
             event("ampere_sgemm", "kernel", 10, 20, tid=7),
             event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "kernel", 20, 20, tid=9),
         ]
     }
     trace = read_trace(content)
     assert [s.kind for s in trace.spans] == ["compute", "communication"]
+    assert trace.backward_end is None
     assert overlap_fraction(trace) == pytest.approx(0.5)
 
 
