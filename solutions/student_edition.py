@@ -1,40 +1,113 @@
-"""Write the course as a class gets it: without the answers and whatever points to them.
+"""Write the course as a class gets it: what git has at HEAD, without the answers.
 
     python -m solutions.student_edition DIR [--no-check] [--try 02,03]
 
-DIR is made, or must be empty. What was written is then tried out in a copy, in an environment that
-knows the edition alone: about a minute a lesson. The status is 1 when something is not as it
-should be.
+DIR is made, or must be empty; .gitattributes says what is left out. What was written is then tried
+out in a copy, in an environment that knows the edition alone: two to three minutes a lesson.
 """
 
 import argparse
+import ast
+import io
+import json
+import re
+import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from shared.errors import InputError
-from solutions.edition.files import ROOT, write_edition
-from solutions.edition.proof import prove
-from solutions.edition.reading import Finding, lesson_numbers, read_over
+from solutions.edition_trial import Finding, try_out
+from solutions.grading.intake.answer_cells import AnswerCells
+from solutions.grading.intake.lesson import read_lessons
+
+ROOT = Path(__file__).resolve().parents[1]
+NEEDS_ANSWERS = re.compile(r"^\s*(?:from|import) solutions\b", re.MULTILINE)
+# After one of these, solutions stands for the learner's answers where it is missing.
+GUARD = re.compile(r"^from shared(?: import script|\.script|\.exercises\.mine)\b", re.MULTILINE)
 
 
-def lessons_to_try(text: str, course: Path = ROOT) -> list[str]:
-    """The lesson numbers of "02,03", or all for ""; raises InputError for one that is not there."""
-    known = lesson_numbers(course)
-    numbers = [part.strip().zfill(2) for part in text.split(",")] if text else known
-    unknown = [number for number in numbers if number not in known]
-    if unknown:
-        raise InputError(f"no lesson {', '.join(unknown)}; there are {', '.join(known)}")
-    return numbers
+def git(course: Path, *words: str) -> bytes:
+    """What git says in the course; raises InputError where it fails."""
+    done = subprocess.run(["git", "-C", str(course), *words], capture_output=True, check=False)
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip()
+        raise InputError(f"the edition is made from a git checkout, and git says: {said}")
+    return done.stdout
+
+
+def write_edition(folder: Path, course: Path = ROOT) -> int:
+    """Write the edition into an empty or new folder; return the number of files.
+
+    Raises InputError, and writes nothing, when the folder or the course cannot be used.
+    """
+    place = folder.resolve()
+    if course in (place, *place.parents):
+        raise InputError(f"{folder} lies inside the course ({course}): name a folder outside it")
+    if place.exists() and not place.is_dir():
+        raise InputError(f"{folder} is a file: name a folder")
+    if place.is_dir() and any(place.iterdir()):
+        raise InputError(f"{folder} is not empty: name a new folder; nothing is overwritten")
+    packed = git(course, "-c", "tar.umask=user", "archive", "--format=tar", "HEAD")
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        if "solutions" in archive.getnames():
+            raise InputError("at HEAD no .gitattributes leaves solutions/ out of the edition")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)
+        archive.extractall(folder)
+        return sum(member.isfile() for member in archive.getmembers())
+
+
+def not_committed(course: Path) -> str:
+    """A line about changes that are not in the edition; "" where there are none."""
+    names = [line[3:] for line in git(course, "status", "--porcelain").decode().splitlines()]
+    first = ", ".join([*names[:3], *(["..."] if len(names) > 3 else [])])
+    return f"not committed, so not in the edition: {first} ({len(names)})\n" if names else ""
+
+
+def read_over(edition: Path, course: Path = ROOT) -> Iterator[Finding]:
+    """Look for answers in the files of the edition."""
+    notebooks = [path.relative_to(edition) for path in edition.glob("lessons/*/lesson.ipynb")]
+    ours = {each: git(course, "show", f"HEAD:./{each.as_posix()}") for each in notebooks}
+    changed = [str(each) for each in notebooks if (edition / each).read_bytes() != ours[each]]
+    yield Finding("notebooks and their stored outputs are as they were", "\n".join(changed))
+    yield Finding("nothing imports solutions unguarded", "\n".join(_unguarded(edition)))
+    lessons = read_lessons(edition).values()
+    typed = [id for each in lessons for id, stub in each.stubs.items() if not _is_empty(stub)]
+    yield Finding("every exercise cell is an empty stub", ", ".join(typed))
+    stay = []
+    for lesson in lessons:
+        answers, home = AnswerCells(course, lesson), f"solutions.lesson{lesson.folder}"
+        places = {each.id: answers.resolve(home, each.name)[0] for each in lesson.exercises}
+        stay += [id for id, place in places.items() if place.startswith("shared.")]
+    yield Finding(f"answers that stay, since later lessons import them: {' '.join(stay)}")
+
+
+def _unguarded(edition: Path) -> Iterator[str]:
+    """The modules and notebooks that import solutions, and not first what stands in for it."""
+    for path in sorted([*edition.rglob("*.py"), *edition.glob("lessons/*/lesson.ipynb")]):
+        source = path.read_text(encoding="utf-8")
+        if path.suffix == ".ipynb":
+            code = [cell for cell in json.loads(source)["cells"] if cell["cell_type"] == "code"]
+            source = "\n".join("".join(cell["source"]) for cell in code)
+        if NEEDS_ANSWERS.search(source) and not GUARD.search(source):
+            yield str(path.relative_to(edition))
+
+
+def _is_empty(stub: str) -> bool:
+    """Whether each function of a cell has a docstring at most, and raises NotImplementedError."""
+    functions = [node for node in ast.walk(ast.parse(stub)) if isinstance(node, ast.FunctionDef)]
+    bodies = [each.body[ast.get_docstring(each) is not None :] for each in functions]
+    return {ast.unparse(line) for body in bodies for line in body} == {"raise NotImplementedError"}
 
 
 def show(findings: Iterator[Finding]) -> bool:
     """Print findings as they come; return whether all was as it should be."""
     good = True
-    for each in findings:
-        good &= not each.problem
-        print(f"{'WRONG' if each.problem else 'ok   '}  {each.what}", flush=True)
-        print("".join(f"       {line}\n" for line in each.problem.splitlines()), end="")
+    for what, problem in findings:
+        good &= not problem
+        lines = [f"{'WRONG' if problem else 'ok   '}  {what}", *problem.splitlines()]
+        print("\n       ".join(lines), flush=True)
     return good
 
 
@@ -55,16 +128,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Return 0 when the edition is written and holds, 1 when not, 2 for bad input."""
     args = make_parser().parse_args(arguments)
     try:
-        numbers = lessons_to_try(args.numbers)
-        count = write_edition(args.folder)
+        lessons = read_lessons(ROOT, args.numbers.split(",")) if args.numbers else {}
+        count, note = write_edition(args.folder), not_committed(ROOT)
     except (InputError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(f"{count} files written to {args.folder}", flush=True)
+    print(f"{count} files written to {args.folder}\n{note}", end="", flush=True)
     if args.no_check:
         print("not tried out (--no-check)")
         return 0
-    good = show(read_over(args.folder, ROOT)) and show(prove(args.folder, ROOT, numbers))
+    lessons = lessons or read_lessons(args.folder)
+    good = show(read_over(args.folder)) and show(try_out(args.folder, ROOT, lessons))
     print("the edition holds" if good else "the edition is not fit to be given to a class")
     return 0 if good else 1
 

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
+from shared.exercises.mine import put_mine_in_place
 from shared.measuring.activations import counting_saved
 from shared.measuring.timing import synchronized_now
 from shared.model.config import TransformerConfig
@@ -31,6 +32,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=12)
     args = parser.parse_args()
+    put_mine_in_place("11", globals(), mine=False)  # in a course without solutions/
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_num_threads(1)
     config = TransformerConfig(8, d_model=args.width, d_ff=4 * args.width)

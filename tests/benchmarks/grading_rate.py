@@ -24,7 +24,7 @@ from pathlib import Path
 
 import psutil
 
-from solutions.grading.answer_cells import AnswerCells, hand_in
+from solutions.grading.intake.answer_cells import AnswerCells, hand_in
 from solutions.grading.intake.lesson import read_lessons
 
 COURSE = Path(__file__).resolve().parents[2]

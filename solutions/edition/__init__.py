@@ -1,1 +1,0 @@
-"""The student edition: its files, what its pages say instead, and the proof that it holds."""
