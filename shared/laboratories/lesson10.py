@@ -217,7 +217,7 @@ class Stage:
         try:
             optimizer.load_state_dict(states[1 - rank])
         except Exception as error:
-            return type(error).__name__
+            return "ValueError" if isinstance(error, ValueError) else type(error).__name__
         return ""
 
     def _bytes(self, size: Size, rank: int) -> Bytes:

@@ -51,7 +51,8 @@ def greedy_decode(
     then filled with `pad_id`, or has no `eos_id` because it was cut at `max_len` tokens. Decoding
     stops as soon as every row has ended, so length <= max_len. `pad_id` is never chosen: training
     never taught the model anything about its logit. The source is encoded once, and the model sees
-    each target position once: `length` calls of `model.step`, each with one token per row.
+    each target position once: `length` calls of `model.step`, each with one token per row. The
+    model stays in the mode that it was in.
     """
     src_mask = (src != pad_id)[:, None, None, :]  # (B, 1, 1, S)
     cache = model.start_cache(model.encode(src, src_mask), src_mask)
