@@ -69,7 +69,7 @@ def shift_matrix(offset: int, d_model: int) -> Float[Tensor, "d_model d_model"]:
 #   neighbours stay neighbours, angles made from `positions` and not from x's own length.
 # Weigh: broadcasting over heads and batches is half of the difficulty; a right rotation that
 #   accepts only (L, K) is worth two of the four points when grading by hand.
-# Common mistakes: the pairing (i, i + K / 2) of GPT-NeoX and Hugging Face (Meta's own Llama code
-#   pairs neighbours, as here): equal up to a permutation of features, so it has all the properties
-#   and fits no weights trained with the other; values turned as well (only queries and keys are);
-#   angles in bfloat16, which cannot tell position 257 from 256.
+# Common mistakes: the pairing (i, i + K / 2) of many checkpoints' code (Llama's among them): equal
+#   up to a permutation of features, so it has all the properties and fits no weights trained with
+#   the other; values turned as well (only queries and keys are); angles in bfloat16, which cannot
+#   tell position 257 from 256.

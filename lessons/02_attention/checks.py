@@ -29,6 +29,7 @@ exercise_02_1 = checks_for(
         "For a row without keys: decide which rows those are with mask.any(dim=-1, keepdim=True), "
         "and set their output and weights to 0 after the softmax.",
     ],
+    forbidden=("torch.nn.functional.scaled_dot_product_attention",),
 )
 
 
@@ -329,6 +330,7 @@ exercise_02_5 = checks_for(
         "causal=True and a mask: a key must pass both, so combine them with &.",
         "fused: F.scaled_dot_product_attention takes attn_mask or is_causal, not both.",
     ],
+    forbidden=("torch.nn.MultiheadAttention",),
 )
 
 

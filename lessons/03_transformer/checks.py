@@ -32,6 +32,7 @@ exercise_03_1 = checks_for(
         "weight starts as ones and bias as zeros; both are nn.Parameter. eps stands inside the "
         "square root.",
     ],
+    forbidden=("torch.nn.LayerNorm", "torch.nn.functional.layer_norm"),
 )
 exercise_03_2 = checks_for(
     "03.2",
@@ -50,6 +51,7 @@ exercise_03_3 = checks_for(
         "Then move the norms to where the sub-layers read, and leave x itself alone.",
         "Dropout goes around the sub-layer's output, before it is added.",
     ],
+    forbidden=("torch.nn.TransformerEncoderLayer",),
 )
 exercise_03_4 = checks_for(
     "03.4",
@@ -61,6 +63,7 @@ exercise_03_4 = checks_for(
         "the keys come from, and what must not be seen?",
         "The memory has been normed by the encoder: only x is normed here.",
     ],
+    forbidden=("torch.nn.TransformerDecoderLayer",),
 )
 exercise_03_5 = checks_for(
     "03.5",
@@ -72,6 +75,7 @@ exercise_03_5 = checks_for(
         "are pre-LN, project. encode and decode are those lines; forward is one line.",
         "Tying is an assignment of one nn.Parameter to three places, after initialise().",
     ],
+    forbidden=("torch.nn.Transformer",),
 )
 exercise_03_6 = checks_for(
     "03.6",

@@ -24,6 +24,7 @@ exercise_05_1 = checks_for(
         "adds what comes from rank r - 1 to chunk (r - 2 - s) mod n. Draw it for n = 3.",
         "isend, then recv, then wait for the isend: if all ranks send first, none of them returns.",
     ],
+    forbidden=("torch.distributed.all_", "torch.distributed.reduce_"),
 )
 exercise_05_2 = checks_for(
     "05.2",
@@ -34,6 +35,7 @@ exercise_05_2 = checks_for(
         "In step 0 rank r sends its own chunk. After that it sends on what it received in the step "
         "before: the chunk of rank r - s."
     ],
+    forbidden=("torch.distributed.all_", "torch.distributed.reduce_"),
 )
 exercise_05_3 = checks_for(
     "05.3",
@@ -42,6 +44,7 @@ exercise_05_3 = checks_for(
     difficulty=2,
     minutes=15,
     hints=["The two exercises above, then cut off the padding, restore the shape, and copy_."],
+    forbidden=("torch.distributed.all_", "torch.distributed.reduce_"),
 )
 exercise_05_4 = checks_for(
     "05.4",
@@ -53,6 +56,7 @@ exercise_05_4 = checks_for(
         "Number the ranks from the source: place = (rank - src) mod n. Before round k the places 0 "
         "to 2**k - 1 have the tensor; place p sends to p + 2**k, if there is such a place."
     ],
+    forbidden=("torch.distributed.broadcast",),
 )
 exercise_05_5 = checks_for(
     "05.5",
@@ -61,6 +65,10 @@ exercise_05_5 = checks_for(
     difficulty=2,
     minutes=15,
     hints=["Rank 0: n - 1 times recv and add, then n - 1 times send. The others: send, then recv."],
+    forbidden=(
+        "torch.distributed.all_reduce",
+        "torch.distributed.reduce",
+    ),
 )
 
 

@@ -70,6 +70,7 @@ exercise_06_3 = checks_for(
         "finish_gradient_sync: send what is left (zeros where .grad is None), wait for every "
         "handle, and empty list and set for the next step.",
     ],
+    forbidden=("torch.nn.parallel.DistributedDataParallel",),
 )
 exercise_06_4 = checks_for(
     "06.4",
@@ -83,6 +84,7 @@ exercise_06_4 = checks_for(
         "the all-reduce nothing has to be copied back.",
         "Send buckets strictly in order: bucket 2 may be complete before bucket 1.",
     ],
+    forbidden=("torch.nn.parallel.DistributedDataParallel",),
 )
 exercise_06_5 = checks_for(
     "06.5",

@@ -40,6 +40,7 @@ exercise_07_1 = checks_for(
         "The order: torch.randperm(L, generator=torch.Generator().manual_seed(seed + epoch)). "
         "The padding: the order itself, from its beginning, as often as it takes.",
     ],
+    forbidden=("torch.utils.data.DistributedSampler", "torch.utils.data.distributed."),
 )
 exercise_07_2 = checks_for(
     "07.2",
@@ -63,6 +64,7 @@ exercise_07_3 = checks_for(
         "Keep two numbers apart: where the next iteration begins (set by load_state_dict, back to "
         "0 at the end of an epoch) and how far this one has come (what state_dict says).",
     ],
+    forbidden=("torch.utils.data.DistributedSampler", "torch.utils.data.distributed."),
 )
 
 DRAWS = "iterating draws from the global random state: what draws from it later gets other numbers"

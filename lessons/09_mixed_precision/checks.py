@@ -42,6 +42,7 @@ exercise_09_1 = checks_for(
         "grad.mul_(1 / scale) for every gradient in optimizer.param_groups, then "
         "grad.isfinite().all(). On several ranks: one dist.all_reduce of one number.",
     ],
+    forbidden=("torch.amp.GradScaler", "torch.cuda.amp.GradScaler"),
 )
 
 

@@ -35,6 +35,7 @@ exercise_11_1 = checks_for(
         "backward: detach the saved tensors, run the function under torch.enable_grad(), then "
         "torch.autograd.backward(outputs, grads), and return the .grad of the detached ones.",
     ],
+    forbidden=("torch.utils.checkpoint.checkpoint",),
 )
 
 
@@ -322,6 +323,7 @@ exercise_11_2 = checks_for(
         "checkpoint(functools.partial(run, layers[start:end]), x). What a lambda names in a loop "
         "is looked up when it is called, which is in backward.",
     ],
+    forbidden=("torch.utils.checkpoint.checkpoint_sequential",),
 )
 
 

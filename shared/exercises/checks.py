@@ -18,7 +18,8 @@ Check = Callable[[Any], None]
 class ExerciseChecks:
     """All that is known about one exercise: how hard it is, its hints and its checks in order.
 
-    Unless it works `in_place`, an answer that changes its arguments is wrong.
+    Unless it works `in_place`, an answer that changes its arguments is wrong. `forbidden` names the
+    calls that are the exercise itself: the grader points at an answer that uses one.
     """
 
     id: str
@@ -27,6 +28,7 @@ class ExerciseChecks:
     minutes: int
     hints: Sequence[str]
     in_place: bool = False
+    forbidden: Sequence[str] = ()
     checks: list[tuple[str, Check]] = field(default_factory=list)
 
     def check(self, title: str) -> Callable[[Check], Check]:
@@ -76,14 +78,16 @@ def checks_for(
     minutes: int,
     hints: Sequence[str],
     in_place: bool = False,
+    forbidden: Sequence[str] = (),
 ) -> ExerciseChecks:
     """Open the checks of one exercise; difficulty (1 to 5) is also its points.
 
-    `in_place` says that the exercise asks for an argument to be overwritten.
+    `in_place` says that the exercise asks for an argument to be overwritten; `forbidden` has how
+    the dotted names of calls begin that are the exercise itself.
     """
     assert 1 <= difficulty <= 5, f"difficulty runs from 1 to 5, got {difficulty}"
     assert hints, f"exercise {id} needs at least one hint"
-    return ExerciseChecks(id, name, difficulty, minutes, hints, in_place)
+    return ExerciseChecks(id, name, difficulty, minutes, hints, in_place, forbidden)
 
 
 def run_check(function: Check, candidate: Any) -> Wrong | None:

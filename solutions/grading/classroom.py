@@ -21,8 +21,8 @@ class Judge(Protocol):
     """Where answers are run: `solutions.grading.sandbox.run.Workspace`, or a stand-in in a test."""
 
     @property
-    def layers(self) -> Sequence[str]:
-        """Lines for the terminal: which layers of isolation hold on this machine."""
+    def promise(self) -> str:
+        """What the terminal says of the walls around answers."""
         ...
 
     def grade(self, answers: Answers, lesson: Lesson, limits: Limits) -> list[Verdict]:
@@ -30,7 +30,7 @@ class Judge(Protocol):
         ...
 
 
-OpenJudge = Callable[[Path, int], AbstractContextManager[Judge]]
+OpenJudge = Callable[..., AbstractContextManager[Judge]]
 
 
 @dataclass(frozen=True)

@@ -20,25 +20,26 @@ class Outcome(StrEnum):
 class Stop(StrEnum):
     """Why the run of a notebook could not continue after an answer."""
 
-    EXERCISE_TIME = "exercise time"  # one cell took longer than an exercise may
-    TIME = "time"  # all cells together took longer than they may
+    EXERCISE_TIME = "exercise time"  # one exercise took longer than it may
+    TIME = "time"  # all of them together took longer than they may
     MEMORY = "memory"
-    PROCESSES = "processes"
-    FOLDER = "folder"  # bytes or files in the run's folder
-    OUTPUT = "output"
-    DIED = "died"  # the kernel's process ended
-    NO_VERDICT = "no verdict"  # the check ended without exactly one signed verdict
-    CHANGED = "changed"  # what judges the answers was changed
+    FOLDER = "folder"  # files in the run's folder
+    OUTPUT = "output"  # what the run says of itself
+    DIED = "died"  # a process ended before it had said anything
     CLOSING = "closing"  # the grader itself was stopped
 
 
 @dataclass(frozen=True)
 class Exercise:
-    """One exercise of a pristine lesson: its id ("02.4a"), its name and what it is worth."""
+    """One exercise of a pristine lesson: its id ("02.4a"), its name and what it is worth.
+
+    `of` is the exercise to which this is a further answer (in the self test); "" for itself.
+    """
 
     id: str
     name: str
     points: int
+    of: str = ""
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class Lesson:
 
     `setup` is the source of the setup cell, `stubs` the pristine exercise cells by id, `digest`
     changes with anything that can change a grade (the notebook, checks.py, shared/, the grader).
+    `forbidden` has, by exercise, how the names of calls begin that are the exercise itself; `wrong`
+    holds known wrong answers as (what is said to it, cell).
     """
 
     number: str
@@ -55,6 +58,8 @@ class Lesson:
     setup: str
     stubs: Mapping[str, str]
     digest: str
+    forbidden: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    wrong: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -113,4 +118,3 @@ class Limits:
     num_processes: int = 48
     file_size: int = 64 << 20
     folder_size: int = 256 << 20
-    output: int = 1 << 20

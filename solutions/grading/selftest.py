@@ -1,85 +1,100 @@
 """The grader tried on the known answers: `python -m solutions.grade --self-test [--lessons 01]`.
 
-References must get full marks and stubs none, and every wrong answer of solutions/mistakes must
-lose points at exactly its exercise, hear its own words there, and leave all others full. None may
-be flagged. Each is handed in as a student would: typed into the lesson's notebook, taken out of it
-again, and graded in confinement.
+References must get full marks and stubs none; right answers in another style (solutions/
+alternatives) full marks; every wrong answer of solutions/mistakes must lose points and hear its own
+words. None may be flagged, but for an engine that does the exercise itself. References and stubs
+are handed in as a student would, typed into the lesson's notebook; the others are judged behind
+the references, all answers to an exercise in one sandbox.
 """
 
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tqdm import tqdm
 
-from solutions.grading.answer_cells import AnswerCells, hand_in
 from solutions.grading.classroom import Judge, OpenJudge
+from solutions.grading.intake.answer_cells import AnswerCells, hand_in
 from solutions.grading.intake.lesson import read_lessons, take_answers
 from solutions.grading.reports.summary import aligned
-from solutions.grading.results import Lesson, Limits, Outcome, Verdict
+from solutions.grading.results import Answers, Lesson, Limits, Outcome, Verdict
 from solutions.grading.sandbox.run import Workspace
+
+KINDS = ("reference", "stub", "alternative", "mistake")
 
 
 @dataclass(frozen=True)
-class HandIn:
-    """One notebook handed in, and what must come of it.
+class Due:
+    """What must come of one answer; a mistake must hear `says`."""
 
-    `kind` is "reference", "stub" or "mistake"; a mistake is in `exercise`, and the check must say
-    `says` to it.
-    """
-
-    lesson: Lesson
+    lesson: str
     kind: str
-    cells: Mapping[str, str]
-    exercise: str = ""
+    title: str
     says: str = ""
 
-    @property
-    def title(self) -> str:
-        """The kind, with the lesson or with the exercise and its mistake."""
-        if self.kind == "mistake":
-            return f"{self.exercise} mistake {self.says!r}"
-        return f"{self.lesson.number} {self.kind}s"
-
-    def complaints(self, verdicts: Sequence[Verdict]) -> list[str]:
-        """One line for each verdict that is not as it must be."""
-        if [each.exercise for each in verdicts] != [each.id for each in self.lesson.exercises]:
-            return [f"{self.title}: there are verdicts for {[v.exercise for v in verdicts]}"]
-        found = [(each, self._complaint(each)) for each in verdicts]
-        return [f"{self.title}: {each.exercise} {why}" for each, why in found if why]
-
-    def _complaint(self, verdict: Verdict) -> str:
+    def complaint(self, verdict: Verdict) -> str:
         """What is not as it must be in this verdict; "" when all is."""
-        got = f"has {verdict.points} of {verdict.max} ({verdict.message})"
-        if verdict.flags:
-            return f"is flagged: {'; '.join(verdict.flags)}"
+        got = f"{self.title} has {verdict.points} of {verdict.max} ({verdict.message})"
+        flags = [flag for flag in verdict.flags if not flag.endswith("the exercise itself")]
+        if flags or (verdict.flags and self.kind != "mistake"):
+            return f"{self.title} is flagged: {'; '.join(verdict.flags)}"
         if self.kind == "stub":
             untouched = verdict.outcome is Outcome.UNSOLVED and verdict.points == 0
             return "" if untouched else got
-        if verdict.exercise != self.exercise:
+        if self.kind != "mistake":
             right = verdict.outcome is Outcome.RIGHT and verdict.points == verdict.max
             return "" if right else got
         if not 0 <= verdict.points < verdict.max:
             return f"{got} in spite of the mistake"
         texts = verdict.mistake, verdict.expected, verdict.seen, verdict.hint
-        return "" if any(self.says in text for text in texts) else f"heard other words: {texts}"
+        heard = any(self.says in text for text in texts)
+        return "" if heard else f"{self.title} heard other words: {texts}"
 
 
-def hand_ins(course: Path, lesson: Lesson, most: int | None = None) -> Iterator[HandIn]:
-    """A lesson's references, its stubs, and its mistakes (`most` of each exercise) one by one."""
+@dataclass(frozen=True)
+class Try:
+    """Answers that are graded together, and what is due for each exercise of the lesson."""
+
+    answers: Answers
+    lesson: Lesson
+    due: Mapping[str, Due]
+
+    def complaints(self, verdicts: Sequence[Verdict]) -> dict[Due, str]:
+        """What is wrong with each of the verdicts, "" for nothing."""
+        by_id = {each.exercise: each for each in verdicts}
+        return {
+            due: due.complaint(by_id[id]) if id in by_id else f"{due.title} has no verdict"
+            for id, due in self.due.items()
+        }
+
+
+def tries(course: Path, lesson: Lesson, most: int | None = None) -> Iterator[Try]:
+    """All known answers to a lesson, `most` alternatives and mistakes of each exercise."""
     known = AnswerCells(course, lesson)
-    right = known.references
-    yield HandIn(lesson, "reference", right)
-    yield HandIn(lesson, "stub", {})
-    for exercise in lesson.exercises:
-        mistakes = [each for each in known.mistakes if each.exercise == exercise.id]
-        for each in mistakes[:most]:
-            yield HandIn(
-                lesson, "mistake", {**right, exercise.id: each.cell}, exercise.id, each.says
-            )
+    pristine = (course / "lessons" / lesson.folder / "lesson.ipynb").read_bytes()
+    for kind, cells in (("reference", known.references), ("stub", {})):
+        answers = take_answers("self-test", lesson, hand_in(pristine, cells))
+        due = {e.id: Due(lesson.number, kind, f"{e.id} {kind}") for e in lesson.exercises}
+        yield Try(answers, lesson, due)
+    for place, exercise in enumerate(lesson.exercises):
+        cells: dict[str, str] = {}
+        due = {}
+        for number, cell in enumerate(known.alternatives.get(exercise.id, [])[:most], 1):
+            id = f"{exercise.id} alternative {number}"
+            cells[id], due[id] = cell, Due(lesson.number, "alternative", id)
+        wrong = [each for each in known.mistakes if each.exercise == exercise.id][:most]
+        for number, each in enumerate(wrong, 1):
+            id, title = f"{exercise.id} mistake {number}", f"{exercise.id} mistake {each.says!r}"
+            cells[id], due[id] = each.cell, Due(lesson.number, "mistake", title, each.says)
+        others = lesson.exercises[:place]
+        further = tuple(replace(exercise, id=id, of=exercise.id) for id in cells)
+        stubs = {**known.references, **dict.fromkeys(cells, "")}
+        reason = Outcome.MISSING, "it stands in front of the answers that are tried"
+        answers = Answers("self-test", lesson.number, cells, {e.id: reason for e in others})
+        yield Try(answers, replace(lesson, exercises=(*others, *further), stubs=stubs), due)
 
 
 def self_test(
@@ -96,55 +111,47 @@ def self_test(
     Returns whether everything was. Raises InputError for a lesson that the course does not have.
     """
     chosen = read_lessons(course, lessons)
-    due = [each for lesson in chosen.values() for each in hand_ins(course, lesson, most)]
-    began = time.monotonic()
     with open_judge(course, jobs) as judge:
-        complaints = _run(due, judge, course, jobs, limits)
-    _report(due, complaints, time.monotonic() - began)
+        began = time.monotonic()
+        todo = [each for lesson in chosen.values() for each in tries(course, lesson, most)]
+        complaints = _run(todo, judge, jobs, limits)
+    _report(complaints, time.monotonic() - began)
     return not any(complaints.values())
 
 
-def _run(
-    due: Sequence[HandIn], judge: Judge, course: Path, jobs: int, limits: Limits
-) -> dict[int, list[str]]:
-    """The complaints about each notebook, by its place in `due`."""
-
-    def run(each: HandIn) -> list[str]:
-        pristine = course / "lessons" / each.lesson.folder / "lesson.ipynb"
-        notebook = hand_in(pristine.read_bytes(), each.cells)
-        answers = take_answers("self-test", each.lesson, notebook)
-        return each.complaints(judge.grade(answers, each.lesson, limits))
-
-    complaints: dict[int, list[str]] = {}
+def _run(todo: Sequence[Try], judge: Judge, jobs: int, limits: Limits) -> dict[Due, str]:
+    """What is wrong with each answer, "" for nothing, told as it comes."""
+    complaints: dict[Due, str] = {}
     pool = ThreadPoolExecutor(jobs, thread_name_prefix="self_test")
+    total = sum(len(each.due) for each in todo)
     try:
-        futures = {pool.submit(run, each): place for place, each in enumerate(due)}
-        finished = tqdm(
-            as_completed(futures), total=len(due), desc="self test", unit="notebook", disable=None
-        )
-        for future in finished:
-            complaints[futures[future]] = future.result()
-            for line in complaints[futures[future]]:
-                finished.write(line, file=sys.stderr)  # at once: 400 notebooks take half an hour
+        futures = {
+            pool.submit(judge.grade, each.answers, each.lesson, limits): each for each in todo
+        }
+        with tqdm(total=total, desc="self test", unit="answer", disable=None) as bar:
+            for future in as_completed(futures):
+                found = futures[future].complaints(future.result())
+                complaints |= found
+                bar.update(len(found))
+                for line in filter(None, found.values()):
+                    bar.write(line, file=sys.stderr)
     finally:
         # Not waiting: after Ctrl-C the judge, closed next, ends what the threads wait for.
         pool.shutdown(wait=False, cancel_futures=True)
     return complaints
 
 
-def _report(due: Sequence[HandIn], complaints: Mapping[int, list[str]], seconds: float) -> None:
-    """Print a row for each lesson and the rate."""
+def _report(complaints: Mapping[Due, str], seconds: float) -> None:
+    """Print a row for each lesson and the time."""
     rows = []
-    for lesson in dict.fromkeys(each.lesson.number for each in due):
+    for lesson in sorted({due.lesson for due in complaints}):
         row = {"lesson": lesson}
-        for kind in ("reference", "stub", "mistake"):
-            mine = [i for i, t in enumerate(due) if (t.lesson.number, t.kind) == (lesson, kind)]
-            good = sum(not complaints[i] for i in mine)
-            row[f"{kind}s"] = (
-                ("as due" if good else "NOT") if len(mine) == 1 else f"{good} of {len(mine)}"
-            )
+        for kind in KINDS:
+            mine = [
+                not c for due, c in complaints.items() if (due.lesson, due.kind) == (lesson, kind)
+            ]
+            row[f"{kind}s"] = f"{sum(mine)} of {len(mine)}"
         rows.append(row)
     print(aligned(rows))
-    rate = 60 * len(due) / seconds if seconds else 0.0
     bad = sum(map(bool, complaints.values()))
-    print(f"{len(due)} notebooks in {seconds:.0f} s ({rate:.0f} a minute), {bad} not as due")
+    print(f"{len(complaints)} answers in {seconds:.0f} s, {bad} not as due")

@@ -20,17 +20,26 @@ def make_verdict(
     also: Iterable[str] = (),
     passed: int = 0,
     total: int = 0,
+    for_nothing: int = 0,
     stop: Stop | None = None,
     flags: Iterable[str] = (),
     paths: Mapping[str, str] | None = None,
 ) -> Verdict:
-    """A verdict on one exercise; `paths` are names for folders, as in `clean`."""
+    """A verdict on one exercise; `paths` are names for folders, as in `clean`.
+
+    Points are the share of checks that passed, without those that pass `for_nothing`. What is
+    flagged has none until an instructor says otherwise.
+    """
+    flags = tuple(brief(flag, paths) for flag in flags)
+    counted = 1.0 if outcome is Outcome.RIGHT else 0.0
+    if outcome is Outcome.PARTLY and total > for_nothing:
+        counted = max(0, passed - for_nothing) / (total - for_nothing)
     return Verdict(
         student=answers.student,
         lesson=answers.lesson,
         exercise=exercise.id,
         name=exercise.name,
-        points=round(exercise.points * passed / total, 2) if total else 0.0,
+        points=0.0 if flags else round(exercise.points * counted, 2),
         max=exercise.points,
         outcome=outcome,
         message=brief(message, paths),
@@ -43,5 +52,5 @@ def make_verdict(
         passed=passed,
         total=total,
         stop=stop,
-        flags=tuple(brief(flag, paths) for flag in flags),
+        flags=flags,
     )

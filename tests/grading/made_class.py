@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from solutions.grading.answer_cells import AnswerCells, hand_in
+from solutions.grading.intake.answer_cells import AnswerCells, hand_in
 from solutions.grading.intake.lesson import read_lessons
 from solutions.grading.results import Outcome
 
@@ -158,7 +158,7 @@ def make_class() -> list[Student]:
     ivo = {
         **typed("01.1", BORROWS, Outcome.RIGHT, "needs a look"),
         **typed("01.2", LEAVES, Outcome.STOPPED, "needs a look"),
-        **typed("01.3", REPLACES, Outcome.WRONG, "needs a look"),
+        **typed("01.3", REPLACES, Outcome.PARTLY, "needs a look"),
     }
     joerg = {
         **typed("01.2", UNFINISHED, Outcome.UNREADABLE, "syntax error in line 4"),

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from shared.exercises.lessons import load_checks
-from solutions.grading.answer_cells import AnswerCells, hand_in
+from solutions.grading.intake.answer_cells import AnswerCells, hand_in
 from solutions.grading.intake.lesson import read_lessons, take_answers
 from solutions.grading.results import Exercise, Lesson
 

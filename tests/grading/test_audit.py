@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from solutions.grading.answer_cells import AnswerCells
 from solutions.grading.intake import audit as auditing
+from solutions.grading.intake.answer_cells import AnswerCells
 from solutions.grading.intake.lesson import read_lessons
+from solutions.grading.results import Exercise, Lesson
 
 COURSE = Path(__file__).resolve().parents[2]
 SETUP = """import math
@@ -20,9 +21,11 @@ from shared.measuring.memory import saved_bytes
 limit = 3"""
 
 
-def audit(*given) -> tuple[str, ...]:
-    """The flags as an instructor reads them."""
-    return tuple(map(str, auditing.audit(*given)))
+def audit(source, setup, names=(), forbidden=()) -> tuple[str, ...]:
+    """The flags as an instructor reads them, in the cell of exercise 01.1."""
+    exercises = tuple(Exercise("01.1", name, 1) for name in names)
+    lesson = Lesson("01", "01_x", exercises, setup, {}, "", {"01.1": tuple(forbidden)})
+    return tuple(map(str, auditing.audit(source, lesson, "01.1")))
 
 
 ODD = [
@@ -33,7 +36,7 @@ ODD = [
         "imports shared.model.attention.split_heads, which can hold answers",
     ),
     ("from shared.exercises import notebook", "imports shared.exercises.notebook"),
-    ("import solutions.lesson02_attention", "imports solutions.lesson02_attention"),
+    ("import solutions.lesson02_attention", "line 1 imports solutions"),
     ("from torch import multiprocessing", "imports torch.multiprocessing"),
     ("from torch.overrides import TorchFunctionMode", "imports torch.overrides"),
     ("__import__('os')", "uses __import__"),
@@ -47,16 +50,21 @@ ODD = [
     ("def exercise(id):\n    return print", "gives exercise another meaning"),
     ("def f():\n    global limit\n    limit = 9", "gives limit another meaning"),
     ("import random as math", "gives math another meaning"),
+    ("def f(x):\n    return torch.func.sys.modules", "reaches for .sys"),
+    (
+        "def f(x):\n    return F.scaled_dot_product_attention(x, x, x)",
+        "which is the exercise itself",
+    ),
     ("limit = 4", "gives limit another meaning"),
-    ("def f(x):\n    return f.__globals__", "uses .__globals__"),
-    ("def f(x):\n    return ().__class__.__subclasses__()", "uses .__subclasses__"),
-    ("def f(e):\n    return e.tb_frame.f_back", "uses .f_back"),
-    ("def f(e):\n    return getattr(e, 'f_locals')", "names 'f_locals' in a text"),
+    ("def f(x):\n    return f.__globals__", "uses __globals__"),
+    ("def f(x):\n    return ().__class__.__subclasses__()", "uses __subclasses__"),
+    ("def f(e):\n    return e.tb_frame.f_back", "uses f_back"),
+    ("def f(e):\n    return getattr(e, 'f_locals')", "uses f_locals"),
     ("def f(n):\n    return getattr(torch, n)", "reads a computed name of torch"),
-    ("def f():\n    return torch.os.getcwd()", "reaches for torch.os"),
+    ("def f():\n    return torch.os.getcwd()", "reaches for .os"),
     ("def f():\n    return torch._C._nn", "reaches for torch._C"),
-    ("class A:\n    def __eq__(self, o):\n        return True", "line 2 defines __eq__"),
-    ("class A:\n    __ne__ = None", "line 2 defines __ne__"),
+    ("class A:\n    def __eq__(self, o):\n        return True", "line 2 uses __eq__"),
+    ("class A:\n    __ne__ = None", "line 2 uses __ne__"),
     (
         "class A(Tensor):\n    @classmethod\n    def __torch_function__(c): ...",
         "__torch_function__",
@@ -69,7 +77,8 @@ ODD = [
 
 @pytest.mark.parametrize(("source", "flag"), ODD, ids=[source[:40] for source, _ in ODD])
 def test_what_an_answer_has_no_business_with_is_flagged(source, flag):
-    assert any(flag in each for each in audit(source, SETUP)), audit(source, SETUP)
+    flags = audit(source, SETUP, forbidden=["torch.nn.functional.scaled_dot_product_attention"])
+    assert any(flag in each for each in flags), flags
 
 
 @pytest.mark.parametrize("how", ["batching.collate(pairs)", "getattr(batching, 'collate')(pairs)"])
@@ -99,6 +108,7 @@ HONEST = [
     "torch.backends.cudnn.deterministic = True",
     "def f(limit, x):\n    return limit * torch.random.initial_seed()",
     "def f():\n    raise ValueError(f'{__name__}')",
+    "def f():\n    return " + "+".join(["1"] * 900),
 ]
 
 
@@ -114,9 +124,12 @@ def test_a_lesson_about_files_may_use_files():
     assert audit("def f():\n    os._exit(0)", setup) == ("line 2 uses os._exit",)
 
 
-def test_a_flag_names_what_is_imported():
-    flags = auditing.audit("import os\nfrom shared.model import attention\nlimit = 4", SETUP)
-    assert [each.imports for each in flags] == ["os", "shared.model.attention", ""]
+def test_what_changes_things_for_others_is_known():
+    lesson = Lesson("01", "01_x", (), SETUP, {}, "")
+    flags = auditing.audit(
+        "import os\nfrom shared.model import attention\nlimit = 4", lesson, "01.1"
+    )
+    assert [each.spoils for each in flags] == [False, False, True]
 
 
 def test_broken_code_has_no_flags_and_long_lists_end():
@@ -130,8 +143,14 @@ def test_broken_code_has_no_flags_and_long_lists_end():
 def test_stubs_references_and_mistakes_are_not_flagged(number):
     lesson = read_lessons(COURSE, [number])[number]
     cells = AnswerCells(COURSE, lesson)
-    given = lesson.setup, {each.name for each in lesson.exercises}
-    found = {id: audit(stub, *given) for id, stub in lesson.stubs.items()}
-    found |= {f"{id} right": audit(cell, *given) for id, cell in cells.references.items()}
-    found |= {f"{m.exercise} {m.says}": audit(m.cell, *given) for m in cells.mistakes}
+    found = {id: auditing.audit(stub, lesson, id) for id, stub in lesson.stubs.items()}
+    rights = cells.references.items()
+    found |= {f"{id} right": auditing.audit(cell, lesson, id) for id, cell in rights}
+    # A mistake may be the engine called in place of one's own hand.
+    found |= {
+        f"{m.exercise} {m.says}": [
+            flag for flag in auditing.audit(m.cell, lesson, m.exercise) if "itself" not in flag.what
+        ]
+        for m in cells.mistakes
+    }
     assert {name: flags for name, flags in found.items() if flags} == {}

@@ -85,7 +85,7 @@ def test_each_exercise_comes_out_as_it_was_made(rows, table, name):
         row = found[id]
         texts = [row["mistake"], row["expected"], row["seen"], row["hint"], messages[id]]
         assert any(says in text for text in texts), (id, texts)
-        if outcome in ("right", "partly right"):
+        if outcome in ("right", "partly right") and not row["flags"]:
             assert row["points"] == round(row["max"] * row["passed"] / row["total"], 2)
         else:
             assert row["points"] == 0
@@ -109,7 +109,7 @@ def test_there_is_a_page_for_everybody_that_runs_nothing(graded):
         text = page.read_text(encoding="utf-8")
         assert not re.search(r"<script|<iframe|https?:|<img src=x", text)
     ivo = (folder / "grades" / "feedback" / "Ivo.html").read_text()
-    assert "torch.allclose was replaced" in ivo
+    assert "changes torch.allclose" in ivo
 
 
 def test_the_terminal_says_what_to_look_at(graded):

@@ -16,9 +16,9 @@ import nbformat
 import pytest
 
 from shared.exercises.lessons import ROOT
-from solutions.edition.files import write_edition
-from solutions.grading.answer_cells import AnswerCells, hand_in
+from solutions.grading.intake.answer_cells import AnswerCells, hand_in
 from solutions.grading.intake.lesson import read_lessons
+from solutions.student_edition import write_edition
 
 LESSON = "02_attention"
 TAKEN = ("02.1", "02.2", "02.3")  # 3, 1 and 1 points; the other three take their time

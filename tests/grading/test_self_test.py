@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from shared.errors import InputError
-from solutions.grading.answer_cells import AnswerCells
+from solutions.grading.intake.answer_cells import AnswerCells
 from solutions.grading.intake.lesson import read_lessons
 from solutions.grading.results import Limits, Outcome, Verdict
-from solutions.grading.selftest import hand_ins, self_test
+from solutions.grading.sandbox import bubblewrap
+from solutions.grading.selftest import Due, self_test
 
 ROOT = Path(__file__).resolve().parents[2]
 LESSON = read_lessons(ROOT, ["01"])["01"]
@@ -22,33 +23,27 @@ SAYS = {each.cell: each.says for each in KNOWN.mistakes}
 class Ideal:
     """Knows every answer; a test spoils what it says."""
 
-    layers = ()
+    promise = ""
 
     def __init__(self, spoil=lambda verdict: verdict):
         self.spoil = spoil
         self.num_graded = 0
 
     def grade(self, answers, lesson, limits):
-        self.num_graded += 1
-        return [self.spoil(self.judge(answers, each)) for each in lesson.exercises]
+        judged = [each for each in lesson.exercises if each.id in answers.cells]
+        self.num_graded += len(judged)
+        return [self.spoil(self.judge(answers, each)) for each in judged]
 
     def judge(self, answers, exercise):
-        cell = answers.cells[exercise.id]
-        whole = Verdict(
-            answers.student,
-            "01",
-            exercise.id,
-            exercise.name,
-            exercise.points,
-            exercise.points,
-            Outcome.RIGHT,
-            "right",
-        )
-        if cell == LESSON.stubs[exercise.id]:
+        cell, points = answers.cells[exercise.id], exercise.points
+        given = answers.student, "01", exercise.id, exercise.name
+        whole = Verdict(*given, points, points, Outcome.RIGHT, "right")
+        if cell == LESSON.stubs.get(exercise.id):
             return replace(whole, points=0, outcome=Outcome.UNSOLVED)
-        if cell == KNOWN.references[exercise.id]:
-            return whole
-        return replace(whole, points=0.5, outcome=Outcome.PARTLY, mistake=f"a {SAYS[cell]} b")
+        if cell in SAYS:
+            says = f"a {SAYS[cell]} b"
+            return replace(whole, points=0.5, outcome=Outcome.PARTLY, mistake=says)
+        return whole
 
 
 def examine(judge, most=None):
@@ -56,17 +51,18 @@ def examine(judge, most=None):
     return self_test(ROOT, 2, Limits(), ["01"], most=most, open_judge=lambda *_: nullcontext(judge))
 
 
-def test_a_right_grader_passes_and_every_mistake_is_tried(capsys):
+def test_a_right_grader_passes_and_every_answer_is_tried(capsys):
     judge = Ideal()
     assert examine(judge)
-    assert judge.num_graded == 2 + len(KNOWN.mistakes)
+    others = sum(map(len, KNOWN.alternatives.values()))
+    assert judge.num_graded == 8 + others + len(KNOWN.mistakes)
     out = capsys.readouterr().out
-    assert out.splitlines()[:2] == [
-        "lesson  references   stubs  mistakes",
-        f"01          as due  as due  {len(KNOWN.mistakes)} of {len(KNOWN.mistakes)}",
-    ]
-    assert f"{judge.num_graded} notebooks in" in out
-    assert out.endswith("0 not as due\n")
+    title, row, last = out.splitlines()
+    assert title.split() == ["lesson", "references", "stubs", "alternatives", "mistakes"]
+    count = len(KNOWN.mistakes)
+    assert row.split() == f"01 4 of 4 4 of 4 {others} of {others} {count} of {count}".split()
+    assert last.startswith(f"{judge.num_graded} answers in ")
+    assert last.endswith("0 not as due")
 
 
 def full(verdict):
@@ -77,12 +73,6 @@ def full(verdict):
 def strict(verdict):
     """A point less for everybody."""
     return replace(verdict, points=max(0, verdict.points - 1))
-
-
-def drags(verdict):
-    """An exercise that goes down whatever was handed in."""
-    spoilt = replace(verdict, points=0, outcome=Outcome.STOPPED, message="stopped: it left")
-    return spoilt if verdict.exercise == "01.4" and verdict.points else verdict
 
 
 def deaf(verdict):
@@ -98,12 +88,12 @@ def suspicious(verdict):
 @pytest.mark.parametrize(
     ("spoil", "complaint"),
     [
-        (full, "01.1 mistake 'sine and cosine are swapped': 01.1 has 2 of 2"),
-        (full, "01 stubs: 01.3 has 3 of 3"),
-        (strict, "01 references: 01.1 has 1 of 2"),
-        (drags, "01.1 mistake 'sine and cosine are swapped': 01.4 has 0 of 4 (stopped: it left)"),
-        (deaf, "01.1 mistake 'sine and cosine are swapped': 01.1 heard other words"),
-        (suspicious, "01 references: 01.1 is flagged: line 1 imports math"),
+        (full, "01.1 mistake 'sine and cosine are swapped' has 2 of 2"),
+        (full, "01.3 stub has 3 of 3"),
+        (strict, "01.1 reference has 1 of 2"),
+        (strict, "01.4 alternative 1 has 3 of 4"),
+        (deaf, "01.1 mistake 'sine and cosine are swapped' heard other words"),
+        (suspicious, "01.1 reference is flagged: line 1 imports math"),
     ],
 )
 def test_a_wrong_grader_fails_and_is_told_where(spoil, complaint, capsys):
@@ -116,20 +106,19 @@ def test_a_verdict_that_is_missing_is_noticed(capsys):
     grade = judge.grade
     judge.grade = lambda *given: grade(*given)[:-1]
     assert not examine(judge, most=1)
-    assert "01 references: there are verdicts for ['01.1', '01.2', '01.3']" in (
-        capsys.readouterr().err
-    )
+    assert "01.4 reference has no verdict" in capsys.readouterr().err
+
+
+def test_an_engine_may_be_flagged_as_a_mistake_and_nothing_else():
+    flags = ("line 1 uses torch.f, which is the exercise itself",)
+    verdict = Verdict("", "01", "01.1", "f", 0, 2, Outcome.WRONG, "", mistake="m", flags=flags)
+    assert Due("01", "mistake", "01.1", "m").complaint(verdict) == ""
+    assert "is flagged" in Due("01", "alternative", "01.1").complaint(verdict)
 
 
 def test_an_unknown_lesson_is_an_input_error():
     with pytest.raises(InputError, match="99"):
         self_test(ROOT, 1, Limits(), ["99"])
-
-
-def test_a_mistake_is_handed_in_alone():
-    first = next(each for each in hand_ins(ROOT, LESSON) if each.kind == "mistake")
-    different = [id for id, cell in first.cells.items() if cell != KNOWN.references[id]]
-    assert different == [first.exercise] == ["01.1"]
 
 
 SETUP = "import torch\nfrom shared.exercises.notebook import check, exercise"
@@ -203,9 +192,26 @@ def toy_course(folder: Path) -> Path:
     return folder
 
 
+ALTERNATIVES = """
+def doubled(x):
+    return 2 * x
+
+
+ALTERNATIVES = {"01.1": [doubled]}
+"""
+
+
 @pytest.mark.timeout(600)
 def test_our_grader_passes_on_a_lesson(tmp_path, capsys):
-    passed = self_test(toy_course(tmp_path), 2, Limits(), None)
+    try:
+        bubblewrap.require()
+    except InputError as why:
+        pytest.skip(str(why))
+    course = toy_course(tmp_path)
+    (course / "solutions" / "alternatives").mkdir()
+    (course / "solutions" / "alternatives" / "lesson01_toy.py").write_text(ALTERNATIVES)
+    passed = self_test(course, 2, Limits(), None)
     said = capsys.readouterr()
     assert passed, said.err
-    assert "01          as due  as due    2 of 2" in said.out
+    row = said.out.splitlines()[1].split()
+    assert " ".join(row) == "01 2 of 2 2 of 2 1 of 1 2 of 2"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from solutions.grading.intake.sources import Module, parsed
+from solutions.grading.intake.sources import Module, Renamed, parsed
 
 SOURCE = Path(ast.__file__).read_text(encoding="utf-8")[:30_000].rpartition("\n\n\n")[0]
 
@@ -59,3 +59,11 @@ def test_an_import_of_a_module_in_a_package_binds_the_package():
     source = "import torch\nimport torch.utils.checkpoint\nimport torch.nn.functional as F\n"
     imports = Module.read("", source).imports
     assert imports == {"torch": ("torch", ""), "F": ("torch.nn.functional", "")}
+
+
+def test_a_modules_name_that_a_function_gives_a_value_is_global():
+    tree = parsed("def f(self):\n    limits.most, before = 1, limits.most\n    return before")
+    renamed = Renamed({}, lambda owner, name: f"_{owner}_{name}").visit(tree)
+    names = {"_limits_most": 5}
+    exec(compile(ast.fix_missing_locations(renamed), "cell", "exec"), names)
+    assert (names["f"](None), names["_limits_most"]) == (5, 1)

@@ -12,7 +12,7 @@ import pytest
 from shared.errors import InputError
 from solutions.grading.intake import archives
 from solutions.grading.intake.notebook import MAX_BYTES, Unreadable
-from solutions.grading.intake.submissions import find_submissions, left_out
+from solutions.grading.intake.submissions import doubtful_names, find_submissions, left_out
 
 
 def notebook(text: str = "", lesson: str = "02") -> bytes:
@@ -319,6 +319,27 @@ def test_a_name_that_is_no_text_is_shown_by_its_bytes(tmp_path):
     except OSError:
         pytest.skip("this file system takes only UTF-8 names")
     assert only(tmp_path).student == "Jos\\xdce9"
+
+
+@pytest.mark.parametrize(
+    ("names", "line"),
+    [
+        (("Jo", "Jo .zip"), "taken for one student: 'Jo' and 'Jo '"),
+        (("Zo\u00eb", "Zoe\u0308 "), "taken for one student: "),
+        (("Ada", "ada"), "look alike: Ada and ada"),
+        (("Ada", "\u0410da"), "look alike: Ada and \u0410da"),
+        (("Bill", "Bi1l"), "look alike: Bi1l and Bill"),
+        (("Mia Li", "Mia-Li"), "look alike: Mia Li and Mia-Li"),
+    ],
+)
+def test_names_that_may_be_one_or_two_students_are_pointed_out(tmp_path, names, line):
+    for name in (*names, "Bo", "Mo__02.ipynb", "Mo__03.ipynb"):
+        if name.endswith((".zip", ".ipynb")):
+            (tmp_path / name).touch()
+        else:
+            (tmp_path / name).mkdir()
+    (said,) = doubtful_names(tmp_path)
+    assert said.startswith(line)
 
 
 def test_names_that_differ_in_case_are_two_students(tmp_path):

@@ -1,13 +1,15 @@
-"""Reads an exercise cell without running it: what an answer has no business with, by line.
+"""Reads an exercise cell without running it: what no answer needs, by line.
 
-A flag takes no points. It asks an instructor to look, and says where.
+What is flagged has no points until an instructor has looked at it. The list is short on purpose:
+it names the usual shortcuts, and whoever works at it finds another (see solutions/README.md).
 """
 
 import ast
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
-from solutions.grading.intake.sources import parsed
+from solutions.grading.intake.sources import bound_by, parsed
+from solutions.grading.results import Lesson
 
 
 def _words(text: str) -> frozenset[str]:
@@ -22,275 +24,178 @@ HARMLESS = _words(
     "matplotlib tqdm json hashlib struct types weakref"
 )
 # A lesson whose setup imports one of these is about files, and so may its answers be.
-FILES = _words("os pathlib tempfile io shutil json struct zlib pickle")
+FILES = _words("os pathlib tempfile io shutil struct zlib pickle")
 # Parts of torch that load code, start processes, or change what torch's functions do.
 NOT_OF_TORCH = (
-    "torch._C",
-    "torch._dynamo",
-    "torch.hub",
-    "torch.library",
-    "torch.multiprocessing",
-    "torch.overrides",
-    "torch.package",
-    "torch.testing._internal",
-    "torch.utils._python_dispatch",
-    "torch.utils.cpp_extension",
+    *("torch._C", "torch._dynamo", "torch.hub", "torch.library", "torch.multiprocessing"),
+    *("torch.overrides", "torch.package", "torch.testing._internal"),
+    *("torch.utils._python_dispatch", "torch.utils.cpp_extension"),
 )
-MODULES = _words(
-    "os sys subprocess socket ctypes threading multiprocessing importlib builtins inspect gc "
-    "atexit pickle shutil io weakref traceback linecache pathlib glob tempfile urllib http "
-    "asyncio platform"
-)
+MODULES = _words("os sys subprocess ctypes threading importlib builtins inspect gc atexit platform")
 CALLS = _words(
-    "__import__ exec eval compile open globals locals vars breakpoint input get_ipython exit "
-    "quit memoryview"
-)
-OF_OS = _words("_exit abort fork forkpty kill killpg popen putenv system")
-FRAMES = _words(
-    "tb_frame tb_next f_back f_locals f_globals f_code f_builtins gi_frame gi_code cr_frame "
-    "ag_frame co_consts co_code user_ns"
+    "__import__ exec eval compile open globals locals vars breakpoint input get_ipython exit quit"
 )
 COMMON = _words(
     "__init__ __call__ __len__ __iter__ __next__ __getitem__ __setitem__ __contains__ __enter__ "
     "__exit__ __repr__ __str__ __getattr__ __setattr__ __post_init__ __name__ __class__ __doc__ "
     "__version__ __all__ __annotations__ __slots__ __cause__ __context__"
 )
-
-
-@dataclass
-class Bound:
-    """What the names of a cell stand for: the dotted name of an import, "" for the rest."""
-
-    names: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def modules(self) -> set[str]:
-        """The dotted names of everything that is imported, and of the modules it comes from."""
-        full = {name for name in self.names.values() if name}
-        return full | {name.rpartition(".")[0] for name in full} | {n.split(".")[0] for n in full}
+FRAMES = ("tb_", "f_", "gi_", "cr_", "ag_", "co_")
+FRAME_NAMES = _words("frame back locals globals code builtins next consts")
+STARTS = ("exec", "spawn", "fork", "kill", "popen", "system", "_exit", "abort")
 
 
 @dataclass(frozen=True, order=True)
 class Flag:
-    """What needs a look, and in which line; `imports` names the module, where it is an import."""
+    """What needs a look, and in which line; `spoils`: it changes things for other exercises."""
 
     line: int
     what: str
-    imports: str = ""
+    spoils: bool = False
 
     def __str__(self) -> str:
         return f"line {self.line} {self.what}"
 
 
-def audit(source: str, setup: str, exercises: Collection[str] = ()) -> tuple[Flag, ...]:
-    """What needs a look in a cell, given the lesson's setup cell; nothing for broken Python.
-
-    `exercises` are the names that the lesson asks for: the course's modules hold the answers.
-    """
-    tree, start = _parse(source), _parse(setup)
-    if tree is None or start is None:
-        return ()
-    known, own = bound_by(start), bound_by(tree)
-    visitor = _Visitor(known, Bound({**known.names, **own.names}), exercises)
-    visitor.visit(tree)
-    return tuple(sorted({*visitor.found, *_rebound(tree, known)})[:MAX_FLAGS])
-
-
-def _parse(source: str) -> ast.Module | None:
+def audit(source: str, lesson: Lesson, id: str) -> tuple[Flag, ...]:
+    """What needs a look in the cell of an exercise; nothing for broken Python."""
     try:
-        return parsed(source)
+        tree, start = parsed(source), parsed(lesson.setup)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
+        return ()
+    known = {name: "" for node in start.body for name in bound_by(node)} | dict(_imported(start))
+    try:
+        found = {*_found(tree, known, lesson, id)}
+    except (RecursionError, IndexError):  # getattr without arguments
+        return (Flag(1, "cannot be read"),)
+    return tuple(sorted(found)[:MAX_FLAGS])
 
 
-def bound_by(tree: ast.AST) -> Bound:
-    """Names that imports and assignments anywhere in a piece of code bind."""
-    bound = Bound()
+def _imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """(name, dotted name) for everything that imports anywhere in a piece of code bind."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            bound.names.update(_imported(node))
-    for _line, name in _top_level_names(tree):
-        bound.names.setdefault(name, "")
-    return bound
+        for alias in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
+            if isinstance(node, ast.ImportFrom):
+                yield alias.asname or alias.name, f"{node.module or '.'}.{alias.name}"
+            elif alias.asname:
+                yield alias.asname, alias.name
+            else:
+                yield alias.name.split(".")[0], alias.name.split(".")[0]
 
 
-def _imported(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, str]]:
-    """(name, dotted name) for everything that an import statement binds."""
-    for alias in node.names:
-        if isinstance(node, ast.ImportFrom):
-            yield alias.asname or alias.name, f"{node.module or '.'}.{alias.name}"
-        elif alias.asname:
-            yield alias.asname, alias.name
-        else:
-            yield alias.name.split(".")[0], alias.name.split(".")[0]
+def _found(tree: ast.Module, known: dict[str, str], lesson: Lesson, id: str) -> Iterator[Flag]:
+    names = {**known, **dict(_imported(tree))}
+    own = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    about_files = any(each.split(".")[0] in FILES for each in known.values())
 
-
-def _top_level_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Names that statements outside functions and classes bind, imports left out."""
-    waiting = list(getattr(tree, "body", []))
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield node.lineno, node.name
-            continue
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store | ast.Del):
-            yield node.lineno, node.id
-        if not isinstance(node, ast.Lambda):
-            waiting += ast.iter_child_nodes(node)
-
-
-def _rebound(tree: ast.Module, known: Bound) -> list[Flag]:
-    """Flags for names of the setup cell that get another meaning."""
-    found = [(line, name) for line, name in _top_level_names(tree) if name in known.names]
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Global):
-            found += [(node.lineno, name) for name in node.names if name in known.names]
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            found += [
-                (node.lineno, name)
-                for name, dotted in _imported(node)
-                if known.names.get(name, dotted) != dotted
-            ]
-    return [Flag(line, f"gives {name} another meaning") for line, name in found]
-
-
-class _Visitor(ast.NodeVisitor):
-    """Collects flags."""
-
-    def __init__(self, known: Bound, bound: Bound, exercises: Collection[str]) -> None:
-        self.known, self.bound, self.exercises = known, bound, exercises
-        self.known_modules = known.modules
-        self.about_files = not self.known_modules.isdisjoint(FILES - {"json"})
-        self.found: list[Flag] = []
-
-    def _flag(self, node: ast.AST, what: str, imports: str = "") -> None:
-        self.found.append(Flag(getattr(node, "lineno", 1), what, imports))
-
-    def _dotted(self, node: ast.AST) -> str:
+    def dotted(node: ast.AST) -> str:
         """ "torch.nn.functional.relu" for F.relu; "" for what does not start at an import."""
         if isinstance(node, ast.Name):
-            return self.bound.names.get(node.id, "")
+            return names.get(node.id, "")
         if isinstance(node, ast.Attribute):
-            start = self._dotted(node.value)
-            return f"{start}.{node.attr}" if start else ""
-        if isinstance(node, ast.Subscript):
-            return self._dotted(node.value)
-        return ""
+            begin = dotted(node.value)
+            return f"{begin}.{node.attr}" if begin else ""
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "getattr":
+            begin, name = dotted(node.args[0]), node.args[1]
+            return f"{begin}.{name.value}" if begin and isinstance(name, ast.Constant) else ""
+        return dotted(node.value) if isinstance(node, ast.Subscript) else ""
 
-    def visit_Import(self, node: ast.Import) -> None:
-        for alias in node.names:
-            self._imports(node, alias.name)
+    yield from _rebound(tree, known)
+    for node in ast.walk(tree):
+        line = getattr(node, "lineno", 1)
+        for what, spoils in (
+            *_of_imports(node, known, about_files),
+            *_of_names(node, own, about_files),
+            *_of_changes(node, dotted),
+        ):
+            yield Flag(line, what, spoils)
+        if isinstance(node, ast.Attribute | ast.Name | ast.Call) and (path := dotted(node)):
+            answers = {each.name for each in lesson.exercises}
+            if path.startswith("shared.") and path.rpartition(".")[2] in answers:
+                yield Flag(line, f"reaches for {path}, an answer of the course")
+            elif path.startswith(NOT_OF_TORCH) and path not in known.values():
+                yield Flag(line, f"reaches for {path}", spoils=True)
+            elif path.startswith(lesson.forbidden.get(id, ())):
+                yield Flag(line, f"uses {path}, which is the exercise itself")
 
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        for alias in node.names:
-            self._imports(node, f"{node.module or '.'}.{alias.name}")
 
-    def _imports(self, node: ast.AST, dotted: str) -> None:
-        root = dotted.split(".")[0]
-        if root in ("shared", "solutions"):
-            fine = dotted in self.known.names.values()
-        elif root in FILES and self.about_files:
-            fine = True
-        elif root in HARMLESS:
-            fine = not dotted.startswith(NOT_OF_TORCH)
-        else:
-            parent = dotted.rpartition(".")[0]
-            fine = dotted in self.known_modules or parent in self.known_modules - {""}
-        if not fine:
+Said = tuple[str, bool]
+
+
+def _of_imports(node: ast.AST, known: dict[str, str], about_files: bool) -> Iterator[Said]:
+    for name, path in _imported(node) if isinstance(node, ast.Import | ast.ImportFrom) else ():
+        root = path.split(".")[0]
+        ours = root in ("shared", "solutions")
+        taught = path in known.values() or (
+            not ours and any(each.startswith(f"{path}.") for each in known.values())
+        )
+        fine = not ours and (root in HARMLESS or (root in FILES and about_files))
+        if not taught and (not fine or path.startswith(NOT_OF_TORCH)):
             why = ", which can hold answers" if root == "shared" else ""
-            self._flag(node, f"imports {dotted}{why}", imports=dotted)
-
-    def visit_Name(self, node: ast.Name) -> None:
-        known = node.id in CALLS and node.id not in self.bound.names
-        known = known and not (node.id == "open" and self.about_files)
-        if known or (_is_dunder(node.id) and node.id not in COMMON):
-            self._flag(node, f"uses {node.id}")
-
-    def visit_Attribute(self, node: ast.Attribute) -> None:
-        start = self._dotted(node.value)
-        if node.attr in FRAMES or (_is_dunder(node.attr) and node.attr not in COMMON):
-            self._flag(node, f"uses .{node.attr}")
-        elif start == "os" and (node.attr in OF_OS or node.attr.startswith(("exec", "spawn"))):
-            self._flag(node, f"uses os.{node.attr}")
-        else:
-            self._reaches(node, start, node.attr)
-        self.generic_visit(node)
-
-    def _reaches(self, node: ast.AST, start: str, name: str) -> None:
-        """Flag `start.name` where it is a part that an answer has no business with."""
-        if start.split(".")[0] == "shared" and name in self.exercises:
-            self._flag(node, f"reaches for {start}.{name}, an answer of the course")
-        elif start and self._hidden(start, name):
-            self._flag(node, f"reaches for {start}.{name}")
-
-    def _hidden(self, start: str, name: str) -> bool:
-        dotted = f"{start}.{name}"
-        if dotted in self.known_modules:
-            return False
-        if start.split(".")[0] == "torch" and dotted.startswith(NOT_OF_TORCH):
-            return True
-        return start.split(".")[0] in ("torch", "shared", "math", "random") and name in MODULES
-
-    def visit_Constant(self, node: ast.Constant) -> None:
-        text = node.value
-        if isinstance(text, str) and (text in FRAMES or (_is_dunder(text) and text not in COMMON)):
-            self._flag(node, f"names {text!r} in a text")
-
-    def visit_Call(self, node: ast.Call) -> None:
-        name = node.func.id if isinstance(node.func, ast.Name) else ""
-        target = self._dotted(node.args[0]) if node.args else ""
-        if name in ("setattr", "delattr") and target:
-            self._flag(node, f"changes {target}")
-        elif name == "getattr" and target:
-            if _is_text(node.args[1:2]):
-                self._reaches(node, target, str(ast.literal_eval(node.args[1])))
-            else:
-                self._flag(node, f"reads a computed name of {target}")
-        elif name == "type" and len(node.args) == 3:
-            self._flag(node, "builds a class by calling type")
-        self.generic_visit(node)
-
-    def _changes(self, targets: list[ast.expr]) -> None:
-        for target in targets:
-            if isinstance(target, ast.Tuple | ast.List):
-                self._changes(target.elts)
-            elif isinstance(target, ast.Attribute | ast.Subscript):
-                dotted = self._dotted(target)
-                if dotted and not dotted.startswith("torch.backends."):
-                    self._flag(target, f"changes {dotted}")
-
-    def visit_Assign(self, node: ast.Assign) -> None:
-        self._changes(node.targets)
-        self.generic_visit(node)
-
-    def visit_AugAssign(self, node: ast.AugAssign) -> None:
-        self._changes([node.target])
-        self.generic_visit(node)
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        self._changes([node.target])
-        self.generic_visit(node)
-
-    def visit_Delete(self, node: ast.Delete) -> None:
-        self._changes(node.targets)
-        self.generic_visit(node)
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        for inner in node.body:
-            names = [inner.name] if isinstance(inner, ast.FunctionDef) else []
-            if isinstance(inner, ast.Assign):
-                names = [each.id for each in inner.targets if isinstance(each, ast.Name)]
-            for name in names:
-                if _is_dunder(name) and name not in COMMON:
-                    self._flag(inner, f"defines {name}")
-        if node.keywords:
-            self._flag(node, f"gives {node.name} a metaclass or keywords")
-        self.generic_visit(node)
+            yield f"imports {path}{why}", root in MODULES - FILES
+        if known.get(name, path) != path:
+            yield f"gives {name} another meaning", True
 
 
-def _is_dunder(name: str) -> bool:
-    return len(name) > 4 and name.startswith("__") and name.endswith("__")
+def _of_names(node: ast.AST, own: set[str], about_files: bool) -> Iterator[Said]:
+    """Names that reach what a program should not: frames, modules, code made of text."""
+    name = ""
+    if isinstance(node, ast.Name):
+        if node.id in CALLS - own and not (node.id == "open" and about_files):
+            yield f"uses {node.id}", node.id not in ("open", "exit", "quit", "input")
+        name = node.id
+    elif isinstance(node, ast.Attribute):
+        name = node.attr
+        if name in MODULES and not (name == "os" and about_files):
+            yield f"reaches for .{name}", True
+        elif isinstance(node.value, ast.Name) and node.value.id == "os" and name.startswith(STARTS):
+            yield f"uses os.{name}", False
+    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        name = node.name
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        name = node.value
+    start, _, rest = name.partition("_")
+    if f"{start}_" in FRAMES and rest in FRAME_NAMES:
+        yield f"uses {name}", True
+    if (
+        len(name) > 4
+        and name[:2] == name[-2:] == "__"
+        and name not in COMMON
+        and name.isidentifier()
+    ):
+        yield f"uses {name}", True
 
 
-def _is_text(arguments: list[ast.expr]) -> bool:
-    return bool(arguments) and isinstance(arguments[0], ast.Constant)
+def _of_changes(node: ast.AST, dotted: Callable[[ast.AST], str]) -> Iterator[Said]:
+    """What was imported given other attributes, and attributes whose name is computed."""
+    if isinstance(node, ast.Assign | ast.Delete):
+        targets = node.targets
+    else:
+        targets = [node.target] if isinstance(node, ast.AugAssign | ast.AnnAssign) else []
+    for target in [part for each in targets for part in getattr(each, "elts", [each])]:
+        path = dotted(target) if isinstance(target, ast.Attribute | ast.Subscript) else ""
+        if path and not path.startswith("torch.backends."):
+            yield f"changes {path}", True
+    if isinstance(node, ast.ClassDef) and node.keywords:
+        yield f"gives {node.name} a metaclass or keywords", True
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+        return
+    path = dotted(node.args[0]) if node.args else ""
+    if node.func.id in ("setattr", "delattr") and path:
+        yield f"changes {path}", True
+    elif node.func.id == "getattr" and path and not isinstance(node.args[1], ast.Constant):
+        yield f"reads a computed name of {path}", True
+    elif node.func.id == "type" and len(node.args) == 3:
+        yield "builds a class by calling type", True
+
+
+def _rebound(tree: ast.Module, known: dict[str, str]) -> Iterator[Flag]:
+    """Names of the setup cell that get another meaning."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Global):
+            continue
+        for name in known.keys() & set(node.names):
+            yield Flag(node.lineno, f"gives {name} another meaning", spoils=True)
+    for node in tree.body:
+        for name in known.keys() & set(bound_by(node)):
+            yield Flag(node.lineno, f"gives {name} another meaning", spoils=True)

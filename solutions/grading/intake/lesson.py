@@ -4,6 +4,7 @@ An exercise cell is known by `@exercise("02.1")` alone. Where that is missing or
 looked for by what else names it, to say what is wrong; it is not graded.
 """
 
+import ast
 import builtins
 import hashlib
 import importlib.metadata
@@ -11,17 +12,19 @@ import json
 import platform
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from shared.errors import InputError
+from solutions.grading.intake.answer_cells import known_wrong
 from solutions.grading.intake.cells import Found, borrowed, find_answer, look, names_bound
 from solutions.grading.intake.notebook import Unreadable, read_code_cells
 from solutions.grading.intake.sources import parsed
 from solutions.grading.results import Answers, Exercise, Lesson, Outcome
 
 # What a grade can depend on besides the course: another torch may round another way.
-RELEVANT = ("torch", "numpy", "nbval", "pytest", "ipykernel", "deepspeed", "jaxtyping")
+RELEVANT = ("torch", "numpy", "deepspeed", "jaxtyping", "psutil")
 
 
 def read_lessons(course: Path, numbers: Sequence[str] | None = None) -> dict[str, Lesson]:
@@ -71,14 +74,29 @@ def _read_lesson(folder: Path, machinery: str) -> Lesson:
             exercises.append(Exercise(id, name, points[check]))
     parts = ["\n".join(setup), *stubs.values(), *map(repr, exercises), machinery]
     parts += [f"{path.name} {_digest(path)}" for path in sorted(folder.glob("*.py"))]
-    return Lesson(
+    lesson = Lesson(
         number=folder.name[:2],
         folder=folder.name,
         exercises=tuple(exercises),
         setup="\n".join(setup),
         stubs=stubs,
-        digest=hashlib.sha256(json.dumps(parts).encode()).hexdigest(),
+        digest="",
+        forbidden=_forbidden(folder),
     )
+    wrong = known_wrong(folder.parents[1], lesson)
+    digest = hashlib.sha256(json.dumps([parts, wrong]).encode()).hexdigest()
+    return replace(lesson, wrong=wrong, digest=digest)
+
+
+def _forbidden(folder: Path) -> dict[str, tuple[str, ...]]:
+    """The calls that are an exercise itself, as checks.py names them: `forbidden=(...)`."""
+    found = {}
+    for node in ast.walk(parsed((folder / "checks.py").read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            for each in node.keywords:
+                if each.arg == "forbidden" and node.args:
+                    found[ast.literal_eval(node.args[0])] = ast.literal_eval(each.value)
+    return found
 
 
 def _source(cell: Mapping[str, Any]) -> str:

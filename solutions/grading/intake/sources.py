@@ -75,6 +75,7 @@ class Renamed(ast.NodeTransformer):
     ) -> None:
         """`attribute("right", "split_heads")` is the new name of `right.split_heads`, if any."""
         self.names, self.attribute = names, attribute
+        self.given: set[str] = set()  # names of a module's own that a function gives a value
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         return ast.Name(self.names.get(node.id, node.id), node.ctx)
@@ -83,6 +84,8 @@ class Renamed(ast.NodeTransformer):
         name = (
             self.attribute(node.value.id, node.attr) if isinstance(node.value, ast.Name) else None
         )
+        if name and isinstance(node.ctx, ast.Store):
+            self.given.add(name)
         return ast.Name(name, node.ctx) if name else self.generic_visit(node)
 
     def visit_Global(self, node: ast.Global) -> ast.AST:
@@ -96,6 +99,8 @@ class Renamed(ast.NodeTransformer):
         inner = self.without(_shadows(node))
         node.args = inner.visit(node.args)
         node.body = [inner.visit(each) for each in node.body]
+        if inner.given:
+            node.body.insert(0, ast.Global(sorted(inner.given)))
         return node
 
     def visit_Lambda(self, node: ast.Lambda) -> ast.AST:

@@ -25,6 +25,11 @@ MAX_NOTEBOOKS = 200
 # Control characters, halves of characters, characters of no known kind, line and paragraph breaks.
 HIDDEN = ("Cc", "Cs", "Cn", "Zl", "Zp")
 
+# Letters of other scripts, and digits, that look like Latin ones.
+LOOKS = str.maketrans(
+    "АВЕКМНОРСТУХаеорсухіјѕΑΒΕΖΗΙΚΜΝΟΡΤΥΧο01lI|", "ABEKMHOPCTYXaeopcyxijsABEZHIKMNOPTYXooiiii"
+)
+
 
 @dataclass(frozen=True)
 class Submission:
@@ -65,6 +70,29 @@ def left_out(folder: Path) -> list[str]:
     )
 
 
+def doubtful_names(folder: Path) -> list[str]:
+    """What may be two students taken for one, or one for two: a line for each."""
+    written: dict[str, set[str]] = {}
+    for path in _sources(folder):
+        written.setdefault(_student(path), set()).add(_name(path))
+    lines = [
+        f"taken for one student: {' and '.join(map(repr, sorted(names)))}"
+        for names in written.values()
+        if len(names) > 1
+    ]
+    alike: dict[str, list[str]] = {}
+    for student in sorted(written):
+        alike.setdefault(_outline(student), []).append(student)
+    lines += [f"look alike: {' and '.join(each)}" for each in alike.values() if len(each) > 1]
+    return [printable(line) for line in lines]
+
+
+def _outline(name: str) -> str:
+    """What is left of a name to a quick eye: no case, accents, spaces, marks or digits' twins."""
+    plain = unicodedata.normalize("NFKD", name.translate(LOOKS)).casefold()
+    return "".join(each for each in plain.translate(LOOKS) if each.isalnum())
+
+
 def _sources(folder: Path) -> list[Path]:
     if folder.is_file():
         raise InputError(f"{folder} is a file: unpack the zip of a class, and give the folder")
@@ -83,6 +111,11 @@ def _sources(folder: Path) -> list[Path]:
 
 def _student(path: Path) -> str:
     """A student's name by the name of the folder or file: "Jo.zip" and "Jo__02.ipynb" are Jo's."""
+    return printable(_name(path)) or "(no name)"
+
+
+def _name(path: Path) -> str:
+    """The name as it is written, without what makes it a file's."""
     name = path.name
     if not path.is_dir():
         for ending in (".ipynb", ".zip", *OTHER_ARCHIVES, ".tar"):
@@ -90,7 +123,7 @@ def _student(path: Path) -> str:
                 name = name[: -len(ending)]
     if path.suffix.lower() == ".ipynb" and not path.is_dir():
         name = name.split("__")[0]
-    return printable(name) or "(no name)"
+    return name
 
 
 def printable(name: str) -> str:

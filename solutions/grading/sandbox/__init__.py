@@ -1,4 +1,1 @@
-"""Running answers: the isolation, a folder for each run, pytest over the notebook, its report.
-
-Everything here runs in the grader's own processes, except sandbox/inside/.
-"""
+"""Runs answers: `bubblewrap` is the wall, `inside/` runs within it, `run` reads what comes out."""

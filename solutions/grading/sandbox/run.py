@@ -3,20 +3,33 @@
 import contextlib
 import hashlib
 import json
-import secrets
+import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from queue import Empty, Queue
+from typing import Any
 
 from solutions.grading.intake.audit import audit
 from solutions.grading.results import Answers, Lesson, Limits, Outcome, Verdict
-from solutions.grading.sandbox.assemble import graded_notebook
-from solutions.grading.sandbox.confine import find_layers
-from solutions.grading.sandbox.folders import RunFolder, copy_course
-from solutions.grading.sandbox.reader import Findings, Reader
+from solutions.grading.sandbox import bubblewrap
+from solutions.grading.sandbox.process import Place, run_judge
+from solutions.grading.sandbox.reader import Reader
 from solutions.grading.verdicts import make_verdict
+
+INSIDE = Path(__file__).with_name("inside") / "judge.py"
+MAX_FILES = 4096
+FREE = """answers run WITHOUT a sandbox (--unconfined): they can read, change and send whatever you
+can, solutions/ and other students' grades among it"""
+CONFINED = """answers run in bubblewrap: no files but the interpreter's and the course's copy, no
+network, no processes but their own, limits on time, memory, processes and files"""
+PREPARE = (
+    "import compileall, sys, matplotlib.font_manager; compileall.compile_dir(sys.argv[1], quiet=2)"
+)
 
 
 class Closed(Exception):
@@ -24,16 +37,18 @@ class Closed(Exception):
 
 
 class Workspace:
-    """A temporary folder with a copy of the course, and in it a folder for each run.
+    """A temporary folder with a copy of the course, for any number of runs.
 
-    Threads may grade at the same time, as many as there are `slots`. `layers` are lines that say
-    what isolates a submission on this machine.
+    Threads may grade at the same time, as many as there are `slots`. Raises InputError where
+    `confined` is asked for and bubblewrap cannot be had.
     """
 
-    def __init__(self, course: Path, slots: int = 1) -> None:
+    def __init__(self, course: Path, slots: int = 1, *, confined: bool = True) -> None:
+        self.confined = confined
+        if confined:
+            bubblewrap.require()
+        self.promise = CONFINED if confined else FREE
         self._original = course.resolve()
-        self.isolation = find_layers()
-        self.layers = self.isolation.lines()
         self.closing = threading.Event()
         self._num_slots = slots
         self._slots: Queue[int] = Queue()
@@ -42,6 +57,7 @@ class Workspace:
 
     def __enter__(self) -> "Workspace":
         self.folder = Path(tempfile.mkdtemp(prefix="grading_"))
+        self.place = Place(self.folder, self.confined)
         copy_course(self.folder, self._original)
         return self
 
@@ -61,7 +77,7 @@ class Workspace:
         slot = self._slots.get()
         try:
             self.check_open()
-            return Grading(self, slot, answers, lesson, limits).verdicts()
+            return _Grading(self, slot, answers, lesson, limits).verdicts()
         finally:
             self._slots.put(slot)
 
@@ -71,7 +87,32 @@ class Workspace:
             raise Closed("the grader was stopped")
 
 
-class Grading:
+def copy_course(workspace: Path, course: Path) -> None:
+    """Put into a workspace what all runs share: shared/, the lessons and the data, no solutions/.
+
+    Beside it matplotlib's list of fonts, which takes a second to make.
+    """
+    workspace.chmod(0o755)
+    copy = workspace / "course"
+    leave = shutil.ignore_patterns("__pycache__", "*.pyc", "lesson.ipynb")
+    for name in ("shared", "lessons", "datasets"):
+        if (course / name).is_dir():
+            shutil.copytree(course / name, copy / name, ignore=leave)
+    shutil.copy(INSIDE, copy / "judge.py")
+    fonts = workspace / "caches" / "matplotlib"
+    fonts.mkdir(parents=True)
+    subprocess.run(
+        [sys.executable, "-c", PREPARE, str(copy)],
+        env={**os.environ, "MPLCONFIGDIR": str(fonts)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,  # without the list each run makes its own
+    )
+    for path in workspace.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+class _Grading:
     """One student's answers to one lesson, run as often as it takes to settle every exercise."""
 
     def __init__(
@@ -80,31 +121,28 @@ class Grading:
         self.workspace, self.slot, self.answers = workspace, slot, answers
         self.lesson, self.limits = lesson, limits
         self.exercises = {each.id: each for each in lesson.exercises}
-        names = {each.name for each in lesson.exercises}
         self.flags = {
-            id: audit(answers.cells.get(id, ""), lesson.setup, names) for id in self.exercises
+            id: audit(answers.cells.get(id, ""), lesson, each.of or id)
+            for id, each in self.exercises.items()
         }
 
     def verdicts(self) -> list[Verdict]:
-        """The verdicts in the lesson's order, from as many runs as it takes.
+        """The verdicts in the lesson's order.
 
-        Each run settles at least one exercise; after two that settle none, the rest is given up.
+        A run ends early only where an answer kills what judges it: then another run goes on.
         """
         done = {id: self._problem(id) for id in self.exercises if id not in self.answers.cells}
-        stubbed: set[str] = set()
-        failures = 0
+        # What changes things for others must not be there when they are judged.
+        stubbed = {id for id, flags in self.flags.items() if any(each.spoils for each in flags)}
+        stubbed |= {id for id, each in self.exercises.items() if each.of}
         while len(done) < len(self.exercises):
             wanted = [id for id in self.exercises if id not in done]
-            found = self._run(wanted, stubbed)
+            found, why = self._run(wanted, stubbed)
             self.workspace.check_open()  # a run that was ended says nothing about an answer
-            settled = len(done) + len(stubbed)
-            done = found.verdicts | done  # an answer keeps its verdict, should it stop a later run
-            # What stopped a run or spoilt it must not be there when the others are judged.
-            stubbed |= {id for id, each in found.verdicts.items() if each.stop is not None}
-            if len(done) + len(stubbed) == settled:
-                failures += 1
-                if failures > 1:
-                    done |= {id: self._given_up(id, found.broken) for id in wanted}
+            if not found:
+                done |= {id: self._given_up(id, why) for id in wanted}
+            stubbed |= {id for id, each in found.items() if each.stop is not None}
+            done |= found
         return [done[id] for id in self.exercises]
 
     def _problem(self, id: str) -> Verdict:
@@ -115,28 +153,51 @@ class Grading:
         words = f"the notebook could not be run: {why}"
         return make_verdict(self.answers, self.exercises[id], Outcome.UNREADABLE, words)
 
-    def _run(self, wanted: list[str], stubbed: set[str]) -> Findings:
-        key, name = secrets.token_bytes(32), f"g{secrets.token_hex(12)}"
-        place = self.workspace.folder, self.slot, self.workspace.isolation
-        with RunFolder(*place, self.limits) as folder:
-            folder.key_file.write_text(key.hex())
-            folder.notebook.write_text(
-                graded_notebook(
-                    self.lesson,
-                    self.answers,
-                    wanted=wanted,
-                    stubbed=stubbed,
-                    name=name,
-                    guard=folder.guard_options(self.lesson.number),
-                )
+    def _run(self, wanted: list[str], stubbed: set[str]) -> tuple[dict[str, Verdict], str]:
+        """Run once; the verdicts that came of it and, where there are none, why."""
+        reader = Reader(self.answers, self.exercises, self.limits, self.flags)
+        report = run_judge(
+            self.workspace.place,
+            self._job(wanted, stubbed),
+            self.limits,
+            slot=self.slot,
+            seed=seed_of(self.answers),
+            seconds=len(wanted) * (self.limits.exercise_seconds + 10),
+            closing=self.workspace.closing,
+        )
+        found = reader.read(report.events, report.stop)
+        return found, reader.broken or report.log or "it said nothing"
+
+    def _job(self, wanted: list[str], stubbed: set[str]) -> Mapping[str, Any]:
+        """What judge.py is given."""
+        place = self.workspace.place
+        exercises = []
+        for each in self.lesson.exercises:
+            stub = self.lesson.stubs[each.id]
+            own = self.answers.cells.get(each.id, stub)
+            exercises.append(
+                {
+                    "id": each.id,
+                    "checks": each.of or each.id,
+                    "name": each.name,
+                    "source": own,
+                    "stub": stub,
+                    "others": stub if each.id in stubbed else own,  # what other exercises use
+                    "wanted": each.id in wanted,
+                    "wrong": self.lesson.wrong.get(each.of or each.id, ()),
+                }
             )
-            report = folder.run(len(wanted), seed_of(self.answers), self.workspace.closing)
-            names = folder.names()
-        reader = Reader(self.answers, self.exercises, self.limits, key, names, self.flags)
-        found = reader.read(report)
-        if not found.verdicts and not found.broken:
-            found.broken = report.log or "it said nothing"
-        return found
+        return {
+            "course": place.course,
+            "caches": place.caches,
+            "confined": place.confined,
+            "number": self.lesson.number,
+            "setup": self.lesson.setup,
+            "exercises": exercises,
+            "seconds": self.limits.exercise_seconds,
+            "memory": self.limits.memory,
+            "num_files": MAX_FILES,
+        }
 
 
 def seed_of(answers: Answers) -> int:

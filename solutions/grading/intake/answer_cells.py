@@ -37,6 +37,16 @@ class KnownMistake:
     cell: str
 
 
+def known_wrong(course: Path, lesson: Lesson) -> dict[str, tuple[tuple[str, str], ...]]:
+    """For each exercise the first of its known mistakes, as (what is said to it, its cell)."""
+    if not (course / "solutions" / "mistakes" / f"lesson{lesson.folder}.py").is_file():
+        return {}
+    found: dict[str, tuple[tuple[str, str], ...]] = {}
+    for each in AnswerCells(course, lesson).mistakes:
+        found.setdefault(each.exercise, ((each.says, each.cell),))
+    return found
+
+
 def hand_in(notebook: bytes, cells: Mapping[str, str]) -> bytes:
     """The pristine notebook with these exercise cells typed in, as a student saves it."""
     content = json.loads(notebook)
@@ -80,6 +90,27 @@ class AnswerCells:
             if label and isinstance(node, Definition):
                 cell = _Cell(self, home).write(node, label[0], names[label[0]])
                 found.append(KnownMistake(*label, cell))
+        return found
+
+    @cached_property
+    def alternatives(self) -> dict[str, list[str]]:
+        """The right answers in another style to each exercise, by id, in the order of the file."""
+        home = f"solutions.alternatives.lesson{self.lesson.folder}"
+        if self.path(home) is None:
+            return {}
+        names = {each.id: each.name for each in self.lesson.exercises}
+        table = self.module(home).definitions["ALTERNATIVES"]
+        assert isinstance(table, ast.Assign) and isinstance(table.value, ast.Dict), home
+        found: dict[str, list[str]] = {}
+        for key, answers in zip(table.value.keys, table.value.values, strict=True):
+            id = ast.literal_eval(key) if key else ""
+            for each in answers.elts if isinstance(answers, ast.List) else ():
+                assert isinstance(each, ast.Name), f"{home}: {id} lists what is no name"
+                module, name = self.resolve(home, each.id)
+                answer = self.module(module).definitions[name]
+                assert isinstance(answer, Definition), f"{module}.{name}: no function, no class"
+                cell = _Cell(self, module).write(answer, id, names[id])
+                found.setdefault(id, []).append(cell)
         return found
 
     def module(self, name: str) -> Module:

@@ -1,0 +1,150 @@
+"""The wall: one program in bubblewrap sees the interpreter, the course's copy and nothing else.
+
+Every namespace of its own (files, processes, network with loopback alone, IPC, host name), no
+capabilities, no way to gain any, a read-only system, a sized /tmp and /dev/shm that end with it,
+and limits by prlimit. See bwrap(1), setpriv(1), prlimit(1).
+"""
+
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from shared.errors import InputError
+from solutions.grading.results import Limits
+
+HOME, COURSE = "/tmp", "/course"
+USER = 60578  # a number that no distribution hands out (systemd's list of ranges leaves it free)
+NUM_USERS = 600
+SYSTEM = ("/lib", "/lib64", "/lib32", "/bin", "/sbin")
+READABLE = (
+    *("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives"),
+    *("/etc/hosts", "/etc/nsswitch.conf", "/etc/protocols", "/etc/services"),
+    "/sys",
+)
+SHARED_MEMORY = 64 << 20  # bytes of /dev/shm: data loaders' workers use it
+THREADS = 3  # for each process of the limit: the system counts threads
+OTHERWISE = "or give --unconfined to run what students wrote as yourself, with all your rights"
+
+
+def require() -> None:
+    """Raise InputError, in one line, where bubblewrap is not installed or may not do its work."""
+    for program, package in (
+        ("bwrap", "bubblewrap"),
+        ("prlimit", "util-linux"),
+        ("setpriv", "util-linux"),
+    ):
+        if shutil.which(program) is None:
+            raise InputError(
+                f"answers run in bubblewrap, and there is no {program} here: install it (apt "
+                f"install {package}), {OTHERWISE}"
+            )
+    probe = [sys.executable, "-c", "print(1)"]
+    done = subprocess.run(
+        command(probe, (), {}, Limits(), slot=0), capture_output=True, text=True, check=False
+    )
+    if done.returncode or done.stdout.strip() != "1":
+        why = " ".join(done.stderr.split())[:200] or f"status {done.returncode}"
+        raise InputError(
+            f"bubblewrap cannot make a sandbox here ({why}): as root it needs CAP_SYS_ADMIN, as "
+            f"another user the system must allow user namespaces; grade on another machine, "
+            f"{OTHERWISE}"
+        )
+
+
+def command(
+    argv: Sequence[str],
+    reads: Iterable[tuple[Path, str]],
+    environment: Mapping[str, str],
+    limits: Limits,
+    *,
+    slot: int,
+    seccomp: int | None = None,
+) -> list[str]:
+    """The command that runs `argv` in a sandbox.
+
+    `reads` are folders and where they are seen, read-only; `seccomp` is an open file that holds
+    `no_memory_files()`. Root's runs get a user of their own by `slot`; others stay who they are,
+    in a user namespace.
+    """
+    root = os.getuid() == 0
+    words = ["bwrap", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
+    words += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+    if root:
+        words += [w for cap in ("SETUID", "SETGID", "SETPCAP") for w in ("--cap-add", f"CAP_{cap}")]
+    else:
+        words += ["--unshare-user", "--disable-userns", "--uid", str(USER), "--gid", str(USER)]
+    words += ["--clearenv"]
+    for name, value in environment.items():
+        words += ["--setenv", name, value]
+    words += ["--ro-bind", "/usr", "/usr"]
+    for path in map(Path, SYSTEM):
+        if path.is_symlink():
+            words += ["--symlink", os.readlink(path), str(path)]
+        elif path.exists():
+            words += ["--ro-bind", str(path), str(path)]
+    for path in READABLE:
+        words += ["--ro-bind-try", path, path]
+    seen = [(Path(each), each) for each in interpreter_folders()] + list(reads)
+    for parent in _parents(place for _, place in seen):
+        words += ["--perms", "0755", "--dir", parent]
+    for path, place in seen:
+        words += ["--ro-bind", str(path), place]
+    words += ["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
+    for place, size in (("/dev/shm", SHARED_MEMORY), (HOME, limits.folder_size)):
+        words += ["--perms", "1777", "--size", str(size), "--tmpfs", place]
+    words += ["--remount-ro", "/", "--chdir", HOME]
+    words += ["--seccomp", str(seccomp)] if seccomp is not None else []
+    if root:
+        user = str(USER + (os.getpid() * 8 + slot) % NUM_USERS)
+        words += ["setpriv", "--reuid", user, "--regid", user, "--clear-groups"]
+        words += ["--inh-caps=-all", "--bounding-set=-all", "--no-new-privs"]
+    return [*words, *limited(limits), *argv]
+
+
+def limited(limits: Limits) -> list[str]:
+    """The command that runs another under the limits that the system holds for each process."""
+    words = ["prlimit", f"--as={limits.memory}", f"--fsize={limits.file_size}", "--nofile=256"]
+    words += ["--core=0", f"--memlock={1 << 20}", f"--cpu={int(20 * limits.exercise_seconds) + 60}"]
+    return [*words, f"--nproc={THREADS * limits.num_processes}"]
+
+
+def interpreter_folders() -> list[str]:
+    """Where the interpreter, its library and its packages are; never the course's own folder."""
+    course = Path(__file__).resolve().parents[3]
+    found = [Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()]
+    for entry in map(Path, sys.path):
+        inside = any(entry.resolve().is_relative_to(folder) for folder in found)
+        ours = entry.resolve().is_relative_to(course) or course.is_relative_to(entry.resolve())
+        if entry.is_dir() and not inside and not ours:
+            found.append(entry.resolve())
+    return sorted({str(each) for each in found if not each.is_relative_to("/usr")})
+
+
+def _parents(places: Iterable[str]) -> list[str]:
+    """The folders above these places, from the outside in: bwrap closes those that it makes."""
+    found = {str(parent) for place in places for parent in Path(place).parents}
+    return sorted(found - {"/"})
+
+
+def no_memory_files() -> bytes:
+    """A filter for bwrap's --seccomp: memfd_create is refused (EPERM).
+
+    Files in memory belong to no folder whose size could be limited. The filter is a program for
+    Linux's packet filter: load the number of the call, compare, refuse or allow (seccomp(2)).
+    """
+    number = {"x86_64": 319, "aarch64": 279}.get(os.uname().machine)
+    if number is None:
+        return struct.pack("<HBBI", 0x06, 0, 0, 0x7FFF0000)
+    return b"".join(
+        struct.pack("<HBBI", *each)
+        for each in (
+            (0x20, 0, 0, 0),  # load the number of the call
+            (0x15, 0, 1, number),  # is it this one?
+            (0x06, 0, 0, 0x00050001),  # then EPERM
+            (0x06, 0, 0, 0x7FFF0000),  # else allow
+        )
+    )

@@ -1,0 +1,283 @@
+"""Judges the exercises of one notebook, in the sandbox: `python judge.py PIPE < JOB`.
+
+The job is JSON: the lesson's setup cell, its exercise cells in order, which of them are wanted,
+and for each some known wrong answers. Cells run as `--mine` runs them. Every exercise is judged in
+a process of its own, forked from this one, in which no answer ever runs; what it says comes back
+through a pipe, and this process writes a line of JSON for it to PIPE.
+
+After an answer has passed a check, the same process must find a known wrong answer wrong: an answer
+that has changed what judges it gives itself away.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import random
+import select
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+MAX_SAID = 256 << 10  # bytes that one exercise's result may have
+MAX_TEXT = 8000  # characters of one text in it: a repr can be any size
+TICK = 0.1  # seconds between two looks at what the processes use
+PR_SET_DUMPABLE = 4
+
+
+def main() -> None:
+    """Judge every exercise that is wanted; say "broken" where the setup cell does not run."""
+    pipe = int(sys.argv[1])
+    job = json.load(sys.stdin)
+    # A course installed with `pip install -e` would find the original, with its solutions.
+    sys.meta_path[:] = [f for f in sys.meta_path if "editable" not in str(f).lower()]
+    sys.path[:] = [job["course"], *(entry for entry in sys.path[1:] if entry)]
+    _protect(True)
+    shutil.copytree(job["caches"], ".cache", dirs_exist_ok=True)
+
+    def tell(**event: Any) -> None:
+        data = json.dumps(event).encode() + b"\n"
+        while data:
+            data = data[os.write(pipe, data) :]
+
+    try:
+        judge = Judge(job, pipe)
+    except Exception as error:
+        tell(event="broken", why=f"the setup cell fails: {type(error).__name__}: {error}"[:2000])
+        return
+    for exercise in judge.exercises:
+        if exercise["wanted"]:
+            tell(event="begins", exercise=exercise["id"])
+            result = judge.judge_apart(exercise)
+            if "stop" in result:  # what ends a process must not end those of later exercises
+                exercise["others"] = exercise["stub"]
+            tell(event="judged", exercise=exercise["id"], **result)
+
+
+def _protect(closed: bool) -> None:
+    """Close this process's memory and open files to others of its user, or open them again."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, int(not closed), 0, 0, 0)
+
+
+def _ended(child: int) -> int | None:
+    """The status of a process that has ended, None for one that has not."""
+    process, status = os.waitpid(child, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if process else None
+
+
+class Judge:
+    """The course, imported once, and the exercises of one notebook."""
+
+    def __init__(self, job: dict[str, Any], pipe: int) -> None:
+        self.job, self.pipe, self.exercises = job, pipe, job["exercises"]
+        self.torch = import_module("torch")
+        self.torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
+        for name in ("sympy", "torch._dynamo"):  # what each fork would import anew: 0.9 s
+            import_module(name)
+        self.psutil = import_module("psutil")
+        self.answers = import_module("shared.exercises.answers")
+        self.notebook = import_module("shared.exercises.notebook")
+        self.running = import_module("shared.exercises.checks")
+        self.stubs = import_module("shared.exercises.stubs")
+        self.checks = import_module("shared.exercises.lessons").load_checks(job["number"])
+        self.module: ModuleType = self.answers.new_module(job["number"])
+        self._run("setup", job["setup"], self.module)
+        self.names = dict(vars(self.module))
+        self.environment = dict(os.environ)
+
+    def _run(self, label: str, source: str, module: ModuleType) -> None:
+        self.answers.run_cell(source, f"cell {label}", module)
+
+    # In the parent.
+
+    def judge_apart(self, exercise: dict[str, Any]) -> dict[str, Any]:
+        """The result of an exercise, or `stop`, the limit that its process has passed."""
+        receiver, sender = os.pipe()
+        child = os.fork()
+        if child == 0:
+            self._be_the_child(exercise, sender)
+        os.close(sender)
+        said, stop, status = b"", "", None
+        deadline = time.monotonic() + self.job["seconds"]
+        # Its end alone does not close the pipe: processes that it has left hold it open.
+        while not stop:
+            if select.select([receiver], [], [], 0.0 if status is not None else TICK)[0]:
+                data = os.read(receiver, 1 << 16)
+                said += data
+                if not data or said.endswith(b"\n"):
+                    break
+            elif status is not None:
+                break
+            else:
+                status = _ended(child)
+            stop = self._passed(child, said, deadline)
+        os.close(receiver)
+        status = self._end(child, status, patience=0.0 if stop else 1.0)
+        shutil.rmtree(self.job["work"], ignore_errors=True)  # the next one finds nothing there
+        if stop:
+            return {"stop": stop}
+        try:
+            return dict(json.loads(said))
+        except (ValueError, TypeError, RecursionError):
+            return {"stop": "died", "status": status}
+
+    def _passed(self, child: int, said: bytes, deadline: float) -> str:
+        """The limit that is passed, as a value of the grader's `Stop`; "" for none."""
+        job, used = self.job, os.statvfs(".")
+        if time.monotonic() > deadline:
+            return "exercise time"
+        if len(said) > MAX_SAID:
+            return "output"
+        # Bytes are limited by the folder's size itself; without a sandbox the disk is not ours.
+        if job["confined"] and used.f_files - used.f_ffree > job["num_files"]:
+            return "folder"
+        processes = [self.psutil.Process(child)] if self.psutil.pid_exists(child) else []
+        with contextlib.suppress(self.psutil.Error):
+            processes += processes[0].children(recursive=True) if processes else []
+        # The first figure counts pages shared since a fork in each process; the second takes long.
+        memory = job["memory"]
+        if sum(map(self._own, processes)) > memory < sum(map(self._exact, processes)):
+            return "memory"
+        return ""
+
+    def _own(self, process: Any) -> int:
+        try:
+            info = process.memory_info()
+        except self.psutil.Error:
+            return 0
+        return info.rss - getattr(info, "shared", 0)
+
+    def _exact(self, process: Any) -> int:
+        try:
+            return process.memory_full_info().pss
+        except (self.psutil.Error, AttributeError, OSError):
+            return self._own(process)
+
+    def _end(self, child: int, status: int | None, patience: float) -> int:
+        """End all that an exercise has started; return the status of its own process."""
+        deadline = time.monotonic() + patience  # it has said all, and may end by itself
+        while status is None and time.monotonic() < deadline:
+            time.sleep(0.005)
+            status = _ended(child)
+        with contextlib.suppress(ProcessLookupError):
+            if self.job["confined"]:
+                os.kill(-1, signal.SIGKILL)  # all but the sandbox's first process and this one
+            else:
+                os.killpg(child, signal.SIGKILL)
+        if status is None:
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, 0)[0]:
+                pass
+        return status
+
+    # In the child.
+
+    def _be_the_child(self, exercise: dict[str, Any], sender: int) -> None:
+        """Judge, say what came of it, and end; never returns."""
+        status = 1
+        try:
+            os.close(self.pipe)
+            os.setpgid(0, 0)
+            _protect(False)
+            nothing = os.open(os.devnull, os.O_RDWR)
+            for stream in (0, 1, 2):
+                os.dup2(nothing, stream)
+            os.makedirs(self.job["work"], exist_ok=True)
+            text = json.dumps(self._judged(exercise)).encode() + b"\n"
+            while text:
+                text = text[os.write(sender, text) :]
+            status = 0
+        finally:
+            os._exit(status)
+
+    def _judged(self, exercise: dict[str, Any]) -> dict[str, Any]:
+        """What came of an exercise: its kind, the first failed check, how many passed."""
+        for earlier in self.exercises:
+            if earlier is exercise:
+                break
+            with contextlib.suppress(BaseException):  # its own verdict says what is wrong with it
+                self._run(earlier["id"], earlier["others"], self.module)
+        self._same_start()
+        id, name, error = exercise["checks"], exercise["name"], ""
+        self.notebook.defined.pop(id, None)
+        try:
+            self._run(id, exercise["source"], self.module)
+        except BaseException as raised:  # also SystemExit and KeyboardInterrupt
+            error = f"{type(raised).__name__}: {raised}"[:MAX_TEXT]
+        checks, state = self.checks[id], self.notebook.defined.get(id)
+        count: dict[str, Any] = {"passed": 0, "total": len(checks.checks)}
+        if error or state is None or not hasattr(self.module, name):
+            return {"kind": "undefined", "error": error, **count}
+        if not state.solved or self.stubs.is_stub(state.own):
+            return {"kind": "unsolved", "hint": checks.hints[0], **count}
+        self._same_start()
+        candidate = getattr(self.module, name)
+        faults = [each for each in checks.faults(candidate) if each is not None]
+        count["passed"] = count["total"] - len(faults)
+        if count["passed"] and (why := self._fooled(exercise)):
+            return {"kind": "spoilt", "why": why, **count}
+        if not faults:
+            return {"kind": "right", **count}
+        first, *others = faults
+        said = {name: getattr(first, name) for name in ("title", "mistake", "expected", "seen")}
+        said["hint"] = first.hint or checks.hints[0]
+        return {
+            "kind": "wrong",
+            **{name: text[:MAX_TEXT] for name, text in said.items()},
+            "also": [each.title for each in others],
+            "for_nothing": self._for_nothing(checks, faults) if count["passed"] else 0,
+            **count,
+        }
+
+    def _fooled(self, exercise: dict[str, Any]) -> str:
+        """Why what judges cannot be trusted any more: a known wrong answer passes. "" if none."""
+        for number, (says, source) in enumerate(exercise["wrong"]):
+            module = ModuleType(f"known_wrong_{number}")
+            sys.modules[module.__name__] = module
+            vars(module).update(self.names)
+            self._run(f"of a known wrong answer {number}", source, module)
+            if (
+                self.checks[exercise["checks"]].first_fault(getattr(module, exercise["name"]))
+                is None
+            ):
+                return says
+        return ""
+
+    def _for_nothing(self, checks: Any, faults: list[Any]) -> int:
+        """How many of the passed checks an answer passes that refuses whatever it is given."""
+
+        def refuse(*args: Any, **kwargs: Any) -> Any:
+            raise ValueError("refused")
+
+        failed = {each.title for each in faults}
+        passed: list[tuple[str, Callable[..., Any]]] = [
+            each for each in checks.checks if each[0] not in failed
+        ]
+        return sum(self.running.run_check(function, refuse) is None for _, function in passed)
+
+    def _same_start(self) -> None:
+        """The same names, random numbers, folder and environment, whatever ran before."""
+        for name, value in self.names.items():
+            if name not in {each["name"] for each in self.exercises}:
+                vars(self.module)[name] = value
+        os.environ.clear()
+        os.environ.update(self.environment)
+        os.chdir(self.job["work"])
+        seed = int(os.environ["TORCH_HANDLE_SEED"])
+        random.seed(seed)
+        self.torch.manual_seed(seed)
+        self.torch.set_default_dtype(self.torch.float32)
+        self.torch.set_grad_enabled(True)
+        if numpy := sys.modules.get("numpy"):
+            numpy.random.seed(seed % 2**32)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""The wall is there or the grader refuses; whatever a run says, reading it never fails."""
+
+import os
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from shared.errors import InputError
+from solutions import grade
+from solutions.grading.intake.audit import Flag
+from solutions.grading.results import Answers, Exercise, Lesson, Limits, Outcome, Stop
+from solutions.grading.sandbox import bubblewrap
+from solutions.grading.sandbox.reader import Reader, end_of_process
+from solutions.grading.sandbox.run import Closed, Workspace
+
+CELL = '@exercise("01.1")\ndef double(x):\n    '
+LIMITS = Limits(exercise_seconds=20)
+EXERCISE = Exercise("01.1", "double", 4)
+SETUP = "import os\nfrom shared.exercises.notebook import check, exercise"
+CHECKS = """from shared.exercises.checks import checks_for
+from shared.exercises.expecting import expect_equal
+
+e = checks_for("01.1", name="double", difficulty=4, minutes=5, hints=["x + x"])
+
+
+@e.check("a number")
+def number(double):
+    expect_equal(double(3), 6, what="double(3)")
+"""
+
+
+def lesson(**more) -> Lesson:
+    return Lesson("01", "01_toy", (EXERCISE,), SETUP, {"01.1": CELL + "..."}, "", **more)
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("course")
+    shared = Path(__file__).resolve().parents[2] / "shared"
+    shutil.copytree(shared, folder / "shared", ignore=shutil.ignore_patterns("__py*"))
+    (folder / "lessons" / "01_toy").mkdir(parents=True)
+    (folder / "lessons" / "01_toy" / "checks.py").write_text(CHECKS)
+    return folder
+
+
+def graded(course, body, *, confined=True, limits=LIMITS, **more):
+    if confined:
+        try:
+            bubblewrap.require()
+        except InputError as why:
+            pytest.skip(str(why))
+    with Workspace(course, confined=confined) as workspace:
+        answers = Answers("ada", "01", {"01.1": CELL + body}, {})
+        (verdict,) = workspace.grade(answers, lesson(**more), limits)
+    return verdict
+
+
+def test_without_bubblewrap_it_refuses_in_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InputError, match=r"no bwrap here: install it .*--unconfined") as refused:
+        Workspace(tmp_path)
+    assert "\n" not in str(refused.value)
+
+
+def test_where_a_sandbox_is_not_allowed_it_says_what_bubblewrap_said(tmp_path, monkeypatch):
+    for name in ("bwrap", "prlimit", "setpriv"):
+        (tmp_path / name).write_text("#!/bin/sh\necho 'bwrap: No permission' >&2; exit 1\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(InputError, match=r"\(bwrap: No permission\): as root it needs CAP_SYS_ADM"):
+        Workspace(tmp_path)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("user", [0, 65534])
+def test_root_and_an_ordinary_user_get_the_same_walls(user, monkeypatch):
+    try:
+        bubblewrap.require()
+    except InputError as why:
+        pytest.skip(str(why))
+    monkeypatch.setattr(os, "getuid", lambda: user)
+    monkeypatch.setattr(bubblewrap, "interpreter_folders", list)  # they may be root's alone
+    script = (
+        "cat /proc/self/status; echo user $(id -u); ls / /proc; touch /x /usr/x; ls -l /dev/shm"
+    )
+    words = bubblewrap.command(["sh", "-c", script], (), {"PATH": "/usr/bin"}, Limits(), slot=0)
+    done = subprocess.run(words, capture_output=True, text=True, check=False, user=user, group=user)
+    if user and "No permissions" in done.stderr:
+        pytest.skip("this system gives user namespaces to root alone")
+    assert "CapEff:\t0000000000000000" in done.stdout, done.stderr
+    assert "CapBnd:\t0000000000000000" in done.stdout
+    assert "NoNewPrivs:\t1" in done.stdout
+    assert int(done.stdout.split("user ")[1].split()[0]) >= bubblewrap.USER
+    assert not {"home", "root", "etc/passwd", "run", "var"} & set(done.stdout.split())
+    assert "touch: cannot touch '/x': " in done.stderr
+    assert "touch: cannot touch '/usr/x': Read-only file system" in done.stderr
+
+
+def test_unconfined_it_grades_as_well_and_says_so(course, capsys):
+    assert "WITHOUT a sandbox" in Workspace(course, confined=False).promise
+    verdict = graded(course, "return 2 * x", confined=False)
+    assert (verdict.points, verdict.outcome) == (4.0, Outcome.RIGHT), verdict
+    assert "--unconfined" in grade.make_parser().format_help()
+
+
+def test_memory_that_several_processes_use_counts_together(course):
+    body = "held = bytearray(os.urandom(1)) * (300 << 20)\n    os.fork()\n"
+    body += "    held[::4096] = bytes(len(held[::4096]))\n    while True: pass"
+    verdict = graded(course, body, limits=Limits(exercise_seconds=20, memory=900 << 20))
+    assert verdict.outcome in (Outcome.STOPPED, Outcome.WRONG), verdict
+    assert "of memory" in verdict.message or "MemoryError" in verdict.message
+
+
+def test_the_forbidden_call_is_named_and_the_answer_still_judged(course):
+    verdict = graded(course, "return os.cpu_count and 2 * x", forbidden={"01.1": ("os.cpu_count",)})
+    assert (verdict.points, verdict.outcome) == (0.0, Outcome.RIGHT)
+    assert verdict.flags == ("line 3 uses os.cpu_count, which is the exercise itself",)
+
+
+def test_a_closed_workspace_ends_what_runs(course):
+    try:
+        bubblewrap.require()
+    except InputError as why:
+        pytest.skip(str(why))
+    answers = Answers("ada", "01", {"01.1": CELL + "while True: pass"}, {})
+    with Workspace(course) as workspace:
+        threading.Timer(4.0, workspace.closing.set).start()
+        with pytest.raises(Closed):
+            workspace.grade(answers, lesson(), Limits())
+
+
+READER = Reader(Answers("ada", "01", {}, {}), {"01.1": EXERCISE}, Limits(), {"01.1": ()})
+BEGINS = {"event": "begins", "exercise": "01.1"}
+
+
+@pytest.mark.parametrize(
+    ("record", "message", "points"),
+    [
+        ({"kind": "right", "passed": 2, "total": 2}, "right (2 of 2 checks passed)", 4.0),
+        ({"kind": "right", "passed": 1, "total": 2}, "not right at the check", 2.0),
+        ({"kind": "right"}, "not right at the check", 0.0),
+        ({"kind": "wrong", "passed": 2, "total": 3, "for_nothing": 1}, "(2 of 3 checks", 2.0),
+        ({"kind": "wrong", "passed": 2, "total": 3, "for_nothing": 9}, "(2 of 3 checks", 0.0),
+        ({"kind": "wrong", "passed": "x", "total": [], "also": 3}, "(0 of 0 checks", 0.0),
+        ({"kind": "undefined"}, "it defines no double", 0.0),
+        ({"kind": "spoilt", "why": "w"}, "it makes a known wrong answer pass (w)", 0.0),
+        ({"stop": "exercise time"}, "stopped: took longer than 60 s", 0.0),
+        ({"stop": "memory"}, "stopped: used more than 4 GiB of memory", 0.0),
+        ({"stop": "died", "status": -11}, "stopped: the process was ended by SIGSEGV", 0.0),
+        ({"stop": {}}, "stopped: the process was ended", 0.0),
+        ({"stop": "died", "status": 10**30}, "stopped: it left the process with status", 0.0),
+    ],
+)
+def test_every_record_comes_to_a_verdict(record, message, points):
+    found = READER.read([BEGINS, {"event": "judged", "exercise": "01.1", **record}], None)
+    assert message in found["01.1"].message
+    assert found["01.1"].points == points
+
+
+def test_what_was_running_when_a_run_ended_is_stopped():
+    assert READER.read([BEGINS], Stop.TIME)["01.1"].message.startswith("stopped: took longer")
+    assert READER.read([{"event": "judged", "exercise": "01.1", "kind": "right"}], None) == {}
+    assert READER.read([{"event": "broken", "why": 3}, {"event": "x", "exercise": []}], None) == {}
+    assert READER.broken == "3"
+
+
+def test_what_is_flagged_has_no_points_until_somebody_looked():
+    reader = Reader(READER.answers, READER.exercises, Limits(), {"01.1": (Flag(1, "imports os"),)})
+    record = {"event": "judged", "exercise": "01.1", "kind": "right", "passed": 2, "total": 2}
+    verdict = reader.read([BEGINS, record], None)["01.1"]
+    assert (verdict.outcome, verdict.points) == (Outcome.RIGHT, 0.0)
+    assert verdict.flags == ("line 1 imports os",)
+
+
+@pytest.mark.parametrize("status", [None, "x", 0, 3, -9, -64, -200])
+def test_an_end_has_words(status):
+    assert end_of_process(status)
