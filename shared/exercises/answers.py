@@ -4,6 +4,7 @@ import ast
 import builtins
 import contextlib
 import dis
+import importlib
 import json
 import linecache
 import re
@@ -65,6 +66,12 @@ def _code_cells(path: Path) -> list[tuple[str, list[str]]]:
             f"{path} cannot be read as a notebook: it has no cells as Jupyter (nbformat 4) writes"
             " them"
         ) from None
+
+
+def import_what_torch_puts_off() -> None:
+    """Import what torch imports at first use: each process forked later would do it anew, 0.9 s."""
+    for name in ("sympy", "torch._dynamo"):
+        importlib.import_module(name)
 
 
 def new_module(number: str) -> ModuleType:

@@ -27,6 +27,7 @@ from shared.errors import InputError
 from shared.exercises import notebook
 from shared.exercises.answers import (
     Cells,
+    import_what_torch_puts_off,
     names_from_other_cells,
     new_module,
     read_cells,
@@ -54,6 +55,7 @@ def standings(number: str, seconds: float) -> Iterator[Standing]:
     if notebook.solution_mode() and solution_module(number) is None:
         raise InputError("TORCH_HANDLE_IMPLEMENTATION=solution needs solutions/: unset it")
     judge = _Judge(path, read_cells(path), new_module(number), seconds)
+    import_what_torch_puts_off()
     os.chdir(path.parent)  # as the notebook's kernel does
     try:
         with _limited(seconds):

@@ -78,10 +78,9 @@ class Judge:
         self.job, self.pipe, self.exercises = job, pipe, job["exercises"]
         self.torch = import_module("torch")
         self.torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
-        for name in ("sympy", "torch._dynamo"):  # what each fork would import anew: 0.9 s
-            import_module(name)
         self.psutil = import_module("psutil")
         self.answers = import_module("shared.exercises.answers")
+        self.answers.import_what_torch_puts_off()
         self.notebook = import_module("shared.exercises.notebook")
         self.running = import_module("shared.exercises.checks")
         self.stubs = import_module("shared.exercises.stubs")
