@@ -109,6 +109,7 @@ HONEST = [
     "def f(limit, x):\n    return limit * torch.random.initial_seed()",
     "def f():\n    raise ValueError(f'{__name__}')",
     "def f():\n    return " + "+".join(["1"] * 900),
+    "def f(x):\n    for saved_bytes in x:\n        saved_bytes.grad = None",
 ]
 
 
