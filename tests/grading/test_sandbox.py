@@ -99,6 +99,22 @@ def test_root_and_an_ordinary_user_get_the_same_walls(user, monkeypatch):
     assert "touch: cannot touch '/usr/x': Read-only file system" in done.stderr
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="another user may not read pytest's folder")
+def test_a_course_below_tmp_is_seen_and_tmp_is_writable(tmp_path, monkeypatch):
+    try:
+        bubblewrap.require()
+    except InputError as why:
+        pytest.skip(str(why))
+    (tmp_path / "python").mkdir()
+    (tmp_path / "python" / "seen").write_text("seen")
+    monkeypatch.setattr(bubblewrap, "interpreter_folders", lambda: [str(tmp_path / "python")])
+    script = f"cat {tmp_path}/python/seen; touch /tmp/own; touch {tmp_path}/x; ls {tmp_path}"
+    words = bubblewrap.command(["sh", "-c", script], (), {"PATH": "/usr/bin"}, Limits(), slot=0)
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.stdout == "seenpython\n", done.stderr
+    assert "touch: cannot touch '/tmp/own'" not in done.stderr
+
+
 def test_unconfined_it_grades_as_well_and_says_so(course, capsys):
     assert "WITHOUT a sandbox" in Workspace(course, confined=False).promise
     verdict = graded(course, "return 2 * x", confined=False)

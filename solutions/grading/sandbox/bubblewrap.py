@@ -88,14 +88,15 @@ def command(
             words += ["--ro-bind", str(path), str(path)]
     for path in READABLE:
         words += ["--ro-bind-try", path, path]
+    words += ["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
+    # Before what is read: the course may lie below /tmp.
+    for place, size in (("/dev/shm", SHARED_MEMORY), (HOME, limits.folder_size)):
+        words += ["--perms", "1777", "--size", str(size), "--tmpfs", place]
     seen = [(Path(each), each) for each in interpreter_folders()] + list(reads)
     for parent in _parents(place for _, place in seen):
         words += ["--perms", "0755", "--dir", parent]
     for path, place in seen:
         words += ["--ro-bind", str(path), place]
-    words += ["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
-    for place, size in (("/dev/shm", SHARED_MEMORY), (HOME, limits.folder_size)):
-        words += ["--perms", "1777", "--size", str(size), "--tmpfs", place]
     words += ["--remount-ro", "/", "--chdir", HOME]
     words += ["--seccomp", str(seccomp)] if seccomp is not None else []
     if root:
@@ -127,7 +128,7 @@ def interpreter_folders() -> list[str]:
 def _parents(places: Iterable[str]) -> list[str]:
     """The folders above these places, from the outside in: bwrap closes those that it makes."""
     found = {str(parent) for place in places for parent in Path(place).parents}
-    return sorted(found - {"/"})
+    return sorted(found - {"/", HOME})
 
 
 def no_memory_files() -> bytes:
