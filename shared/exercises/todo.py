@@ -109,7 +109,7 @@ class _Judge:
                 pass
             if receiver.poll(0):
                 return receiver.recv()
-        except EOFError:
+        except (EOFError, OSError):  # OSError: it ended while it was sending
             process.join(GRACE)  # the pipe is closed a moment before the process has ended
         finally:
             problem = self.too_late if process.is_alive() else _ending(process.exitcode or 0)

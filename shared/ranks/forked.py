@@ -199,7 +199,7 @@ def _kind(failed: _Child) -> Failure:
 def _receive(child: _Child) -> dict[str, Any]:
     try:
         return child.pipe.recv()
-    except EOFError:
+    except (EOFError, OSError):  # OSError: it ended, or was ended, while it was sending
         child.process.join(1.0)
         code = child.process.exitcode or 0
         ended_by = signal.Signals(-code).name if code < 0 else ""
