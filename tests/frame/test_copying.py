@@ -145,7 +145,7 @@ rest = run(9, lambda state: load_checkpoint(folder, state))
 assert whole.losses == rest.losses, (whole.losses, rest.losses)
 for a, b in zip(whole.model.parameters(), rest.model.parameters(), strict=True):
     assert torch.equal(a, b)
-sys.stdout.write(f"equal {len(rest.losses)}\n")  # in one piece: two ranks write
+sys.stdout.write(f"equal {len(rest.losses)}\\n")  # in one piece: two ranks write
 dist.destroy_process_group()
 """
 
