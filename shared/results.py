@@ -8,13 +8,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import matplotlib.pyplot as plt
 import torch
+import torch.distributed as dist
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from shared.errors import InputError
 from shared.measuring.memory import peak_memory
@@ -111,6 +114,47 @@ def write_whole(out: Path, figures: Mapping[str, Figure], metrics: str) -> None:
             f"--out {out}: the results cannot be written ({error.strerror}); the table above is all"
             " that there is of this run"
         ) from None
+
+
+@dataclass(frozen=True)
+class Training:
+    """What the ranks have seen together: the losses of a run, and its median step's seconds."""
+
+    losses: list[float]
+    step: float
+
+    def row(self, tokens: int) -> dict[str, Any]:
+        """Three columns: last loss, tokens/s, milliseconds a step of `tokens` on all ranks."""
+        return {
+            "last loss": round(self.losses[-1], 4),
+            "tokens/s": round(tokens / self.step),
+            "ms a step": round(1000 * self.step, 1),
+        }
+
+
+def of_all_ranks(
+    rank: Rank,
+    losses: Sequence[Tensor | float],
+    seconds: Sequence[float],
+    *,
+    mean: bool = True,
+    advice: str = "try another --seed",
+) -> Training:
+    """Bring together what the ranks have seen of the same steps; call it on every rank.
+
+    A step's loss is the mean of the ranks' losses, or the sum where they are parts (`mean=False`);
+    its seconds are those of the slowest rank. Raises InputError, with `advice`, where a loss is not
+    finite, and where no step was timed.
+    """
+    if not seconds:
+        raise InputError("no step was timed: give more --steps")
+    found = torch.stack([torch.as_tensor(each).float().to(rank.device) for each in losses])
+    slowest = torch.tensor(seconds, device=rank.device)
+    dist.all_reduce(found)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    if not found.isfinite().all():
+        raise InputError(f"a loss is not finite: {advice}")
+    return Training((found / (rank.world_size if mean else 1)).tolist(), median(slowest.tolist()))
 
 
 def speed(seconds: float, steps: int, tokens: int, device: torch.device) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""Data parallel training: five engines that average gradients, and the wrapper they share."""
+"""Data parallel training: six engines that average gradients, and the wrapper they share."""

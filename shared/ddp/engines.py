@@ -1,4 +1,4 @@
-"""What an engine that averages gradients is to those who train with it: five are compared."""
+"""What an engine that averages gradients is to those who train with it: six are compared."""
 
 import math
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from shared.ranks.group import Rank
 from shared.training.reference_run import Step, reference_optimizer, shard
 from shared.training.schedules import set_learning_rate
 
-ENGINES = ("single", "naive", "overlapped", "bucketed", "ddp")
+ENGINES = ("single", "naive", "flat", "overlapped", "bucketed", "ddp")
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,7 @@
 import argparse
 import json
 import logging
-import math
 import os
-import statistics
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -27,7 +25,7 @@ from shared.measuring.memory import peak_memory
 from shared.model.language_model import LanguageModel
 from shared.plots import MEANING, use_style
 from shared.ranks.group import Rank
-from shared.results import write_results
+from shared.results import of_all_ranks, write_results
 from shared.script import checked_out
 from shared.zero.counting import formula
 
@@ -139,28 +137,21 @@ def conclude(args: argparse.Namespace, rank: Rank, run: Run, tokens: int, count:
     `tokens` are those of a step on all ranks, `count` the model's parameters. Raises InputError
     where a loss is not finite.
     """
-    losses = torch.stack(run.losses).float().to(rank.device)
-    seconds = torch.tensor(run.seconds, device=rank.device)
-    dist.all_reduce(losses)
-    dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
-    losses = (losses / rank.world_size).tolist()
-    if not math.isfinite(sum(losses)):
-        raise InputError("a loss is not finite: use a lower learning rate or bf16 in place of fp16")
+    advice = "use a lower learning rate or bf16 in place of fp16"
+    training = of_all_ranks(rank, run.losses, run.seconds, advice=advice)
     if not rank.is_main:
         return
-    step = statistics.median(seconds.tolist())
     kinds = {f"{kind}, B": round(size / count, 2) for kind, size in run.kinds.items()}
     row = {
         "engine": run.name,
         "parameters": count,
-        "last loss": round(losses[-1], 4),
-        "tokens/s": round(tokens / step),
-        "ms a step": round(1000 * step, 1),
+        **training.row(tokens),
         **kinds,
         "bytes a parameter": round(sum(run.kinds.values()) / count, 2),
         "formula": round(formula(run.stage, rank.world_size, half=run.half), 2),
         "peak, MiB": round(peak_memory(rank.device) / 2**20),
     }
+    losses = training.losses
     figures = {"zero.png": draw(losses, row, list(kinds))}
     words = f"{run.name}: {row['bytes a parameter']:.2f} bytes a parameter on each of "
     words += f"{rank.world_size} rank(s), formula {row['formula']:g}, loss {row['last loss']:.3f}"

@@ -36,8 +36,10 @@ def save_checkpoint(folder: Path, state: TrainingState, keep: int = 2) -> Path:
     `write_atomically` gets a dict of "origin" (origin(state)), "step", "losses", "random" (a list
     with the `random_states()` of every rank), and the state dicts of "model" (without DDP's
     "module." before the names, which are the bare model's otherwise), "optimizer", "schedule" and
-    "sampler". Of older checkpoints in the folder the last `keep` - 1 stay; none goes before the
-    new one is there, and no rank returns before that.
+    "sampler". Of the older files, those named step_NNNNNNNN.pt with a lower step than this one
+    (their times say nothing), the last `keep` - 1 stay, however many of a higher step there are.
+    A file of another name, such as best.pt, stays; a .part file may go. None goes before the new
+    one is there, and no rank returns before that.
 
     Raises InputError on every rank when rank 0 could not write; what was there before still is.
     """

@@ -22,7 +22,8 @@ class SavedBytes:
 
     def __init__(self, ignore: Iterable[Tensor] = ()) -> None:
         self.now = self.peak = 0
-        self._ignored = {_address(each) for each in ignore}
+        # Held, so that no other storage comes to stand at their place.
+        self._ignored = {_address(each): each.untyped_storage() for each in ignore}
         self._users: dict[int, int] = {}  # how many saved tensors lie in the storage at an address
 
     def add(self, tensor: Tensor) -> None:
@@ -58,7 +59,8 @@ class _Held:
 
 
 def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    """Of the storage, not of its memory: a storage that is resized to 0 and back is the same."""
+    return tensor.untyped_storage()._cdata
 
 
 @contextlib.contextmanager

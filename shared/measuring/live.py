@@ -23,10 +23,11 @@ class LiveBytes:
 
     `at_collectives` is what was alive at the start of each operation of torch.distributed, with
     its name. A storage counts with its size of now: one that was resized to 0 counts with 0, and
-    views count once.
+    views count once. Storages below `crumb` bytes are left out.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, crumb: int = CRUMB) -> None:
+        self.crumb = crumb
         self._known: dict[int, tuple[StorageWeakRef, torch.dtype]] = {}
         self.at_collectives: list[tuple[str, int]] = []
 
@@ -49,19 +50,19 @@ class LiveBytes:
                 continue
             storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
             size = 0 if storage is None else storage.nbytes()
-            total += size if size >= CRUMB else 0
+            total += size if size >= self.crumb else 0
         return total
 
 
 @contextlib.contextmanager
-def count_live_bytes(already: Iterable[Tensor] = ()) -> Generator[LiveBytes]:
+def count_live_bytes(already: Iterable[Tensor] = (), crumb: int = CRUMB) -> Generator[LiveBytes]:
     """Watch every operation inside the block, and count what it makes and what is `already` there.
 
     Exact on any device for tensors that operators made in this thread, backward included; what a
     kernel allocates and frees inside itself is not seen. Every operator passes through Python, and
     each message waits for some milliseconds: take times in another run.
     """
-    live = LiveBytes()
+    live = LiveBytes(crumb)
     live.add(already)
     with _Watch(live):
         yield live

@@ -1,7 +1,8 @@
 """Seconds that mean something on a CPU and on a GPU."""
 
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -39,3 +40,25 @@ def synchronized_now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
+
+
+def slowest_of(by_rank: Sequence[Sequence[float]]) -> list[float]:
+    """The slowest rank's seconds of each step, from the seconds of every rank."""
+    return [max(step) for step in zip(*by_rank, strict=True)]
+
+
+def compare_seconds(mine: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
+    """Columns of a table: the ratio of two engines' steps that took turns, median and quartiles."""
+    ratios = [a / b for a, b in zip(mine, theirs, strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return {
+        "median ratio": round(middle, 3),
+        "quarter": round(low, 3),
+        "three quarters": round(high, 3),
+        "fastest / fastest": round(min(mine) / min(theirs), 3),
+    }
+
+
+def median_ms(seconds: Sequence[float]) -> float:
+    """The median in milliseconds."""
+    return round(1000 * statistics.median(seconds), 1)

@@ -38,6 +38,7 @@ class Call:
     reduce_scatter, its own part for all_gather, the message for send, the buffer for recv, 0 for a
     barrier. `peer` is the other side of send and recv or the root of broadcast, reduce, gather
     and scatter, as a rank of the whole world; None where there is none (recv from anyone).
+    `ranks` are those of its group, also of the whole world.
     `at` is time.perf_counter() when it started; `content` what was sent, where that was asked for.
     """
 
@@ -47,6 +48,7 @@ class Call:
     group_size: int
     at: float
     content: torch.Tensor | None = field(default=None, compare=False)
+    ranks: tuple[int, ...] = field(default=(), compare=False)
 
 
 @dataclass
@@ -120,6 +122,7 @@ def _call(func: Any, args: tuple, kwargs: dict[str, Any], keep: bool) -> Call:
         group_size=group.size(),
         at=began,
         content=tensors[0].clone() if keep and op == "send" else None,
+        ranks=tuple(dist.get_process_group_ranks(group)),
     )
 
 

@@ -15,14 +15,16 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 HALVES = (torch.bfloat16, torch.float16)
 
 
-def all_gather(whole: Tensor, part: Tensor) -> dist.Work:
+def all_gather(whole: Tensor, part: Tensor, group: dist.ProcessGroup | None = None) -> dist.Work:
     """Start to fill `whole` with every rank's part, in the order of ranks; `part` may lie in it."""
-    return _started(_all_gather(whole, part, async_op=True))
+    return _started(_all_gather(whole, part, group=group, async_op=True))
 
 
-def reduce_scatter(part: Tensor, whole: Tensor) -> dist.Work:
+def reduce_scatter(
+    part: Tensor, whole: Tensor, group: dist.ProcessGroup | None = None
+) -> dist.Work:
     """Start to add up the ranks' wholes; each rank gets the part of the sum that is its own."""
-    return _started(_reduce_scatter(part, whole, async_op=True))
+    return _started(_reduce_scatter(part, whole, group=group, async_op=True))
 
 
 def _started(work: dist.Work | None) -> dist.Work:
@@ -56,15 +58,18 @@ class Bucket:
     The parameters become views of `flat`, with rank 0's numbers. `part` is this rank's part,
     `master` what its optimizer updates: the part itself or, for 16-bit parameters, a float32 copy.
     The gradients of a backward are collected in `filling`, a flat tensor as well, and end as
-    `grad`: the mean over the ranks, of this rank's part alone.
+    `grad`: the mean over the ranks, of this rank's part alone. The ranks are those of `group`.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self.parameters = list(parameters)
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup | None = None
+    ) -> None:
+        self.parameters, self.group = list(parameters), group
         self.shapes = [parameter.shape for parameter in self.parameters]
-        self.flat, parts = partition(self.parameters, dist.get_world_size())
-        dist.broadcast(self.flat, 0)
-        self.part = parts[dist.get_rank()]
+        self.num_ranks, self.index = dist.get_world_size(group), dist.get_rank(group)
+        self.flat, parts = partition(self.parameters, self.num_ranks)
+        dist.broadcast(self.flat, group=group, group_src=0)
+        self.part = parts[self.index]
         self._make_master()
         self.point_at(self.flat)
         self.missing = set(self.parameters)
@@ -78,14 +83,25 @@ class Bucket:
         half = self.part.dtype in HALVES and self.parameters[0].requires_grad
         self.master = nn.Parameter(self.part.float() if half else self.part)
 
-    def _pieces(self, flat: Tensor) -> list[Tensor]:
+    def pieces(self, flat: Tensor) -> list[Tensor]:
+        """The parameters' places in a flat tensor of this bucket, as views in their shapes."""
         sizes = [shape.numel() for shape in self.shapes]
         pieces = flat[: sum(sizes)].split(sizes)
         return [piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
 
+    def own_part(self, flat: Tensor) -> Tensor:
+        """This rank's part of a flat tensor of this bucket, as a view."""
+        return flat.view(self.num_ranks, -1)[self.index]
+
+    def full(self, part: Tensor) -> list[Tensor]:
+        """What a tensor shaped as the part is on all ranks together, in the parameters' shapes."""
+        flat = part.new_empty(len(self.flat))
+        all_gather(flat, part.detach(), self.group).wait()
+        return self.pieces(flat)
+
     def point_at(self, flat: Tensor) -> None:
         """Let every parameter be its piece of the flat tensor."""
-        for parameter, piece in zip(self.parameters, self._pieces(flat), strict=True):
+        for parameter, piece in zip(self.parameters, self.pieces(flat), strict=True):
             parameter.data = piece
 
     # The parameters, after this rank's part was updated
@@ -97,7 +113,7 @@ class Bucket:
 
     def gather(self) -> dist.Work:
         """Start to fetch the other ranks' parts."""
-        return all_gather(self.flat, self.part)
+        return all_gather(self.flat, self.part, self.group)
 
     # The gradients: collected, averaged, and only this rank's part kept
 
@@ -106,9 +122,9 @@ class Bucket:
         """Move this rank's share of a mean into the flat tensor; the gradient itself is freed."""
         if self.filling is None:  # zeros for what this rank does not use, and for the padding
             self.filling = torch.zeros_like(self.flat)
-            self._places = dict(zip(self.parameters, self._pieces(self.filling), strict=True))
+            self._places = dict(zip(self.parameters, self.pieces(self.filling), strict=True))
         if parameter.grad is not None:
-            torch.mul(parameter.grad, 1 / dist.get_world_size(), out=self._places[parameter])
+            torch.mul(parameter.grad, 1 / self.num_ranks, out=self._places[parameter])
             parameter.grad = None
         self.missing.discard(parameter)
 
@@ -118,7 +134,7 @@ class Bucket:
             self.take(parameter)
         assert self.filling is not None, "a bucket has at least one parameter"
         self._reduced = torch.empty_like(self.part)
-        self._work = reduce_scatter(self._reduced, self.filling)
+        self._work = reduce_scatter(self._reduced, self.filling, self.group)
 
     def finish(self) -> None:
         """Wait for it and free the whole gradients; what a second backward brings is added."""

@@ -18,8 +18,10 @@ from shared.zero.stages import ZeroStage2
 class Unit(Bucket):
     """A bucket of which nothing is kept but the part: it is whole from hold() to let_go()."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        super().__init__(parameters)
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup | None = None
+    ) -> None:
+        super().__init__(parameters, group)
         self.trained = self.parameters[0].requires_grad
         self.users = 0
         self.free()
@@ -56,7 +58,7 @@ class Unit(Bucket):
 
     def keep(self) -> None:
         """Take over what was written to the parameters while they were whole."""
-        self.part.copy_(self.flat.view(dist.get_world_size(), -1)[dist.get_rank()])
+        self.part.copy_(self.own_part(self.flat))
         if self.master.data_ptr() != self.part.data_ptr():
             self.master.detach().copy_(self.part)
 
@@ -143,7 +145,7 @@ class ZeroStage3(ZeroStage2):
                 if p not in self._unit_of:
                     kinds.setdefault((p.dtype, p.device, p.requires_grad), []).append(p)
             for own in kinds.values():
-                self._units.append(Unit(own))
+                self._units.append(Unit(own, self.group))
                 self._unit_of |= dict.fromkeys(own, self._units[-1])
         self.frozen = [unit for unit in self._units if not unit.trained]
         return [unit for unit in self._units if unit.trained]

@@ -24,10 +24,12 @@ class ZeroStage1(Optimizer):
     alone. 16-bit parameters have float32 masters.
 
     `bucket_size` is the number of elements that travel at once; a larger parameter travels alone.
+    All ranks share the states, or in a subclass that sets `group` the ranks of that group.
     Source: Rajbhandari et al. 2020 (arXiv 1910.02054), section 5.1.
     """
 
     stage = 1
+    group: dist.ProcessGroup | None = None
     _averaged = False
 
     def __init__(
@@ -52,7 +54,7 @@ class ZeroStage1(Optimizer):
         group = self.param_groups[-1]
         for parameter in group["params"]:
             if not parameter.requires_grad:
-                dist.broadcast(parameter.detach(), 0)
+                dist.broadcast(parameter.detach(), group=self.group, group_src=0)
         buckets = self._make_buckets([p for p in group["params"] if p.requires_grad])
         settings = {key: value for key, value in group.items() if key != "params"}
         self.inner.add_param_group({"params": [b.master for b in buckets], **settings})
@@ -67,7 +69,7 @@ class ZeroStage1(Optimizer):
             if lists[-1] and size + parameter.numel() > self.bucket_size:
                 lists.append([])
             lists[-1].append(parameter)
-        return [Bucket(each) for lists in filled.values() for each in lists]
+        return [Bucket(each, self.group) for lists in filled.values() for each in lists]
 
     def reduce_gradients(self) -> None:
         """Average the gradients now; afterwards each rank has its part of the means, `bucket.grad`.
@@ -127,11 +129,14 @@ class ZeroStage1(Optimizer):
         """
         return {
             "stage": self.stage,
-            "rank": dist.get_rank(),
-            "world_size": dist.get_world_size(),
+            **self._place(),
             "masters": [bucket.master.detach().clone() for bucket in self.buckets],
             **self.inner.state_dict(),
         }
+
+    def _place(self) -> dict[str, int]:
+        group = self.group
+        return {"rank": dist.get_rank(group), "world_size": dist.get_world_size(group)}
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -141,8 +146,7 @@ class ZeroStage1(Optimizer):
         """
         state = dict(state_dict)
         masters = state.pop("masters")
-        place = {"stage": self.stage, "rank": dist.get_rank(), "world_size": dist.get_world_size()}
-        for key, here in place.items():
+        for key, here in {"stage": self.stage, **self._place()}.items():
             if state.pop(key) != here:
                 raise InputError(f"the state is of {key} {state_dict[key]}, this is {key} {here}")
         sizes, own = [m.numel() for m in masters], [b.master.numel() for b in self.buckets]
@@ -163,7 +167,9 @@ class ZeroStage2(ZeroStage1):
 
     When the last gradient of a bucket is there, the bucket travels, and its whole gradients are
     freed before those of the next bucket are collected. Buckets travel in one order on every rank;
-    what a rank has not used counts with zeros, at the end of its backward. A second backward
+    what a rank has not used counts with zeros, at the end of its backward. A gradient that is
+    complete before its bucket's turn, in a later parameter group perhaps, waits whole, so that
+    `bucket_size` bounds them in one group used in the order of its parameters. A second backward
     before step() sends again, and adds. Gradients are dropped by this zero_grad(), not the model's.
     Source: Rajbhandari et al. 2020, section 5.2.
     """

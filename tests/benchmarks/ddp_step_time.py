@@ -5,7 +5,6 @@ python tests/benchmarks/ddp_step_time.py [--steps 30] [--ranks 2]
 
 import argparse
 import runpy
-import statistics
 import time
 
 import torch
@@ -14,6 +13,7 @@ import torch.distributed as dist
 
 from shared.ddp.engines import ENGINES
 from shared.exercises.lessons import ROOT
+from shared.measuring.timing import compare_seconds, median_ms, slowest_of
 from shared.model.config import TransformerConfig
 from shared.model.transformer import Transformer
 from shared.ranks.forked import run_ranks
@@ -55,25 +55,12 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     args = parser.parse_args()
     by_rank = run_ranks(measure, args.ranks, args.steps, timeout=1200)
-    slowest = {
-        name: [max(step) for step in zip(*(seconds[name] for seconds in by_rank), strict=True)]
-        for name in ENGINES
-    }
-    rows = []
-    for name, seconds in slowest.items():
-        ratios = [a / b for a, b in zip(seconds, slowest["ddp"], strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4)
-        rows.append(
-            {
-                "engine": name,
-                "ms": round(1000 * statistics.median(seconds), 1),
-                "fastest ms": round(1000 * min(seconds), 1),
-                "median / ddp": round(middle, 3),
-                "quarter": round(low, 3),
-                "three quarters": round(high, 3),
-                "fastest / ddp": round(min(seconds) / min(slowest["ddp"]), 3),
-            }
-        )
+    slowest = {name: slowest_of([seconds[name] for seconds in by_rank]) for name in ENGINES}
+    rows = [
+        {"engine": name, "ms": median_ms(seconds), "fastest ms": round(1000 * min(seconds), 1)}
+        | compare_seconds(seconds, slowest["ddp"])
+        for name, seconds in slowest.items()
+    ]
     print(format_table(rows))
 
 

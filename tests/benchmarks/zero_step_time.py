@@ -6,9 +6,9 @@ Both in float32 with torch's AdamW on the same model and rows, in one process wi
 """
 
 import argparse
-import statistics
 
 from shared.experiments.lesson10_deepspeed import ask_deepspeed, parity_config
+from shared.measuring.timing import compare_seconds, median_ms, slowest_of
 from shared.results import format_table
 
 
@@ -24,22 +24,11 @@ def main() -> None:
         given = {"stage": stage, "steps": args.steps, "config": config}
         by_rank = ask_deepspeed("race", args.ranks, timeout=900, **given)
         mine, theirs = (
-            [max(step) for step in zip(*(rank[name] for rank in by_rank), strict=True)]
-            for name in ("by hand", "DeepSpeed")
-        )
-        low, middle, high = statistics.quantiles(
-            [a / b for a, b in zip(mine, theirs, strict=True)], n=4
+            slowest_of([rank[name] for rank in by_rank]) for name in ("by hand", "DeepSpeed")
         )
         rows.append(
-            {
-                "stage": stage,
-                "by hand, ms": round(1000 * statistics.median(mine), 1),
-                "DeepSpeed, ms": round(1000 * statistics.median(theirs), 1),
-                "median ratio": round(middle, 3),
-                "quarter": round(low, 3),
-                "three quarters": round(high, 3),
-                "fastest / fastest": round(min(mine) / min(theirs), 3),
-            }
+            {"stage": stage, "by hand, ms": median_ms(mine), "DeepSpeed, ms": median_ms(theirs)}
+            | compare_seconds(mine, theirs)
         )
     print(format_table(rows))
 

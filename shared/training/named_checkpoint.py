@@ -1,0 +1,166 @@
+"""Checkpoints that any engine can read: whole names, parts on the ranks, torch's own format.
+
+An engine's own cut says nothing to another engine. So every parameter, and what the optimizer
+keeps for it, is given out under its name in the whole model, as a DTensor that says which part a
+rank has; torch.distributed.checkpoint writes the parts side by side, and cuts them anew for
+whoever loads. What an engine adds is a Layout. Learning rate and other settings are the run's own
+and are not saved.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.optim import Optimizer
+
+from shared.errors import InputError
+from shared.ranks.agreement import gathered
+
+# What belongs to a parameter of the optimizer: the parameter itself, or one of its states.
+Of = Callable[[nn.Parameter], Tensor]
+
+
+class Layout(Protocol):
+    """Where an engine has the tensors of a model, by their names in the whole model."""
+
+    def give(self, of: Of) -> dict[str, Tensor]:
+        """What `of` finds for every parameter of which this rank has a part; a collective.
+
+        Where ranks have different parts of a tensor it is a DTensor. A tied parameter is there
+        under each of its names.
+        """
+        ...
+
+    def take(self, of: Of, values: Mapping[str, Tensor]) -> None:
+        """Put what give() has given, and which was filled since, back in its place."""
+        ...
+
+    def buffers(self) -> dict[str, Tensor]:
+        """The model's buffers, themselves."""
+        ...
+
+
+def save_named(layout: Layout, optimizer: Optimizer | None, folder: Path) -> None:
+    """Write a checkpoint. Every rank takes part; of equal tensors one rank writes."""
+    with _quiet():
+        dcp.save(named_state(layout, optimizer), checkpoint_id=str(folder))
+
+
+@torch.no_grad()
+def load_named(layout: Layout, optimizer: Optimizer | None, folder: Path) -> int:
+    """Continue from a checkpoint of any engine on any number of ranks; every rank takes part.
+
+    The optimizer is new, or has trained before. Returns the number of steps that it has made now,
+    0 for one that does not count them. Raises InputError on every rank where the folder
+    holds no checkpoint, and where a tensor is missing in it or has another shape.
+    """
+    state = named_state(layout, optimizer)
+    _check(state, folder)
+    with _quiet():
+        dcp.load(state, checkpoint_id=str(folder))
+    layout.take(_itself, state["model"])
+    if optimizer is None:
+        return 0
+    for key, values in state["optimizer"].items():
+        layout.take(partial(_kept, optimizer, key), values)
+    for kept in optimizer.state.values():
+        if "step" in kept:
+            kept["step"].fill_(float(state["step"]))
+    return int(state["step"])
+
+
+def named_state(layout: Layout, optimizer: Optimizer | None = None) -> dict[str, Any]:
+    """What is saved: {"model": by name, "optimizer": by kind of state and name, "step"}.
+
+    An optimizer that has not made a step has its states after this, all zeros.
+    """
+    state: dict[str, Any] = {"model": layout.give(_itself) | layout.buffers()}
+    if optimizer is not None:
+        _make_states(optimizer)
+        keys = _keys(optimizer)
+        state["optimizer"] = {key: layout.give(partial(_kept, optimizer, key)) for key in keys}
+        steps = [float(kept["step"]) for kept in optimizer.state.values() if "step" in kept]
+        state["step"] = torch.tensor(max(steps, default=0.0))
+    return state
+
+
+def _itself(parameter: nn.Parameter) -> Tensor:
+    return parameter.detach()
+
+
+def _kept(optimizer: Optimizer, key: str, parameter: nn.Parameter) -> Tensor:
+    """What the optimizer keeps for a parameter; zeros where it does not train it."""
+    kept = optimizer.state.get(parameter, {})
+    return kept[key] if key in kept else torch.zeros_like(parameter.detach())
+
+
+def _keys(optimizer: Optimizer) -> list[str]:
+    """What the optimizer keeps that has a parameter's shape."""
+    found = {
+        key: None
+        for parameter, kept in optimizer.state.items()
+        for key, value in kept.items()
+        if isinstance(value, Tensor) and value.shape == parameter.shape and key != "step"
+    }
+    return list(found)
+
+
+def _make_states(optimizer: Optimizer) -> None:
+    """Let an optimizer make the states that it lacks: a step that changes nothing."""
+    groups = optimizer.param_groups
+    trained = [p for group in groups for p in group["params"] if p.requires_grad]
+    lacking = [p for p in trained if p not in optimizer.state]
+    if not lacking:
+        return
+    gradients, rates = [p.grad for p in trained], [group["lr"] for group in groups]
+    for p in trained:  # without a gradient it is left alone
+        p.grad = None
+    for p in lacking:
+        p.grad = torch.zeros_like(p)
+    for group in groups:
+        group["lr"] = 0.0
+    optimizer.step()
+    for p, gradient in zip(trained, gradients, strict=True):
+        p.grad = gradient
+    for group, rate in zip(groups, rates, strict=True):
+        group["lr"] = rate
+    # Weight decay as a part of the gradient would leave a trace, and the step does not count.
+    for value in (value for p in lacking for value in optimizer.state[p].values()):
+        if isinstance(value, Tensor):
+            value.zero_()
+
+
+def _check(state: Mapping[str, Any], folder: Path) -> None:
+    problem = next((each for each in gathered(_problem(state, folder)) if each), None)
+    if problem:  # of one rank, perhaps: the others would wait for it
+        raise InputError(f"checkpoint {folder} {problem}")
+
+
+def _problem(state: Mapping[str, Any], folder: Path) -> str:
+    """Why the folder cannot be loaded into this state; "" where it can."""
+    try:
+        stored = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    except Exception as error:  # whatever torch raises for what is no checkpoint
+        return f"cannot be read ({type(error).__name__}: {error})"
+    parts = {"model": state["model"]} | {
+        f"optimizer.{key}": values for key, values in state.get("optimizer", {}).items()
+    }
+    for part, values in parts.items():
+        for name, value in values.items():
+            found = stored.get(f"{part}.{name}")
+            if not isinstance(found, TensorStorageMetadata):
+                return f"has no {part} {name}"
+            if found.size != value.shape:
+                return f"has {part} {name} of {tuple(found.size)}, here {tuple(value.shape)}"
+    return ""
+
+
+def _quiet() -> warnings.catch_warnings:
+    """One process alone is no mistake: leave torch's warning about it out."""
+    return warnings.catch_warnings(action="ignore", category=UserWarning)
