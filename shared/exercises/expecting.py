@@ -89,6 +89,15 @@ def expect_raises(
     raise Wrong(f"{what} is accepted", f"a {kind.__name__}", "no error", hint)
 
 
+def accepted(function: Callable[..., Any], *args: Any, what: str, hint: str = "", **kw: Any) -> Any:
+    """Return what the call returns; with a ValueError it refuses what the contract allows."""
+    try:
+        return function(*args, **kw)
+    except ValueError as error:
+        said = f"ValueError: {error}"
+        raise Wrong(f"{what} is refused", f"{what} accepted", said, hint) from None
+
+
 def expect_close(
     got: Any,
     want: Tensor,

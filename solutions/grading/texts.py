@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}\b")
-CELL_FILE = re.compile(r"(?:<home>/)?ipykernel_\d+/\d+\.py")
 # A temporary folder's name ends with eight random characters.
 TEMPORARY = re.compile(r"(<home>/(?:tmp|(?:[a-z0-9]+_)*))[a-z0-9_]{8}(?=[/'\"\s)]|$)")
 # Characters that turn the direction of writing, for what follows them.
@@ -25,7 +24,7 @@ def clean(text: str, paths: Mapping[str, str] | None = None) -> str:
     for path, name in (paths or {}).items():
         text = text.replace(path, name)
     text = ANSI.sub("", TEMPORARY.sub(r"\1...", text))
-    text = CELL_FILE.sub("<cell>", ADDRESS.sub("0x...", text))
+    text = ADDRESS.sub("0x...", text)
     return shortened(" ".join("".join(map(_harmless, text)).split()), MAX_LINE)
 
 

@@ -1,18 +1,19 @@
 """How fast, how small and how steady the grader is.
 
     python tests/benchmarks/grading_rate.py --count 30 --repeat 10
+    python tests/benchmarks/grading_rate.py --lessons 01,02,03,04,05,06,07,08 --repeat 2 --copies 3
 
-Makes submissions of one lesson out of its references, its known mistakes and its stubs, no two
-alike, and grades them with the command. Prints the rate, what that means for 200 submissions, and
-the most memory that the grader's own process took. With --repeat it grades them again and again
-and counts the rows that were not the same each time.
+Makes students' submissions of some lessons out of their references, their known mistakes and their
+stubs, no two alike, and --copies students who handed in another's. Grades them with the command.
+Prints the rate, what that means for 200 submissions, and the most memory that the grader's own
+process took. With --repeat it grades them again and again and counts the rows that were not the
+same each time.
 """
 
 import argparse
 import csv
 import hashlib
 import random
-import resource
 import shutil
 import subprocess
 import sys
@@ -31,12 +32,12 @@ COURSE = Path(__file__).resolve().parents[2]
 TARGET_MINUTES, TARGET_MIB, CLASS = 30, 300, 200
 
 
-def make_class(folder: Path, number: str, count: int, seed: int) -> None:
-    """Store `count` notebooks in which each exercise is right, mistaken or untouched."""
+def make_class(folder: Path, number: str, count: int, copies: int, seed: int) -> None:
+    """Store `count` notebooks, each exercise right, mistaken or untouched; the last are copies."""
     lesson = read_lessons(COURSE, [number])[number]
     known = AnswerCells(COURSE, lesson)
     pristine = (COURSE / "lessons" / lesson.folder / "lesson.ipynb").read_bytes()
-    chance = random.Random(seed)
+    chance, last = random.Random(seed), b""
     for place in range(count):
         cells = {}
         for exercise in lesson.exercises:
@@ -46,22 +47,20 @@ def make_class(folder: Path, number: str, count: int, seed: int) -> None:
             # Equal answers are graded once, and a class would not be as kind.
             cells[exercise.id] = f"# submission {place}\n{cell}"
         path = folder / f"student {place:03d}" / f"{number}.ipynb"
-        path.parent.mkdir(parents=True)
-        path.write_bytes(hand_in(pristine, cells))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(last := hand_in(pristine, cells) if place < count - copies else last)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds on the clock and of the processors, and the grader's own peak memory in MiB."""
+    """Seconds on the clock, and the grader's own peak memory in MiB."""
 
     seconds: float
-    processor: float
     peak: float
 
 
 def grade(folder: Path, out: Path, *words: str) -> Cost:
-    """Run the command and measure it; its notebooks are counted in the processors' time."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    """Run the command and measure it."""
     began, peak = time.monotonic(), 0.0
     command = [sys.executable, "-m", "solutions.grade", str(folder), "--out", str(out), *words]
     with subprocess.Popen(command, cwd=COURSE, stdout=subprocess.DEVNULL) as process:
@@ -70,9 +69,7 @@ def grade(folder: Path, out: Path, *words: str) -> Cost:
             time.sleep(0.1)
     if process.returncode:
         raise SystemExit(f"{' '.join(command)} ended with status {process.returncode}")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Cost(time.monotonic() - began, processor, peak)
+    return Cost(time.monotonic() - began, peak)
 
 
 def peak_mib(pid: int) -> float:
@@ -98,15 +95,17 @@ def read_rows(out: Path) -> dict[tuple[str, str], str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--lesson", default="02", help="which lesson (02)")
-    parser.add_argument("--count", type=int, default=30, help="submissions (30)")
+    parser.add_argument("--lessons", default="02", help="which lessons, with commas (02)")
+    parser.add_argument("--count", type=int, default=30, help="students (30)")
+    parser.add_argument("--copies", type=int, default=0, help="of them who copied another's (0)")
     parser.add_argument("--repeat", type=int, default=1, help="gradings of the same (1)")
     parser.add_argument("--jobs", type=int, default=2, help="notebooks at a time (2)")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     place = Path(tempfile.mkdtemp(prefix="grading_rate_"))
     try:
-        make_class(place / "in", args.lesson, args.count, args.seed)
+        for lesson in args.lessons.split(","):
+            make_class(place / "in", lesson, args.count, args.copies, args.seed)
         first: dict[tuple[str, str], str] = {}
         flakes: Counter[tuple[str, str]] = Counter()
         for turn in range(args.repeat):
@@ -128,11 +127,11 @@ def main() -> None:
 
 def report(turn: int, args: argparse.Namespace, cost: Cost, table: bytes) -> None:
     """One grading in three lines; equal digests are equal tables."""
-    rate = 60 * args.count / cost.seconds
-    each = cost.processor / args.count
+    count = args.count * len(args.lessons.split(","))
+    rate = 60 * count / cost.seconds
     print(
-        f"grading {turn + 1}: {args.count} of lesson {args.lesson}, {args.jobs} at a time, in "
-        f"{cost.seconds:.0f} s: {rate:.1f} a minute, {each:.1f} s of a processor each\n"
+        f"grading {turn + 1}: {count} of lesson {args.lessons}, {args.jobs} at a time, in "
+        f"{cost.seconds:.0f} s: {rate:.1f} a minute\n"
         f"  {CLASS} would take {CLASS / rate:.1f} minutes (wanted: {TARGET_MINUTES}); "
         f"the grader itself took {cost.peak:.0f} MiB (wanted: {TARGET_MIB})\n"
         f"  grades.csv {hashlib.sha256(table).hexdigest()[:12]}",

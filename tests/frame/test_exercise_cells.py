@@ -5,7 +5,7 @@ import shutil
 
 import nbformat
 
-from shared.exercises.stubs import signature_difference
+from shared.exercises.stubs import is_stub, signature_difference
 
 
 def test_nbval_fails_exactly_the_checks_of_unsolved_exercises(toy, toy_module):
@@ -32,6 +32,30 @@ def test_a_signature_that_differs_fails_in_solution_mode(toy, toy_module):
     done = toy.run("-m", "shared.cli.notebooks", "--no-write")
     assert done.returncode == 1
     assert "SignatureDiffers: 01.1: the notebook has double(y: int)" in done.stdout
+
+
+def test_a_class_with_an_empty_method_beside_its_stubs_is_not_solved():
+    class Open:
+        def __init__(self) -> None:
+            raise NotImplementedError
+
+        def hook(self) -> None:
+            """Does nothing here: for a class that derives."""
+
+    class Begun(Open):
+        def __init__(self) -> None:
+            self.done = True
+
+        def hook(self) -> None:
+            raise NotImplementedError
+
+    class Empty:
+        def hook(self) -> None: ...
+
+    assert is_stub(Open)
+    assert not is_stub(Begun)
+    assert not is_stub(Empty)
+    assert not is_stub(Empty.hook)
 
 
 def test_signatures_are_compared_method_by_method():

@@ -115,6 +115,16 @@ def test_a_course_below_tmp_is_seen_and_tmp_is_writable(tmp_path, monkeypatch):
     assert "touch: cannot touch '/tmp/own'" not in done.stderr
 
 
+def test_no_folder_above_the_course_or_the_own_tmp_is_shown(tmp_path, monkeypatch):
+    extra = tmp_path / "packages"
+    extra.mkdir()
+    above = Path(bubblewrap.__file__).parents[4]
+    monkeypatch.setattr(bubblewrap.sys, "path", [str(above), bubblewrap.HOME, "/", str(extra)])
+    seen = bubblewrap.interpreter_folders()
+    assert str(extra) in seen
+    assert not {str(above), bubblewrap.HOME, "/"} & set(seen)
+
+
 def test_unconfined_it_grades_as_well_and_says_so(course, capsys):
     assert "WITHOUT a sandbox" in Workspace(course, confined=False).promise
     verdict = graded(course, "return 2 * x", confined=False)
@@ -128,6 +138,19 @@ def test_memory_that_several_processes_use_counts_together(course):
     verdict = graded(course, body, limits=Limits(exercise_seconds=20, memory=900 << 20))
     assert verdict.outcome in (Outcome.STOPPED, Outcome.WRONG), verdict
     assert "of memory" in verdict.message or "MemoryError" in verdict.message
+
+
+def test_processes_that_have_left_their_parents_count_as_memory(course):
+    body = """for n in range(5):
+        if os.fork() == 0:
+            if os.fork() == 0:
+                held = bytearray(b"x") * (600 << 20)
+                while True: pass
+            os._exit(0)
+    while True: pass"""
+    verdict = graded(course, body, limits=Limits(exercise_seconds=20, memory=2 << 30))
+    assert verdict.outcome is Outcome.STOPPED
+    assert verdict.message == "stopped: used more than 2 GiB of memory"
 
 
 def test_the_forbidden_call_is_named_and_the_answer_still_judged(course):
@@ -148,7 +171,7 @@ def test_a_closed_workspace_ends_what_runs(course):
             workspace.grade(answers, lesson(), Limits())
 
 
-READER = Reader(Answers("ada", "01", {}, {}), {"01.1": EXERCISE}, Limits(), {"01.1": ()})
+READER = Reader(Answers("ada", "01", {}, {}), {"01.1": EXERCISE}, Limits(), {"01.1": ()}, {})
 BEGINS = {"event": "begins", "exercise": "01.1"}
 
 
@@ -184,7 +207,9 @@ def test_what_was_running_when_a_run_ended_is_stopped():
 
 
 def test_what_is_flagged_has_no_points_until_somebody_looked():
-    reader = Reader(READER.answers, READER.exercises, Limits(), {"01.1": (Flag(1, "imports os"),)})
+    reader = Reader(
+        READER.answers, READER.exercises, Limits(), {"01.1": (Flag(1, "imports os"),)}, {}
+    )
     record = {"event": "judged", "exercise": "01.1", "kind": "right", "passed": 2, "total": 2}
     verdict = reader.read([BEGINS, record], None)["01.1"]
     assert (verdict.outcome, verdict.points) == (Outcome.RIGHT, 0.0)

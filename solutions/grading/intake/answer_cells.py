@@ -11,7 +11,7 @@ Sources are read with ast and never run: the grader imports neither torch nor an
 import ast
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,7 @@ from solutions.grading.intake.sources import (
     Renamed,
     WithoutAnnotations,
     bound_by,
+    copied,
 )
 from solutions.grading.results import Lesson
 
@@ -42,8 +43,10 @@ def known_wrong(course: Path, lesson: Lesson) -> dict[str, tuple[tuple[str, str]
     if not (course / "solutions" / "mistakes" / f"lesson{lesson.folder}.py").is_file():
         return {}
     found: dict[str, tuple[tuple[str, str], ...]] = {}
-    for each in AnswerCells(course, lesson).mistakes:
-        found.setdefault(each.exercise, ((each.says, each.cell),))
+    answers = AnswerCells(course, lesson)
+    for id, says, node in answers.labelled():
+        if id not in found:  # to write a cell takes some hundredths of a second
+            found[id] = ((says, answers.typed(node, id)),)
     return found
 
 
@@ -65,6 +68,8 @@ class AnswerCells:
     def __init__(self, course: Path, lesson: Lesson) -> None:
         self.course, self.lesson = course, lesson
         self.setup = Module.read("", lesson.setup)
+        self.names = {each.id: each.name for each in lesson.exercises}
+        self.wrong_home = f"solutions.mistakes.lesson{lesson.folder}"
         self._modules: dict[str, Module] = {}
 
     @cached_property
@@ -79,18 +84,21 @@ class AnswerCells:
             cells[exercise.id] = _Cell(self, module).write(answer, exercise.id, exercise.name)
         return cells
 
+    def labelled(self) -> Iterator[tuple[str, str, Definition]]:
+        """Every wrong answer's exercise, what is said to it, and itself, in the file's order."""
+        for node in self.module(self.wrong_home).tree.body:
+            label = _label(node) if isinstance(node, Definition) else None
+            if label and isinstance(node, Definition):
+                yield *label, node
+
+    def typed(self, node: Definition, id: str) -> str:
+        """The cell of a wrong answer to an exercise."""
+        return _Cell(self, self.wrong_home).write(node, id, self.names[id])
+
     @cached_property
     def mistakes(self) -> list[KnownMistake]:
         """Every wrong answer of the lesson, in the order of its file."""
-        home = f"solutions.mistakes.lesson{self.lesson.folder}"
-        names = {each.id: each.name for each in self.lesson.exercises}
-        found = []
-        for node in self.module(home).tree.body:
-            label = _label(node) if isinstance(node, Definition) else None
-            if label and isinstance(node, Definition):
-                cell = _Cell(self, home).write(node, label[0], names[label[0]])
-                found.append(KnownMistake(*label, cell))
-        return found
+        return [KnownMistake(id, says, self.typed(node, id)) for id, says, node in self.labelled()]
 
     @cached_property
     def alternatives(self) -> dict[str, list[str]]:
@@ -98,7 +106,6 @@ class AnswerCells:
         home = f"solutions.alternatives.lesson{self.lesson.folder}"
         if self.path(home) is None:
             return {}
-        names = {each.id: each.name for each in self.lesson.exercises}
         table = self.module(home).definitions["ALTERNATIVES"]
         assert isinstance(table, ast.Assign) and isinstance(table.value, ast.Dict), home
         found: dict[str, list[str]] = {}
@@ -109,7 +116,7 @@ class AnswerCells:
                 module, name = self.resolve(home, each.id)
                 answer = self.module(module).definitions[name]
                 assert isinstance(answer, Definition), f"{module}.{name}: no function, no class"
-                cell = _Cell(self, module).write(answer, id, names[id])
+                cell = _Cell(self, module).write(answer, id, self.names[id])
                 found.setdefault(id, []).append(cell)
         return found
 
@@ -174,7 +181,7 @@ class _Cell:
 
     def write(self, answer: Definition, id: str, name: str) -> str:
         """The cell's text, with `answer` as the answer to exercise `id`, under `name`."""
-        own = copy.deepcopy(answer)
+        own = copy.copy(answer)
         own.name = name
         marked = [each for each in own.decorator_list if not _is_label(each)]
         label = ast.Call(ast.Name("exercise", ast.Load()), [ast.Constant(id)], [])
@@ -186,7 +193,7 @@ class _Cell:
 
     def add(self, node: ast.stmt, module: str) -> None:
         """Append a statement of a module, after all that it needs."""
-        node = WithoutAnnotations().visit(copy.deepcopy(node))
+        node = WithoutAnnotations().visit(copied(node))
 
         def attribute(owner: str, name: str) -> str | None:
             """`right.split_heads`, where `right` is a module of ours: the definition itself."""
@@ -221,7 +228,7 @@ class _Cell:
             return self.answers.in_setup[origin]
         module, name = origin
         if _ours(origin):
-            definition = copy.deepcopy(self.answers.module(module).definitions[name])
+            definition = copy.copy(self.answers.module(module).definitions[name])
             prefix = f"_{module.split('.')[-1]}_"
             self.names |= {(module, each): f"{prefix}{each}" for each in bound_by(definition)}
             if isinstance(definition, Definition):

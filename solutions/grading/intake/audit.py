@@ -8,7 +8,7 @@ import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from solutions.grading.intake.sources import bound_by, parsed
+from solutions.grading.intake.sources import bound_by, imported_by, parsed
 from solutions.grading.results import Lesson
 
 
@@ -40,8 +40,10 @@ COMMON = _words(
     "__exit__ __repr__ __str__ __getattr__ __setattr__ __post_init__ __name__ __class__ __doc__ "
     "__version__ __all__ __annotations__ __slots__ __cause__ __context__"
 )
-FRAMES = ("tb_", "f_", "gi_", "cr_", "ag_", "co_")
-FRAME_NAMES = _words("frame back locals globals code builtins next consts")
+FRAMES = _words(
+    "tb_frame tb_next f_back f_locals f_globals f_code f_builtins gi_frame gi_code cr_frame "
+    "cr_code ag_frame ag_code co_code co_consts"
+)
 STARTS = ("exec", "spawn", "fork", "kill", "popen", "system", "_exit", "abort")
 
 
@@ -63,7 +65,7 @@ def audit(source: str, lesson: Lesson, id: str) -> tuple[Flag, ...]:
         tree, start = parsed(source), parsed(lesson.setup)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ()
-    known = {name: "" for node in start.body for name in bound_by(node)} | dict(_imported(start))
+    known = {name: "" for node in start.body for name in bound_by(node)} | _imports(start)
     try:
         found = {*_found(tree, known, lesson, id)}
     except (RecursionError, IndexError):  # getattr without arguments
@@ -71,23 +73,22 @@ def audit(source: str, lesson: Lesson, id: str) -> tuple[Flag, ...]:
     return tuple(sorted(found)[:MAX_FLAGS])
 
 
-def _imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    """(name, dotted name) for everything that imports anywhere in a piece of code bind."""
-    for node in ast.walk(tree):
-        for alias in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
-            if isinstance(node, ast.ImportFrom):
-                yield alias.asname or alias.name, f"{node.module or '.'}.{alias.name}"
-            elif alias.asname:
-                yield alias.asname, alias.name
-            else:
-                yield alias.name.split(".")[0], alias.name.split(".")[0]
+def _imports(tree: ast.AST) -> dict[str, str]:
+    """Name to dotted name for everything that imports anywhere in a piece of code bind."""
+    return {local: path for node in ast.walk(tree) for local, path in _imported(node)}
+
+
+def _imported(node: ast.AST) -> Iterator[tuple[str, str]]:
+    for local, module, name in imported_by(node):
+        yield local, f"{module}.{name}" if name else module
 
 
 def _found(tree: ast.Module, known: dict[str, str], lesson: Lesson, id: str) -> Iterator[Flag]:
-    names = {**known, **dict(_imported(tree))}
+    names = {**known, **_imports(tree)}
     arguments = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
     own = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    for name in (own | arguments) & {n for n, path in names.items() if path.startswith("shared.")}:
+    own |= arguments
+    for name in own & {n for n, path in names.items() if path.startswith("shared.")}:
         names[name] = ""  # something of the answer's own, under a name that the setup cell has, too
     about_files = any(each.split(".")[0] in FILES for each in known.values())
 
@@ -103,6 +104,7 @@ def _found(tree: ast.Module, known: dict[str, str], lesson: Lesson, id: str) -> 
             return f"{begin}.{name.value}" if begin and isinstance(name, ast.Constant) else ""
         return dotted(node.value) if isinstance(node, ast.Subscript) else ""
 
+    answers = {each.name for each in lesson.exercises}
     yield from _rebound(tree, known)
     for node in ast.walk(tree):
         line = getattr(node, "lineno", 1)
@@ -113,7 +115,6 @@ def _found(tree: ast.Module, known: dict[str, str], lesson: Lesson, id: str) -> 
         ):
             yield Flag(line, what, spoils)
         if isinstance(node, ast.Attribute | ast.Name | ast.Call) and (path := dotted(node)):
-            answers = {each.name for each in lesson.exercises}
             if path.startswith("shared.") and path.rpartition(".")[2] in answers:
                 yield Flag(line, f"reaches for {path}, an answer of the course")
             elif path.startswith(NOT_OF_TORCH) and path not in known.values():
@@ -126,7 +127,7 @@ Said = tuple[str, bool]
 
 
 def _of_imports(node: ast.AST, known: dict[str, str], about_files: bool) -> Iterator[Said]:
-    for name, path in _imported(node) if isinstance(node, ast.Import | ast.ImportFrom) else ():
+    for name, path in _imported(node):
         root = path.split(".")[0]
         ours = root in ("shared", "solutions")
         taught = path in known.values() or (
@@ -157,8 +158,7 @@ def _of_names(node: ast.AST, own: set[str], about_files: bool) -> Iterator[Said]
         name = node.name
     elif isinstance(node, ast.Constant) and isinstance(node.value, str):
         name = node.value
-    start, _, rest = name.partition("_")
-    if f"{start}_" in FRAMES and rest in FRAME_NAMES:
+    if name in FRAMES:
         yield f"uses {name}", True
     if (
         len(name) > 4

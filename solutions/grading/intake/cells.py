@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from solutions.grading.intake.notebook import CodeCell
-from solutions.grading.intake.sources import bound_by, parsed
+from solutions.grading.intake.sources import bound_by, imported_by, parsed
 from solutions.grading.results import Exercise, Outcome
 
 DECORATOR = re.compile(r"^@exercise\(\s*['\"]([0-9]{2}\.[0-9]+[a-z]?)['\"]", re.MULTILINE)
@@ -61,7 +61,8 @@ def look(source: str, cell: CodeCell | None = None) -> Found:
 
 def names_bound(tree: ast.Module) -> frozenset[str]:
     """The names that a cell leaves behind: imports, definitions and assignments at its top."""
-    return frozenset(name for node in tree.body for name in (*bound_by(node), *_imported(node)))
+    imported = (local for node in tree.body for local, _, _ in imported_by(node))
+    return frozenset(imported).union(*map(bound_by, tree.body))
 
 
 def names_needed(tree: ast.Module) -> frozenset[str]:
@@ -74,13 +75,8 @@ def names_needed(tree: ast.Module) -> frozenset[str]:
             made.add(node.arg)
         elif isinstance(node, Definition):
             made.add(node.name)
-        made.update(_imported(node))
+        made.update(local for local, _, _ in imported_by(node))
     return frozenset(read - made)
-
-
-def _imported(node: ast.AST) -> list[str]:
-    aliases = node.names if isinstance(node, ast.Import | ast.ImportFrom) else []
-    return [each.asname or each.name.split(".")[0] for each in aliases]
 
 
 def borrowed(owner: Found, found: Sequence[Found], known: frozenset[str]) -> list[str]:

@@ -6,6 +6,7 @@ looked for by what else names it, to say what is wrong; it is not graded.
 
 import ast
 import builtins
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -89,14 +90,28 @@ def _read_lesson(folder: Path, machinery: str) -> Lesson:
 
 
 def _forbidden(folder: Path) -> dict[str, tuple[str, ...]]:
-    """The calls that are an exercise itself, as checks.py names them: `forbidden=(...)`."""
-    found = {}
-    for node in ast.walk(parsed((folder / "checks.py").read_text(encoding="utf-8"))):
+    """The calls that are an exercise itself, as checks.py names them: `forbidden=(...)`.
+
+    Constants of its top level may stand there; the module itself is not run, it would load torch.
+    """
+    found, constants = {}, dict[str, Any]()
+    tree = parsed((folder / "checks.py").read_text(encoding="utf-8"))
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "").isupper():
+            with contextlib.suppress(Exception):  # what is made of something imported
+                constants[ast.unparse(node.targets[0])] = _value(node.value, constants)
+    for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             for each in node.keywords:
                 if each.arg == "forbidden" and node.args:
-                    found[ast.literal_eval(node.args[0])] = ast.literal_eval(each.value)
+                    found[ast.literal_eval(node.args[0])] = _value(each.value, constants)
     return found
+
+
+def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    return eval(
+        compile(ast.Expression(node), "checks.py", "eval"), {"__builtins__": {}}, dict(names)
+    )
 
 
 def _source(cell: Mapping[str, Any]) -> str:

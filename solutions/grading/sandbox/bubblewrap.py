@@ -114,13 +114,14 @@ def limited(limits: Limits) -> list[str]:
 
 
 def interpreter_folders() -> list[str]:
-    """Where the interpreter, its library and its packages are; never the course's own folder."""
+    """Where the interpreter, its library and packages are; none that holds the course or HOME."""
     course = Path(__file__).resolve().parents[3]
     found = [Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()]
     for entry in map(Path, sys.path):
         inside = any(entry.resolve().is_relative_to(folder) for folder in found)
-        ours = entry.resolve().is_relative_to(course) or course.is_relative_to(entry.resolve())
-        if entry.is_dir() and not inside and not ours:
+        ours = entry.resolve().is_relative_to(course)
+        above = any(Path(each).is_relative_to(entry.resolve()) for each in (course, HOME))
+        if entry.is_dir() and not (inside or ours or above):
             found.append(entry.resolve())
     return sorted({str(each) for each in found if not each.is_relative_to("/usr")})
 

@@ -38,11 +38,15 @@ class Place:
 
 @dataclass
 class Report:
-    """What a run said, the limit that ended it (None for none), and what it complained of."""
+    """What a run said, the limit that ended it (None for none), and what it complained of.
+
+    `paths` are names for the folders that it saw, some of which differ from run to run.
+    """
 
     events: list[dict[str, Any]]
     stop: Stop | None
     log: str
+    paths: Mapping[str, str]
 
 
 def run_judge(
@@ -61,8 +65,9 @@ def run_judge(
     """
     with tempfile.TemporaryDirectory(prefix="run_", dir=place.folder) as name:
         folder = Path(name)
-        home = Path(bubblewrap.HOME) if place.confined else folder
-        (folder / "job.json").write_text(json.dumps({**job, "work": str(home / "work")}))
+        home = Path(bubblewrap.HOME) if place.confined else folder / "home"
+        (folder / "home").mkdir()
+        (folder / "job.json").write_text(json.dumps(job))
         reader, writer = os.pipe()
         process = _start(place, folder, writer, environment(home, seed), limits, slot)
         os.close(writer)
@@ -73,7 +78,8 @@ def run_judge(
             process.kill()  # bubblewrap's end is the end of all that it holds
             process.wait()
         events = [event for event in map(_event, said.split(b"\n")) if event is not None]
-        return Report(events, stop, (folder / "errors").read_text(errors="replace")[-2000:])
+        log = (folder / "errors").read_text(errors="replace")[-2000:]
+        return Report(events, stop, log, {str(home): "<home>", place.course: "<course>"})
 
 
 def _start(
@@ -97,7 +103,7 @@ def _start(
             argv = [*bubblewrap.limited(limits), *argv]
         return subprocess.Popen(
             argv,
-            cwd=folder,
+            cwd=folder / "home",
             env=None if place.confined else seen,
             stdin=given,
             stdout=subprocess.DEVNULL,

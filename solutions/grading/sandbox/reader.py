@@ -6,12 +6,10 @@ from typing import Any
 
 from solutions.grading.intake.audit import Flag
 from solutions.grading.results import Answers, Exercise, Limits, Outcome, Stop, Verdict
-from solutions.grading.sandbox.bubblewrap import COURSE, HOME
 from solutions.grading.texts import show_seconds, show_size
 from solutions.grading.verdicts import make_verdict
 
 ENDLESS = "A loop without an end, or a rank that waits for what no other rank sends."
-PATHS = {f"{HOME}/work": "<home>", COURSE: "<course>"}
 TEXTS = ("title", "mistake", "expected", "seen", "hint")
 
 
@@ -24,8 +22,10 @@ class Reader:
         exercises: Mapping[str, Exercise],
         limits: Limits,
         flags: Mapping[str, tuple[Flag, ...]],
+        paths: Mapping[str, str],
     ) -> None:
         self.answers, self.exercises, self.limits, self.flags = answers, exercises, limits, flags
+        self.paths = paths
         self.broken = ""
 
     def read(self, events: Iterable[Mapping[str, Any]], stop: Stop | None) -> dict[str, Verdict]:
@@ -105,7 +105,7 @@ class Reader:
             outcome,
             message,
             flags=flags,
-            paths=PATHS,
+            paths=self.paths,
             **fields,
         )
 

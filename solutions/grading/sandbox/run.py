@@ -155,7 +155,6 @@ class _Grading:
 
     def _run(self, wanted: list[str], stubbed: set[str]) -> tuple[dict[str, Verdict], str]:
         """Run once; the verdicts that came of it and, where there are none, why."""
-        reader = Reader(self.answers, self.exercises, self.limits, self.flags)
         report = run_judge(
             self.workspace.place,
             self._job(wanted, stubbed),
@@ -165,6 +164,7 @@ class _Grading:
             seconds=len(wanted) * (self.limits.exercise_seconds + 10),
             closing=self.workspace.closing,
         )
+        reader = Reader(self.answers, self.exercises, self.limits, self.flags, report.paths)
         found = reader.read(report.events, report.stop)
         return found, reader.broken or report.log or "it said nothing"
 

@@ -28,6 +28,7 @@ MAX_SAID = 256 << 10  # bytes that one exercise's result may have
 MAX_TEXT = 8000  # characters of one text in it: a repr can be any size
 TICK = 0.1  # seconds between two looks at what the processes use
 PR_SET_DUMPABLE = 4
+CACHE = ".cache"  # in the folder that the judge is started in, which answers may write
 
 
 def main() -> None:
@@ -38,7 +39,7 @@ def main() -> None:
     sys.meta_path[:] = [f for f in sys.meta_path if "editable" not in str(f).lower()]
     sys.path[:] = [job["course"], *(entry for entry in sys.path[1:] if entry)]
     _protect(True)
-    shutil.copytree(job["caches"], ".cache", dirs_exist_ok=True)
+    shutil.copytree(job["caches"], CACHE)
 
     def tell(**event: Any) -> None:
         data = json.dumps(event).encode() + b"\n"
@@ -87,8 +88,9 @@ class Judge:
         self.checks = import_module("shared.exercises.lessons").load_checks(job["number"])
         self.module: ModuleType = self.answers.new_module(job["number"])
         self._run("setup", job["setup"], self.module)
-        self.names = dict(vars(self.module))
-        self.environment = dict(os.environ)
+        answers = {each["name"] for each in self.exercises}
+        self.names = {k: v for k, v in vars(self.module).items() if k not in answers}
+        self.environment, self.home = dict(os.environ), os.getcwd()
 
     def _run(self, label: str, source: str, module: ModuleType) -> None:
         self.answers.run_cell(source, f"cell {label}", module)
@@ -118,7 +120,7 @@ class Judge:
             stop = self._passed(child, said, deadline)
         os.close(receiver)
         status = self._end(child, status, patience=0.0 if stop else 1.0)
-        shutil.rmtree(self.job["work"], ignore_errors=True)  # the next one finds nothing there
+        self._clear_folders()
         if stop:
             return {"stop": stop}
         try:
@@ -136,9 +138,12 @@ class Judge:
         # Bytes are limited by the folder's size itself; without a sandbox the disk is not ours.
         if job["confined"] and used.f_files - used.f_ffree > job["num_files"]:
             return "folder"
-        processes = [self.psutil.Process(child)] if self.psutil.pid_exists(child) else []
-        with contextlib.suppress(self.psutil.Error):
-            processes += processes[0].children(recursive=True) if processes else []
+        everybody = (
+            self.psutil.process_iter()  # in the sandbox also those that have left their parents
+            if job["confined"]
+            else self.psutil.Process().children(recursive=True)
+        )
+        processes = [each for each in everybody if each.pid not in (1, os.getpid())]
         # The first figure counts pages shared since a fork in each process; the second takes long.
         memory = job["memory"]
         if sum(map(self._own, processes)) > memory < sum(map(self._exact, processes)):
@@ -176,6 +181,19 @@ class Judge:
                 pass
         return status
 
+    def _clear_folders(self) -> None:
+        """Remove what an exercise has written: the next one has the whole of the space."""
+        for folder in (self.home, *(["/dev/shm"] if self.job["confined"] else [])):
+            with contextlib.suppress(OSError):  # /dev/shm may be another's
+                os.chmod(folder, 0o700)  # an answer may have taken the right to list it
+            for entry in os.scandir(folder):
+                if entry.name == CACHE:
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path, ignore_errors=True)
+                else:
+                    os.unlink(entry.path)
+
     # In the child.
 
     def _be_the_child(self, exercise: dict[str, Any], sender: int) -> None:
@@ -188,7 +206,6 @@ class Judge:
             nothing = os.open(os.devnull, os.O_RDWR)
             for stream in (0, 1, 2):
                 os.dup2(nothing, stream)
-            os.makedirs(self.job["work"], exist_ok=True)
             text = json.dumps(self._judged(exercise)).encode() + b"\n"
             while text:
                 text = text[os.write(sender, text) :]
@@ -220,7 +237,7 @@ class Judge:
         candidate = getattr(self.module, name)
         faults = [each for each in checks.faults(candidate) if each is not None]
         count["passed"] = count["total"] - len(faults)
-        if count["passed"] and (why := self._fooled(exercise)):
+        if count["passed"] and (why := self._fooled(checks, exercise)):
             return {"kind": "spoilt", "why": why, **count}
         if not faults:
             return {"kind": "right", **count}
@@ -235,17 +252,13 @@ class Judge:
             **count,
         }
 
-    def _fooled(self, exercise: dict[str, Any]) -> str:
+    def _fooled(self, checks: Any, exercise: dict[str, Any]) -> str:
         """Why what judges cannot be trusted any more: a known wrong answer passes. "" if none."""
         for number, (says, source) in enumerate(exercise["wrong"]):
-            module = ModuleType(f"known_wrong_{number}")
-            sys.modules[module.__name__] = module
+            module = ModuleType("known_wrong")
             vars(module).update(self.names)
             self._run(f"of a known wrong answer {number}", source, module)
-            if (
-                self.checks[exercise["checks"]].first_fault(getattr(module, exercise["name"]))
-                is None
-            ):
+            if checks.first_fault(getattr(module, exercise["name"])) is None:
                 return says
         return ""
 
@@ -263,12 +276,10 @@ class Judge:
 
     def _same_start(self) -> None:
         """The same names, random numbers, folder and environment, whatever ran before."""
-        for name, value in self.names.items():
-            if name not in {each["name"] for each in self.exercises}:
-                vars(self.module)[name] = value
+        vars(self.module).update(self.names)
         os.environ.clear()
         os.environ.update(self.environment)
-        os.chdir(self.job["work"])
+        os.chdir(self.home)
         seed = int(os.environ["TORCH_HANDLE_SEED"])
         random.seed(seed)
         self.torch.manual_seed(seed)
