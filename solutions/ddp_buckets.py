@@ -18,11 +18,12 @@ def started(work: dist.Work | None) -> dist.Work:
 
 
 def average_gradients_flat(module: nn.Module) -> None:
-    """Replace every gradient by its mean over all ranks, in place, with one all-reduce a dtype.
+    """Replace every gradient, `parameter.grad`, by its mean over all ranks; one all-reduce a dtype.
 
     All gradients of one dtype travel in one flat tensor of that dtype. Who takes part is as in
     `average_gradients`: zeros where a parameter that requires a gradient has none, a tied parameter
-    once, a frozen one not at all. Gradients need not lie in memory row by row.
+    once, a frozen one not at all. Gradients need not lie in memory row by row. `.grad` may be the
+    tensor that it was or a new one.
     """
     of_dtype: dict[torch.dtype, list[Tensor]] = {}
     for parameter in module.parameters():

@@ -68,11 +68,11 @@ def _shown(tensors: list) -> str:
 
 
 def average_gradients(module: nn.Module) -> None:
-    """Replace every gradient by its mean over all ranks, in place; call after backward().
+    """Replace every gradient, `parameter.grad`, by its mean over all ranks; call after backward().
 
     One all-reduce per parameter that requires a gradient, in the order of `parameters()`. One that
-    has no gradient on this rank takes part with zeros: it may have one on another rank, which
-    would wait and never return. A tied parameter goes once, a frozen one not at all.
+    has no gradient on this rank takes part with zeros: another rank may have one, and would wait.
+    A tied parameter goes once, a frozen one not at all. `.grad` may also become a new tensor.
     """
     world_size = dist.get_world_size()
     for parameter in module.parameters():
@@ -243,8 +243,9 @@ def accumulate_gradients(
     """Backward through all micro-batches, communicating once; return the sum of their losses.
 
     `loss_of(ddp, micro_batch)` is that micro-batch's *part* of the loss of the step: parts are
-    added, never averaged. Gradients end as the mean over the ranks of each rank's sum, added to
-    what `.grad` held before. Raises ValueError when there is no micro-batch.
+    added, never averaged. Gradients are added to what `.grad` holds already, and the mean of that
+    sum over the ranks ends in `.grad`: clearing is the caller's part. Raises ValueError when there
+    is no micro-batch.
     """
     if not micro_batches:
         raise InputError("a step needs at least one micro-batch, got 0")

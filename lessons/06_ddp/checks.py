@@ -172,7 +172,8 @@ def expect_means(
                 "size": mean * n,
                 "every rank keeps its own gradients: nothing that was reduced comes back": alone,
                 "the gradients are divided by the world size twice": mean / n,
-                "each rank's own gradient, divided by the world size": alone / n,
+                "each rank's own gradient, divided by the world size: nothing is summed, or the "
+                "sum is not waited for": alone / n,
                 "the sum is divided by 2, which is not the number of ranks": mean * n / 2,
             },
         )
@@ -293,7 +294,7 @@ def broadcast_values(broadcast_parameters: Any) -> None:
 def broadcast_mismatch(broadcast_parameters: Any) -> None:
     for kind, names in Broadcasts.DIFFERENCES.items():
         apart = f"ranks that differ in a {kind} hang: compare the layouts before the first "
-        apart += "broadcast, on every rank"
+        apart += "broadcast, and raise on every rank, src as well"
         heard = broadcasts(broadcast_parameters).outcome(kind, apart=apart)
         for rank, (error, words) in enumerate(heard):
             what = f"a {kind} that differs between the ranks ({names[0]})"
@@ -539,6 +540,8 @@ def no_sync(engine: Engines) -> None:
             "the last micro-batch's gradient is missing: the messages left too early": (
                 lambda: is_it(mean(0, 1))
             ),
+            "all is sent before backward has come to the first layer: what backward completed "
+            "inside no_sync() is not complete": step.at_first_layer == len(step.messages) > 0,
         },
         expected="no message inside it, then the sum over all three micro-batches, averaged",
         seen=f"{step.quiet} messages inside it" if step.quiet else "a part of the sum",
@@ -575,7 +578,7 @@ def no_sync(engine: Engines) -> None:
 # 06.5
 
 
-@exercise_06_5.check("the gradients of all micro-batches, sent once")
+@exercise_06_5.check("the gradients of all micro-batches, added to what is there and sent once")
 def accumulate_values(accumulate_gradients: Any) -> None:
     num = len(list(Case().net().parameters()))
     for parts in accumulating.NUM_PARTS:
@@ -586,6 +589,8 @@ def accumulate_values(accumulate_gradients: Any) -> None:
                 "nothing is sent: the last micro-batch is under no_sync() as well": sent == 0,
                 "backward is under no_sync() and the forward before it is not: messages leave "
                 "all the same, since torch's DDP decides in forward": seen[0].late,
+                "more than the last micro-batch sends: it is told by its place, not by comparing "
+                "micro-batches, of which two may be one object": num < sent < parts * num,
                 "every micro-batch sends its gradients: accumulation alone saves no message": (
                     sent > num
                 ),
@@ -609,16 +614,28 @@ def expect_accumulated(seen: Sequence[accumulating.Accumulated], parts: int) -> 
     """Gradients against the twin, then the loss, then the end of the step."""
     local, losses = accumulating.twin_parts(seen[0], parts)
     both = torch.stack(local).mean(0)  # (parts, numbers)
+    held = accumulating.HELD * 1.5  # the mean over the two ranks
     for rank, one in enumerate(seen):
         expect_close(
             flat_grads(one.grads),
-            both.sum(0),
+            both.sum(0) + held,
             what=f"rank {rank}'s gradients after {parts} micro-batches",
             looks_like={
+                "what .grad held before the first micro-batch is lost: gradients are added to it, "
+                "and the training loop clears them": both.sum(0),
+                "what .grad held before is kept out of the mean over the ranks": both.sum(0)
+                + accumulating.HELD * (rank + 1),
                 "only the last micro-batch's gradient is left: it must be added to": both[-1],
-                "the gradients are the mean over the micro-batches: parts are added": both.mean(0),
+                "the gradients are the mean over the micro-batches: parts are added": both.mean(0)
+                + held,
+                "all that .grad holds is divided by the number of micro-batches: parts are added": (
+                    both.sum(0) + held
+                )
+                / parts,
                 "the first micro-batch is sent and the later ones are added to it on each rank: "
-                "the last one has to be the one that sends": both[0] + local[rank][1:].sum(0),
+                "the last one has to be the one that sends": both[0]
+                + held
+                + local[rank][1:].sum(0),
             },
         )
         recognise(

@@ -1,7 +1,7 @@
 """Train a translator under data parallelism, by hand or torch's; or compare what each costs.
 
 torchrun --nproc_per_node=2 lessons/06_ddp/train.py --engine bucketed   train, score, save
-torchrun --nproc_per_node=2 lessons/06_ddp/train.py                     compare the five engines
+torchrun --nproc_per_node=2 lessons/06_ddp/train.py                     compare the six engines
 torchrun --nproc_per_node=2 lessons/06_ddp/train.py --curve             repeat lesson 04's curve
 """
 
@@ -34,6 +34,7 @@ from solutions.lesson06_ddp import (
     BucketedDDP,
     OverlappedDDP,
     average_gradients,
+    average_gradients_flat,
     broadcast_parameters,
 )
 
@@ -43,9 +44,10 @@ def wrap(name: str, model: nn.Module, world_size: int, bucket_mb: float | None =
     size = bucket_options(bucket_mb)
     if name == "single":  # every rank computes the whole batch, and nothing travels
         return Engine(name, model, lambda: None, 1)
-    if name == "naive":
+    if name in ("naive", "flat"):  # after backward: a message a parameter, or a single one
         broadcast_parameters(model)
-        return Engine(name, model, partial(average_gradients, model), world_size)
+        average = average_gradients if name == "naive" else average_gradients_flat
+        return Engine(name, model, partial(average, model), world_size)
     if name == "overlapped":
         ddp = OverlappedDDP(model)
         return Engine(name, ddp, ddp.finish_gradient_sync, world_size)

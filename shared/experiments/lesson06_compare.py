@@ -1,4 +1,4 @@
-"""Five engines take the same steps in turns: `train.py` without `--engine`."""
+"""Six engines take the same steps in turns: `train.py` without `--engine`."""
 
 import argparse
 from contextlib import nullcontext
@@ -53,7 +53,7 @@ def take_turns(
     """
     ours = batch_loader(task.data, task.batches, rank=rank.rank, world_size=rank.world_size)
     both = zip(ours, batch_loader(task.data, task.batches), task.num_tokens, strict=True)
-    counted = progress(both, rank, "five engines", total=args.steps)
+    counted = progress(both, rank, "six engines", total=args.steps)
     for step, (mine, whole, num_tokens) in enumerate(counted, start=1):
         turn = step % len(runs)
         for run in runs[turn:] + runs[:turn]:

@@ -107,7 +107,7 @@ def draw_runs(table: Sequence[Mapping[str, Any]], curves: Mapping[str, Sequence[
     bars = right.bar(names, [row["time / ddp"] for row in table], color=colors)
     right.bar_label(bars, fmt="%.2f")
     right.axhline(1.0, color=MEANING["theory"], linewidth=0.8, linestyle="--")
-    right.set(ylabel="time of a step / torch's DDP", title="The same step, five ways")
+    right.set(ylabel="time of a step / torch's DDP", title="The same step, every engine")
     return figure
 
 

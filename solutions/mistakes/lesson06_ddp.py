@@ -629,6 +629,17 @@ class OverlappedDDP(right.OverlappedDDP):
         super().finish_gradient_sync()
 
 
+@mistake("06.3", says="what backward completed inside no_sync() is not complete")
+class OverlappedDDP(right.OverlappedDDP):
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def _on_gradient(self, parameter):
+        self._complete[parameter] = None
+        if self._synchronise:
+            self._send_what_is_next()
+
+
 # 06.4 BucketedDDP
 
 
@@ -1111,6 +1122,20 @@ def accumulate_gradients(ddp, micro_batches, loss_of):
     return right.accumulate_gradients(ddp, micro_batches, cleared)
 
 
+@mistake("06.5", says="what .grad held before the first micro-batch is lost")
+def accumulate_gradients(ddp, micro_batches, loss_of):
+    ddp.zero_grad()
+    return right.accumulate_gradients(ddp, micro_batches, loss_of)
+
+
+@mistake("06.5", says="all that .grad holds is divided by the number of micro-batches")
+def accumulate_gradients(ddp, micro_batches, loss_of):
+    loss = right.accumulate_gradients(ddp, micro_batches, loss_of)
+    for parameter in ddp.parameters():
+        parameter.grad /= len(micro_batches)
+    return loss
+
+
 @mistake("06.5", says="the gradients are the mean over the micro-batches")
 def accumulate_gradients(ddp, micro_batches, loss_of):
     num = len(micro_batches)
@@ -1171,3 +1196,13 @@ def accumulate_gradients(ddp, micro_batches, loss_of):
         raise ValueError("no micro-batch")
     last = micro_batches.pop()
     return right.accumulate_gradients(ddp, [*micro_batches, last], loss_of)
+
+
+@mistake("06.5", says="more than the last micro-batch sends")
+def accumulate_gradients(ddp, micro_batches, loss_of):
+    total = 0.0
+    for each in micro_batches:
+        with contextlib.nullcontext() if each is micro_batches[-1] else ddp.no_sync():
+            total = total + backward(loss_of(ddp, each))
+    ddp.finish_gradient_sync()
+    return total
