@@ -7,10 +7,23 @@ import torch
 from torch import Tensor
 
 from shared.exercises.checks import checks_for
-from shared.exercises.expecting import expect_close, expect_equal, expect_raises, recognise
+from shared.exercises.expecting import (
+    accepted,
+    expect_close,
+    expect_equal,
+    expect_raises,
+    recognise,
+)
 from shared.exercises.properties import expect_device, expect_gradients, expect_new
 from shared.exercises.seeds import fresh_generator
-from shared.laboratories.lesson01 import codes, pair_angles, turn, turned, turned_in_sequence
+from shared.laboratories.lesson01 import (
+    codes,
+    pair_angles,
+    turn,
+    turned,
+    turned_in_sequence,
+    turned_unevenly,
+)
 
 exercise_01_1 = checks_for(
     "01.1",
@@ -128,15 +141,19 @@ def adds_codes(module_class) -> None:
 
 @exercise_01_2.check("start")
 def continues(module_class) -> None:
-    x, module, last = embeddings(2, 4, 6), module_class(6, max_len=9).eval(), 0
-    for start in (5, 2):
+    x, module, last = embeddings(2, 3, 6), module_class(6, max_len=9).eval(), 0
+    for start in (6, 2, 0):
+        what, hint = f"start={start} with a length of 3 and max_len=9", "refuse with >, not >="
+        got = accepted(module, x, start=start, what=what, hint=hint)
         expect_close(
-            module(x, start=start),
-            x + codes(range(start, start + 4), 6),
+            got,
+            x + codes(range(start, start + 3), 6),
             what=f"the output with start={start}",
             looks_like={
-                "start is ignored: the rows are those of positions 0 to 3": x + codes(range(4), 6),
-                "the rows of the call before are added again": x + codes(range(last, last + 4), 6),
+                "start is ignored: the rows are those of positions 0 to 2": x + codes(range(3), 6),
+                "the rows of the call before are added again": x + codes(range(last, last + 3), 6),
+                "the module remembers where the call before ended and goes on from there: "
+                "positions come from start alone": x + codes(range(last + 3, last + 6), 6),
             },
         )
         last = start
@@ -346,6 +363,14 @@ def turns_pairs(rotary) -> None:
             "the second feature is computed from the first one already turned: keep the old": (
                 turned_in_sequence(x, positions)
             ),
+            "the angles lie as for pairs (i, i + K / 2), the features as neighbours: the two of a "
+            "pair must share one angle": turned_unevenly(x, positions),
+            "the exponent is 4i / head_dim: pair i turns by p / 10000^(2i / head_dim)": (
+                turned(x, positions, base=10_000**2)
+            ),
+            "the exponent is i / head_dim: pair i turns by p / 10000^(2i / head_dim)": (
+                turned(x, positions, base=100)
+            ),
         },
     )
     expect_close(
@@ -395,8 +420,15 @@ def broadcasts(rotary) -> None:
         x = embeddings(2, 3, 5, K)
         positions = torch.randint(50, shape, generator=fresh_generator())
         rows = positions.expand(2, 3, 5).flatten().tolist()
-        want = turned(x.reshape(-1, K), rows).view_as(x)
-        expect_close(rotary(x, positions), want, what=f"(B, H, L, {K}) with {what}")
+        want, first = turned(x.reshape(-1, K), rows).view_as(x), positions.expand(2, 3, 5)[0, 0]
+        expect_close(
+            rotary(x, positions),
+            want,
+            what=f"(B, H, L, {K}) with {what}",
+            looks_like={
+                "all sentences are turned by the positions of the first": turned(x, first.tolist())
+            },
+        )
 
 
 @exercise_01_4.check("x's dtype, and angles that stay exact")

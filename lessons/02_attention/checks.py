@@ -59,6 +59,9 @@ def no_mask(attention) -> None:
                 "the scores are multiplied by sqrt(K)": scaled(root),
                 "the scale is 1/sqrt(H K), the whole vector's, not one head's": scaled(1 / whole),
                 "the softmax runs over the queries, not over the keys": scaled(1 / root, dim=-2),
+                "the softmax is computed in float32: float64 inputs keep their digits": (
+                    (q @ k.mT / root).float().softmax(-1).double() @ v
+                ),
             },
             hint="softmax(Q K^T / sqrt(K)) V; K is the last dim of the query",
         )
@@ -126,10 +129,18 @@ def large_scores(attention) -> None:
     sign = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0])[:, None]  # of all of a query's scores
     q, k, mask = 1e5 * sign * q.abs(), k.abs(), lab.random_mask(2, 5, 7)
     output, _ = attend(attention, q, k, v, mask)
+    seen = mask.expand(2, 3, 5, 7).gather(-1, (q @ k.mT).argmax(-1, keepdim=True)).squeeze(-1)
+    lost = ~(output.abs().sum(-1) > 0)  # a row of zeros, or with NaN
     recognise(
-        {"large scores overflow: softmax subtracts a row's maximum": not output.isfinite().all()},
-        expected="finite values for scores of a hundred thousand",
-        seen=f"{int((~output.isfinite()).sum())} are not",
+        {
+            "the weights are masked and normalised anew: where a hidden key has by far the largest "
+            "score, nothing is left": bool(lost.any() and not (lost & seen).any()),
+            "large scores overflow: softmax subtracts a row's maximum": (
+                bool(lost.all() or not output.isfinite().all())
+            ),
+        },
+        expected="numbers for scores of a hundred thousand",
+        seen=f"{int(lost.sum())} of 30 rows are 0 or NaN",
     )
     expect_close(
         output,
@@ -205,6 +216,9 @@ def padding_values(padding_mask) -> None:
                 "padding is masked as a query, not as a key": keep[:, None, :, None],
                 "the mask is (B, S): it must broadcast to (B, H, T, S)": keep,
                 "the mask is (B, 1, S): one dim short for (B, H, T, S)": keep[:, None],
+                "the mask is (B, 1, S, S), a row for each query: a dim of 1 serves them all": (
+                    keep[:, None, None].expand(4, 1, 5, 5)
+                ),
                 "padding is masked as query and as key, which leaves rows without any key": (
                     keep[:, None, None] & keep[:, None, :, None]
                 ),
@@ -286,6 +300,10 @@ def split_values(split_heads) -> None:
                     x.unflatten(-1, (k, heads)).permute(0, 3, 1, 2)
                 ),
                 "heads stand after positions: (B, L, H, K)": x.unflatten(-1, (heads, k)),
+                "heads stand before the batch: (H, B, L, K)": torch.stack(x.split(k, dim=-1)),
+                "num_heads is taken for a head's width, K": (
+                    x.unflatten(-1, (k, heads)).transpose(1, 2)
+                ),
             },
         )
         expect_gradients(got, want, {"x": x}, "the tensor of heads")
@@ -405,6 +423,9 @@ def masks(module_class) -> None:
             got, want = module(x, x, x, **given), lab.twin_output(module, 3, x, x, x, mask)
             where = f"{what}, fused={fused}, training={training}"
             expect_close(got, want, what=where, looks_like=looks_like)
+        y, longer = lab.vectors(2, 7, 12), torch.ones(7, 7, dtype=torch.bool).tril()[None, None]
+        want, hint = lab.twin_output(module, 3, y, y, y, longer), "a kept mask has one length"
+        expect_close(module(y, y, y, causal=True), want, what="a longer causal sentence", hint=hint)
 
 
 @exercise_02_5.check("a sentence that is all padding")

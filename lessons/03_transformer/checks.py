@@ -18,7 +18,7 @@ import shared.laboratories.lesson03_mistaken as mistaken
 from shared.exercises.checks import checks_for
 from shared.exercises.expecting import expect, expect_close, expect_equal, expect_raises, recognise
 from shared.exercises.properties import expect_by_hand, expect_gradients, functions_called
-from shared.exercises.seeds import fresh_seed, seed_all
+from shared.exercises.seeds import fresh_generator, fresh_seed, seed_all
 from shared.model.config import Norm, TransformerConfig
 
 exercise_03_1 = checks_for(
@@ -118,7 +118,8 @@ def norm_values(answer) -> None:
         )
         other = lab.wide(*shape)
         want = F.layer_norm(other, shape[-1:], weight, bias, eps)
-        expect_close(norm.eval()(other), want, what="another input in eval(), after training")
+        what, hint = "another input in eval()", "nothing is kept from one call to the next"
+        expect_close(norm.eval()(other), want, what=what, hint=hint)
 
 
 @exercise_03_1.check("edges, gradients, by hand")
@@ -204,14 +205,15 @@ def ffn_dropout(answer) -> None:
             ),
             "dropout is not used": levels == {2.0},
             "the rate is 0.5 whatever `dropout` says": levels == {1.0, 3.0},
+            "what is kept is not divided by 1 - p": levels == {1.0, 2.0},
             "dropout does not act once, on the hidden units": levels != {1.0, 2.25},
         },
         expected="with dropout=0.2 hidden units of 1 become 0 or 1.25, outputs 1 or 2.25",
         seen=f"outputs {sorted(levels)[:5]}",
         hint="nn.Dropout(dropout) after the ReLU; the layer drops its sub-layers' outputs (03.3).",
     )
-    out = ffn.eval()(torch.ones(1, 400))
-    expect_close(out, torch.full((1, 400), 2.0), what="output in eval mode")
+    out, hint = ffn.eval()(torch.ones(1, 400)), "F.dropout must be told: training=self.training"
+    expect_close(out, torch.full((1, 400), 2.0), what="output in eval mode", hint=hint)
 
 
 # 03.3
@@ -267,6 +269,9 @@ def encoder_mistakes(twin: lab.LayerTwin, x: Tensor, mask: Tensor | None, causal
     def through(other: Tensor | None) -> Tensor:
         return wired(lambda h: twin.own(h, h, other))
 
+    beside = second(first(x + look(x)) + twin.network(x))
+    if twin.kind == "pre":
+        beside = x + look(first(x)) + twin.network(second(x))
     return {
         f"config.norm is {twin.kind!r}, and the layer computes the other kind": (
             wired(look, wrap=twin.other_kind)
@@ -283,6 +288,10 @@ def encoder_mistakes(twin: lab.LayerTwin, x: Tensor, mask: Tensor | None, causal
         ),
         "the residual connections are missing": wired(look, wrap=twin.no_residual),
         "norm1 is used for both sub-layers": wired(look, norms=[first, first]),
+        "norm1 and norm2 are exchanged: they stand in the order of use": (
+            wired(look, norms=[second, first])
+        ),
+        "the feed-forward reads the layer's input: attention has not been added to it": beside,
         "in pre-LN only the queries are normed: keys and values are, too": (
             wired(lambda h: twin.own(first(h), h, seen), norms=[nn.Identity(), second])
         ),
@@ -396,13 +405,19 @@ def expect_decoder(answer, norm: Norm) -> None:
     twin, x, padded = lab.LayerTwin(layer, config), lab.wide(2, 5, 12), lab.real_tokens([5, 2])
     each = lab.all_but_one(5)
     cases = {"no mask": None, "a padded memory": padded, "a mask of each target": each}
+    memory = lab.wide(2, 5, 12)
     for words, mask in cases.items():
-        memory = lab.wide(2, 5, 12)
+        earlier, memory = memory, lab.wide(2, 5, 12)
         expect_close(
             layer(x, memory, mask),
             twin.decoded(x, memory, mask),
             what=f"{norm}-LN decoder layer with {words}, training={layer.training}",
-            looks_like=decoder_mistakes(twin, x, memory, mask),
+            looks_like={
+                "the memory of an earlier call is used again": (
+                    partial(twin.decoded, x, earlier, mask)
+                ),
+                **decoder_mistakes(twin, x, memory, mask),
+            },
         )
     short = memory[:, :3]
     want = twin.decoded(x, short)
@@ -427,6 +442,9 @@ def decoder_mistakes(twin: lab.LayerTwin, x: Tensor, memory: Tensor, mask: Tenso
     def blind(h: Tensor) -> Tensor:
         return cross(h, memory)
 
+    def replaced(h: Tensor, norm: lab.Sublayer, sublayer: lab.Sublayer) -> Tensor:
+        return (twin.no_residual if sublayer is look else twin.own_kind)(h, norm, sublayer)
+
     return {
         f"config.norm is {twin.kind!r}, and the layer computes the other kind": (
             wired(back, look, wrap=twin.other_kind)
@@ -439,6 +457,12 @@ def decoder_mistakes(twin: lab.LayerTwin, x: Tensor, memory: Tensor, mask: Tenso
         ),
         "memory_mask went to the self-attention, where the keys are targets": (
             wired(lambda h: own(h, h, both), blind)
+        ),
+        "memory_mask is used in the self-attention as well, where the keys are targets": (
+            wired(lambda h: own(h, h, both), look)
+        ),
+        "what the cross-attention finds replaces x: it is to be added": (
+            wired(back, look, wrap=replaced)
         ),
         "the cross-attention is causal: every target position may see the whole source": (
             wired(back, lambda h: cross(h, memory, both))
@@ -573,6 +597,18 @@ def transformer_logits(answer) -> None:
             atol=1e-6,
             rtol=1e-6,
         )
+        first, other = torch.randint(6, 23, (2, 3, 4), generator=fresh_generator())
+        with torch.no_grad():
+            model(first, tgt)
+            earlier = "the memory of the source before is used again"
+            expect_close(
+                model(other, tgt),
+                lab.logits(model, other, tgt, config),
+                what="logits of another source, without gradients",
+                looks_like={earlier: lab.logits(model, first, tgt, config)},
+                atol=1e-6,
+                rtol=1e-6,
+            )
 
 
 @exercise_03_5.check("gradients equal to torch's, both norms")

@@ -12,7 +12,14 @@ from torch import Tensor
 
 import shared.laboratories.lesson04 as lab
 from shared.exercises.checks import checks_for
-from shared.exercises.expecting import expect, expect_close, expect_equal, expect_raises, recognise
+from shared.exercises.expecting import (
+    accepted,
+    expect,
+    expect_close,
+    expect_equal,
+    expect_raises,
+    recognise,
+)
 from shared.exercises.properties import expect_by_hand
 from shared.exercises.stand_in import StandIn
 from shared.laboratories.lesson04 import BOS, EOS, PAD
@@ -146,7 +153,9 @@ def collate_count(collate) -> None:
         "num_tokens leaves out eos, which the model has to predict as well": 6,
         "num_tokens counts the source: the loss is a mean over target tokens": 14,
     }
-    expect(isinstance(got, int), expected="num_tokens, an int", seen=f"a {type(got).__name__}")
+    words = "num_tokens is no int: a tensor on a GPU is waited for wherever it is read"
+    expected, seen = "num_tokens, an int", f"a {type(got).__name__}"
+    expect(isinstance(got, int), mistake=words, expected=expected, seen=seen)
     expect_equal(got, 8, what="num_tokens", looks_like=mistakes)
 
 
@@ -154,6 +163,8 @@ def collate_count(collate) -> None:
 def collate_random(collate) -> None:
     pairs = lab.random_pairs()
     batch = collate(pairs, pad_id=11, bos_id=12, eos_id=13)
+    few, words = len(batch.src) < len(pairs), "pairs are left out: an empty sentence is one, too"
+    recognise({words: few}, expected=f"{len(pairs)} rows", seen=f"{len(batch.src)}")
     rows, default = lab.whole_rows(pairs, 12, 13), lab.whole_rows(pairs)
     for name, want in rows.items():
         unused = "pad_id, bos_id and eos_id are not used: 0, 1 and 2 are written instead"
@@ -222,6 +233,7 @@ def expect_smoothed(label_smoothed_loss, e: float) -> None:
     logits, targets = lab.loss_case()
     right, every = lab.token_losses(logits, targets), -logits.log_softmax(-1).sum(-1)
     words, V = targets != PAD, logits.shape[-1]
+    q = torch.tensor([1 - e + e / V, *(V - 1) * [e / V]])  # the smoothed target
 
     def mean(each: Tensor) -> Tensor:
         return (each * words).sum() / words.sum()
@@ -243,6 +255,8 @@ def expect_smoothed(label_smoothed_loss, e: float) -> None:
         "padding has a part of the smoothing that is not taken off": (
             mean((1 - e) * right) + e * (every / V).mean()
         ),
+        "it is the divergence from the smoothed target (kl_div), not the cross-entropy: less by "
+        "that target's entropy": mean((1 - e) * right + e * every / V) + (q * q.log()).sum(),
     }
     got, what = label_smoothed_loss(logits, targets, smoothing=e), f"the loss at smoothing {e}"
     want = lab.torch_loss(logits, targets, e)
@@ -258,7 +272,12 @@ def loss_gradient(label_smoothed_loss) -> None:
     expect(loss.requires_grad, mistake=cut, expected="a gradient for the logits", seen="none")
     want, at_zero = (lab.torch_gradient(logits, targets, 0.2, pad) for pad in (7, 0))
     got = torch.autograd.grad(loss, leaf)[0]
-    mistakes = {"padding is recognised by 0 and not by pad_id": at_zero}
+    mistakes = {
+        "padding is recognised by 0 and not by pad_id": at_zero,
+        "the smoothing term is cut off from the logits: only the right token's has a gradient": (
+            0.8 * lab.torch_gradient(logits, targets, 0.0, 7)
+        ),
+    }
     expect_close(got, want, what="the gradient of the logits", looks_like=mistakes)
 
 
@@ -279,7 +298,8 @@ def loss_numbers(label_smoothed_loss) -> None:
         seen="bfloat16",
         hint="logits.float() first",
     )
-    expect_close(got, lab.torch_loss(coarse.float(), targets, 0.1), what="the loss of bf16 logits")
+    want, hint = lab.torch_loss(coarse.float(), targets, 0.1), "logits.float() before log_softmax"
+    expect_close(got, want, what="the loss of bf16 logits", hint=hint)
 
 
 @exercise_04_2.check("nothing but padding, and a smoothing of 1")
@@ -332,6 +352,9 @@ def expect_warmup(warmup_schedule, d: int, w: int) -> None:
         "d_model^-0.5 is missing in the falling term": (
             lambda s: min(s**-0.5, d**-0.5 * s * w**-1.5)
         ),
+        "only the warm-up is multiplied by d_model^-0.5: the rate jumps where it ends": (
+            lambda s: paper(s) if s <= w else s**-0.5
+        ),
     }
     steps, what = range(1, 4 * w, max(1, w // 25)), f"the rates for d_model {d}, warm-up {w}"
     expect_curve(lambda s: warmup_schedule(s, d, w), paper, steps, what, mistakes)
@@ -346,7 +369,7 @@ def warmup_step_zero(warmup_schedule) -> None:
 @exercise_04_3b.check("the curve")
 def cosine_curve(cosine_schedule) -> None:
     expect_cosine(cosine_schedule, w=7, n=50, peak=1.0, floor=0.1)
-    expect_cosine(cosine_schedule, w=10, n=100, peak=3e-3, floor=0.0)
+    expect_cosine(cosine_schedule, w=30, n=100, peak=3e-3, floor=5e-4)
 
 
 def expect_cosine(cosine_schedule, w: int, n: int, peak: float, floor: float) -> None:
@@ -374,6 +397,12 @@ def expect_cosine(cosine_schedule, w: int, n: int, peak: float, floor: float) ->
         "the floor is added on top: the peak is too high": (
             warm(lambda s: floor + lab.falling(w, n, peak)(s))
         ),
+        "the floor is added to a cosine from the peak to 0: just after the peak, it is above it": (
+            warm(lambda s: floor * (s > w) + lab.falling(w, n, peak)(s))
+        ),
+        "the floor holds in the warm-up as well: it is where the cosine ends, and no more": (
+            lambda s: max(floor, warm(right)(s))
+        ),
     }
     what = f"the rates for warm-up {w} of {n} steps, peak {peak}, floor {floor}"
     expect_curve(
@@ -390,7 +419,8 @@ def cosine_edges(cosine_schedule) -> None:
     mistakes = {"the rate rises again after total_steps": lab.falling(10, 100, 1.0, 0.2)}
     expect_curve(late, lambda s: 0.2, range(150, 151), what, mistakes, hint)
     what, want = "the rates without warm-up", lab.falling(0, 10, 1.0)
-    expect_curve(lambda s: cosine_schedule(s, 0, 10, 1.0), want, range(1, 11), what)
+    rate = partial(accepted, cosine_schedule, what="warmup_steps=0, no warm-up,")
+    expect_curve(lambda s: rate(s, 0, 10, 1.0), want, range(1, 11), what)
 
 
 @exercise_04_3b.check("impossible numbers of steps")
@@ -409,19 +439,28 @@ def expect_translations(
     decode, case: lab.Case, max_len: int, mistakes, what="the translations", hint=""
 ) -> None:
     """The answer's tokens (B, T), in which nothing follows a row's eos, are those wanted."""
-    model = StandIn(case.rule)
+    trains = len(case.src) > 1
+    model = StandIn(case.rule).train(trains)
     got = decode(model, case.src, max_len)
-    expect(
-        model.training,
-        mistake="the model is left in eval mode: the training that goes on has no dropout",
+    recognise(
+        {
+            "the model is left in eval mode: the training that goes on has no dropout": (
+                trains and not model.training
+            ),
+            "the model is left in training mode, and was in eval mode: put back what it was": (
+                model.training and not trains
+            ),
+        },
         expected="model.training as before: who calls decides on the mode",
-        seen="False",
+        seen=f"{model.training}",
     )
     expect(isinstance(got, Tensor), expected="a tensor", seen=f"a {type(got).__name__}")
     expect(got.dim() == 2, expected="tokens of shape (B, T)", seen=f"shape {tuple(got.shape)}")
     words, pads = lab.out_of_place(got)
+    endless = lab.same(got, case.want.where(case.want != EOS, PAD)) and EOS in case.want
     recognise(
         {
+            "eos is taken out of the result, and padding stands in its place": endless,
             "a row is empty: at max_len, what has been made stands in for a finished translation": (
                 bool((got == PAD).all(dim=1).any()) and EOS not in case.want
             ),
@@ -505,7 +544,9 @@ def greedy_cost(greedy_decode) -> None:
     model = StandIn(case.rule)
     greedy_decode(model, case.src, 12)
     expect_cost(model, rows=3, who="the sentences of a batch")
-    expect_equal(len(model.steps), case.want.shape[1], what="number of calls of model.step")
+    calls, enough = len(model.steps), case.want.shape[1]
+    late = "step is called once more when all is said" if calls == enough + 1 else ""
+    expect_equal(calls, enough, what="number of calls of model.step", mistake=late)
 
 
 @exercise_04_4.check("the cut at max_len, and padding never chosen")
@@ -544,7 +585,10 @@ def beam_keeps_finished(beam_search) -> None:
     search = partial(beam_search, beam_size=2, length_penalty=0.0)
     forgotten = "a finished translation is forgotten while the search goes on"
     expect_by_table(search, lab.EARLY_END, 8, [EOS], {forgotten: [[4] * 4 + [EOS]]})
-    too_soon = "the search ends with the first finished translation: a better one can follow"
+    too_soon = (
+        "the search ends with the first finished translation, or counts one that is not among a "
+        "step's best beam_size continuations: a better one can follow"
+    )
     expect_by_table(search, lab.BETTER_LATER, 8, [4, 5, EOS], {too_soon: [[3, EOS]]})
 
 
@@ -572,22 +616,6 @@ def beam_rules(beam_search) -> None:
         expect_by_table(search, table, 9, want, {mistake: [other]}, what)
 
 
-@exercise_04_5.check("a beam that holds everything finds the best of all")
-def beam_exhaustive(beam_search) -> None:
-    for penalty in (0.0, 0.6, 1.5):
-        case, what = lab.best_case(penalty), f"the translations at length_penalty {penalty}"
-        mistakes = {"the padding of the source is not masked": case.unmasked}
-        hint = "is the cache reordered, are sums kept apart for each sentence, does eos count?"
-        search = partial(beam_search, beam_size=300, length_penalty=penalty)
-        expect_translations(search, case, 4, mistakes, what, hint)
-
-
-@exercise_04_5.check("a beam of 1 is greedy")
-def beam_of_one(beam_search) -> None:
-    what = "the translations at beam_size 1 (greedy ones expected)"
-    expect_translations(partial(beam_search, beam_size=1), lab.greedy_case(), 12, {}, what)
-
-
 @exercise_04_5.check("a sentence does not depend on its neighbours")
 def beam_rows_apart(beam_search) -> None:
     case = lab.greedy_case()
@@ -602,6 +630,22 @@ def beam_rows_apart(beam_search) -> None:
             seen=f"{len(among)} tokens, or other ones",
             hint="do row numbers of the cache count b * beam_size + prefix?",
         )
+
+
+@exercise_04_5.check("a beam that holds everything finds the best of all")
+def beam_exhaustive(beam_search) -> None:
+    for penalty in (0.0, 0.6, 1.5):
+        case, what = lab.best_case(penalty), f"the translations at length_penalty {penalty}"
+        mistakes = {"the padding of the source is not masked": case.unmasked}
+        hint = "is the cache reordered, are sums kept apart for each sentence, does eos count?"
+        search = partial(beam_search, beam_size=300, length_penalty=penalty)
+        expect_translations(search, case, 4, mistakes, what, hint)
+
+
+@exercise_04_5.check("a beam of 1 is greedy")
+def beam_of_one(beam_search) -> None:
+    what = "the translations at beam_size 1 (greedy ones expected)"
+    expect_translations(partial(beam_search, beam_size=1), lab.greedy_case(), 12, {}, what)
 
 
 @exercise_04_5.check("the cut at max_len, and other special tokens")

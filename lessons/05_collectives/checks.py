@@ -347,10 +347,10 @@ def expect_sums(seen: Exchange) -> None:
                 "it is the mean, not the sum": total / n,
                 "rank 0 counts its own tensor twice": total + before[0],
                 "rank 0 leaves its own tensor out": total - before[0],
-                "the last rank's tensor is left out": total - before[-1],
                 "rank 0 sends the sum back before it has heard all: a part of the ranks is in it": (
                     sum(before[1 : rank + 1], before[0])
                 ),
+                "the last rank's tensor is left out": total - before[-1],
                 "only this rank's chunk is summed: the all-gather is missing": alone,
             },
             hint="tensor.copy_(the sum, in the tensor's shape) writes into the caller's memory; "
@@ -419,7 +419,14 @@ def central_bytes(central_all_reduce: Any) -> None:
         for rank, each in enumerate(sent):
             want = (n - 1) * whole if rank == 0 else whole
             num_bytes = sum(call.num_bytes for call in each)
-            expect_equal(num_bytes, want, what=f"bytes sent by rank {rank} of {n}")
+            expect_equal(
+                num_bytes,
+                want,
+                what=f"bytes sent by rank {rank} of {n}",
+                mistake="everybody's tensors are handed on to be added again: the sum is enough"
+                if num_bytes > want
+                else "",
+            )
 
 
 @exercise_05_5.check("every dtype, and a sub-group")

@@ -14,6 +14,7 @@ from shared.exercises.checks import checks_for
 from shared.exercises.expecting import expect, expect_equal, expect_raises, recognise, without_group
 from shared.exercises.on_ranks import on_one_rank
 from shared.exercises.seeds import fresh_seed
+from shared.exercises.wrong import Wrong
 from shared.laboratories import lesson07 as lab
 from shared.laboratories.lesson07 import (
     Evaluation,
@@ -134,7 +135,9 @@ def sampler_shuffle(candidate: Any) -> None:
 def sampler_epochs(candidate: Any) -> None:
     epochs = {epoch: parts(candidate, 40, 2, epoch) for epoch in (0, 1, 17)}
     sampler, other = (candidate(range(40), num_replicas=2, rank=1) for _ in range(2))
-    first, again = list(sampler), list(sampler)
+    first, begun = list(sampler), lab.iterator_of(sampler)
+    head, again = next(begun), list(sampler)  # a second iteration within the first
+    under_way = [head, *begun]
     for epoch in (17, 1):
         sampler.set_epoch(epoch)
     recognise(
@@ -142,6 +145,9 @@ def sampler_epochs(candidate: Any) -> None:
             "every epoch has the same order": epochs[0] == epochs[1],
             "the order changes without set_epoch: a rank that iterates once more than the others "
             "would leave the common order": first != again,
+            "a second iteration takes over the one that is under way: each has its own": (
+                under_way != first
+            ),
             "set_epoch of one sampler sets the epoch of another": lambda: list(other) != first,
             "epochs add up: set_epoch(1) after set_epoch(17) is not epoch 1": (
                 lambda: list(sampler) != epochs[1][1]
@@ -324,7 +330,14 @@ def evaluation_weights(candidate: Any) -> None:
     values = [draw.random() * weight for weight in weights]
     runs = evaluated(candidate, Samples(values, weights), ranks=3, batch_size=2)
     words = "divided by the number of samples, not by what `score` says"
-    expect_mean(runs, sum(values) / sum(weights), {words: sum(values) / 13})
+    batches = [batch for run in runs for batch in run.batches]
+    means = [sum(values[i] for i in each) / sum(weights[i] for i in each) for each in batches]
+    by_number = sum(mean * len(each) for mean, each in zip(means, batches, strict=True)) / 13
+    quotients = (
+        "each batch's quotient is weighed by its number of samples: add up what `score` says"
+    )
+    looks_like = {words: sum(values) / 13, quotients: by_number}
+    expect_mean(runs, sum(values) / sum(weights), looks_like)
 
 
 @exercise_07_2.check("fewer samples than ranks")
@@ -377,6 +390,11 @@ def resumable_plain(candidate: Any) -> None:
     expect_equal(got, want, what="the indices of a dataset, range(9), instead of its length")
     got = on_all(lambda rank: list(candidate(6, shuffle=False)), 2)
     expect_equal(got, [[0, 2, 4], [1, 3, 5]], what="each rank's indices, asked of it")
+    (alone,) = lab.group(candidate, 12, 1)
+    take([alone], 5)
+    words = "an iteration that was broken off is continued by the next one, and no state was loaded"
+    order, what = whole_epoch(12), "the indices after an iteration that ended early"
+    expect_equal(take([alone]), order, what=what, looks_like={words: order[5:]})
     moved = lab.global_state_read_set_moved(candidate, 9)[2]
     recognise({DRAWS: moved}, expected="a generator of its own", seen="other numbers afterwards")
 
@@ -491,7 +509,11 @@ def resumable_end(candidate: Any) -> None:
     expect_equal(take(samplers), [], what="what is left after set_epoch(0)", mistake=words)
     for sampler in samplers:
         sampler.set_epoch(1)
-    expect_equal(take(samplers), lab.interleaved(parts(TorchSampler, 10, 4, 1)), what="epoch 1")
+    words = "set_epoch leaves what was handed out before: a state says that the new epoch is over"
+    fresh, want = lab.group(candidate, 10, 4, common_state(samplers)), parts(TorchSampler, 10, 4, 1)
+    what = "epoch 1, resumed from a state that was taken as it began,"
+    expect_equal(take(fresh), lab.interleaved(want), what=what, looks_like={words: []})
+    expect_equal(take(samplers), lab.interleaved(want), what="epoch 1")
 
 
 @exercise_07_3.check("padding and drop_last after a resume")
@@ -503,7 +525,9 @@ def resumable_padding(candidate: Any) -> None:
     looks_like = {words: [*order[4:], order[4]]}
     expect_equal(rest, [*order[4:], order[0]], what=what, looks_like=looks_like)
     rest = take(resumed(candidate, 11, (4, 3), 1, drop_last=True))
-    expect_equal(rest, order[4:10], what="the rest on 3 ranks with drop_last")
+    words = "drop_last cuts the epoch for these ranks before what was consumed is taken off"
+    what, looks_like = "the rest on 3 ranks with drop_last", {words: order[4:7]}
+    expect_equal(rest, order[4:10], what=what, looks_like=looks_like)
 
 
 @exercise_07_3.check("its length")
@@ -527,7 +551,13 @@ def resumable_ahead(candidate: Any) -> None:
     before, _ = dict(samplers[1].state_dict()), samplers[1].state_dict(consumed=4)
     words = "state_dict(consumed=4) moves the sampler's own position: asking changes nothing"
     expect_equal(samplers[1].state_dict(), before, what="the state after it", mistake=words)
-    padded = lab.group(candidate, 11, 4)[0].state_dict(consumed=12)
+    try:
+        padded = lab.group(candidate, 11, 4)[0].state_dict(consumed=12)
+    except ValueError as error:
+        words = (
+            "a whole epoch is refused where its padding is counted: 12 for 11 samples on 4 ranks"
+        )
+        raise Wrong(words, "consumed=12 to be taken", f"ValueError: {error}") from None
     what = "what is left after consumed=12, an epoch of 11 with its padding,"
     finished = lab.group(candidate, 11, 1, padded)
     try:

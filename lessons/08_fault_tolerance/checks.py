@@ -407,6 +407,8 @@ def save_failure(save_checkpoint: Any, folder: Path) -> None:
 def save_keep(save_checkpoint: Any, folder: Path) -> None:
     state, steps_in, best = toy(1), files.steps_in, folder / "best.pt"
     best.write_text("the best so far")
+    good = folder / "step_00000000_good.pt"
+    good.write_text("kept for good")
     kept = ([1], [1, 2], [3], [3, 4], [4, 5], [4, 5, 6])
     for keep, want in zip([{}, {}, {"keep": 1}, {}, {}, {"keep": 3}], kept, strict=True):
         runs.train(state, 1)
@@ -414,12 +416,23 @@ def save_keep(save_checkpoint: Any, folder: Path) -> None:
         os.utime(path, (2000 - state.step, 2000 - state.step))  # copying changes the times
         words = "best.pt is removed: only step_NNNNNNNN.pt are checkpoints of this run"
         expect(best.exists(), mistake=words, expected="best.pt as it was", seen="no such file")
+        words = (
+            "a file goes whose name only begins as a checkpoint's: step_NNNNNNNN.pt is all of it"
+        )
+        expect(good.exists(), mistake=words, expected=f"{good.name} as it was", seen="no such file")
         trains = state.model.training
         words = "the model is left in eval(): training would continue without dropout"
         expect(trains, mistake=words, expected="model.training", seen=f"{trains}")
         what = f"the steps in the folder after {want[-1]} saves, keep={keep.get('keep', 2)}"
-        words = "files are removed by their time, which copying changes, not by their step"
-        expect_equal(steps_in(folder), want, what=what, looks_like={words: [3, 5]})
+        looks_like = {
+            "files are removed by their time, which copying changes, not by their step": [3, 5],
+            "keep=1 removes nothing: older[:-(keep - 1)] is then older[:0], which is empty": [
+                1,
+                2,
+                3,
+            ],
+        }
+        expect_equal(steps_in(folder), want, what=what, looks_like=looks_like)
     runs.train(state, 1)
     refused, said = files.on_a_full_disk(save_checkpoint, folder, state)
     expect(refused, expected="an InputError on a full disk", seen=said)
@@ -480,8 +493,10 @@ def load_everything(load_checkpoint: Any, folder: Path) -> None:
     for wrapped in (False, True):
         state, _ = runs.trained(8, fresh_seed(), wrapped=wrapped)
         path = files.write_checkpoint(folder, state)
-        then, numbers, again = runs.content_of(state), runs.draw_numbers(), toy(2, wrapped=wrapped)
+        then, again = runs.content_of(state), toy(2, wrapped=wrapped)
+        numbers, *later = (runs.draw_numbers() for _ in range(3))
         optimizer, again.losses[:] = again.optimizer, [9.0]  # of steps that count no more
+        runs.draw_when_loaded(again)
         seed_all(fresh_seed())
         got = files.load(load_checkpoint, folder, again)
         drawn = runs.draw_numbers()
@@ -509,7 +524,10 @@ def load_everything(load_checkpoint: Any, folder: Path) -> None:
         )
         expect_equal(got.returned(), path, what="the path that is returned")
         expect_parts(runs.content_of(again), then, LOST)
-        kept = {
+        early = (
+            "the random states are not put back last: what is loaded after them may draw numbers"
+        )
+        kept = {early: drawn in later} | {
             f"the state of {name}'s generator is not put back": drawn[name] != numbers[name]
             for name in drawn
         }

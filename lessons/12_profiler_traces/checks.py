@@ -234,7 +234,10 @@ def overlap_edges(answer) -> None:
     outside = made.trace_of([step, compute, made.message(110, 130)])
     expect_equal(answer(outside), 1.0, what="overlap_fraction where all messages lie outside")
     apart = [step, compute, made.label("ProfilerStep#2", 150, 250), made.message(40, 60)]
-    pause = {"the pause between two steps counts, and what is sent in it": 0.25}
+    pause = {
+        "the pause between two steps counts, and what is sent in it": 0.25,
+        "that is the mean of the steps' shares: moments count, whatever step they lie in": 0.75,
+    }
     got, what = answer(made.trace_of([*apart, made.message(110, 130)])), "with a pause in it"
     expect_equal(got, 0.5, what=f"overlap_fraction {what}", looks_like=pause)
     idle = made.trace_of([step, made.message(10, 20)])
@@ -315,6 +318,10 @@ def flops_counted(answer) -> None:
         "attention counts one head, and there are num_heads": body
         + output
         + attention / config.num_heads,
+        "attention counts all of d_model for each head": whole + attention * (config.num_heads - 1),
+        "tokens are (rows, length), and are read as (length, rows)": body
+        + output
+        + attention * rows / length,
         "biases and norms count as products": whole + others,
         "rows are left out": whole / rows,
         "the backward is left out: it costs two forwards": whole / 3,
@@ -380,6 +387,7 @@ HEALTHY = {"items": 3, "messages": 7, "operators": 200, "waits": 50}
 CASES = [
     ("none", {}, 2, "a healthy run is called slow"),
     ("none", {}, 6, "counts of the whole trace are compared, or by one number of steps for both"),
+    ("none", {"operators": 280}, 2, "ten more, or twice as many, is enough: both are asked for"),
     ("none", {"operators": 280}, 1, "what lies before the first step is counted"),
     ("item", {"items": 90, "operators": 900}, 2, "operators are asked first"),
     ("item", {"items": 90, "messages": 60}, 2, "messages are asked before reads"),
@@ -391,6 +399,12 @@ CASES = [
     ("buckets", {"messages": 60, "waits": 700}, 2, "waiting is asked first"),
     ("none", {"items": 12}, 2, "nine reads more count as many: at least 10 more are asked for"),
     ("none", {"operators": 390}, 2, "less than twice as many operators count as grown"),
+    (
+        "none",
+        {"waits": 150},
+        2,
+        "several times the healthy run's waiting counts: 0.2 more is asked",
+    ),
     ("none", {"waits": 210}, 2, "waiting is compared with 0.2, not with the healthy run's"),
     ("none", {"waits": 249}, 2, "0.199 more of waiting counts: 0.2 are asked for"),
     ("loader", {"waits": 251}, 2, "0.201 more of waiting does not count: 0.2 are asked for"),

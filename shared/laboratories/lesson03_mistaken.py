@@ -95,6 +95,7 @@ def count_mistakes(config: TransformerConfig) -> dict[str, int]:
         "the attentions' biases are not counted": -L * 3 * 4 * D,
         "the feed-forward networks' biases are not counted": -L * 2 * (F + D),
         "a tied matrix is one parameter, and is counted more than once": 2 * matrix * tied,
+        "a tied matrix is counted twice, as embedding and as output": matrix * tied,
         "untied models have three matrices of V x D": -2 * matrix * (not tied),
         "one matrix of V x D is missing in untied models (source, target, output)": (
             -matrix * (not tied)

@@ -145,7 +145,7 @@ def take(samplers: list[Any], steps: int | None = None) -> list[int]:
 
 
 class Samples:
-    """A dataset of (index, value, weight)."""
+    """A dataset of (index, value, weight), whose slices are no lists."""
 
     def __init__(self, values: list[float], weights: list[float] | None = None) -> None:
         weights = weights or [1.0] * len(values)
@@ -154,8 +154,8 @@ class Samples:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index: int) -> tuple[int, float, float]:
-        return self.rows[index]
+    def __getitem__(self, index: Any) -> Any:
+        return tuple(self.rows[index]) if isinstance(index, slice) else self.rows[index]
 
 
 @dataclass(frozen=True)

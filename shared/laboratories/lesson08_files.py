@@ -41,7 +41,8 @@ def names_in(folder: Path) -> list[str]:
 
 def steps_in(folder: Path) -> list[int]:
     """Return the steps of the files step_NNNNNNNN.pt in a folder."""
-    return [int(name[5:13]) for name in names_in(folder) if name.startswith("step_")]
+    found = (re.fullmatch(r"step_(\d{8})\.pt", name) for name in names_in(folder))
+    return [int(each[1]) for each in found if each]
 
 
 def some_content(value: int) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -152,11 +153,20 @@ def draw_numbers() -> dict[str, float]:
     }
 
 
+def draw_when_loaded(state: TrainingState) -> None:
+    """Let optimizer and sampler draw numbers while their states are loaded, as any part may."""
+    parts: list[Any] = [state.optimizer, state.sampler]
+    for part in parts:
+        load = part.load_state_dict
+        part.load_state_dict = lambda content, load=load: (load(content), draw_numbers())
+
+
 def asked_without_cuda(random_states: Callable[[], Any]) -> tuple[Any, str]:
-    """Return the states, and what asking did to a CUDA that is not in use, in words."""
+    """Return the states, and what asking did to a CUDA that is there and not in use, in words."""
     unused, states = not torch.cuda.is_initialized(), None
     try:
-        states = random_states()
+        with mock.patch.object(torch.cuda, "is_available", return_value=True):
+            states = random_states()
     except (AssertionError, RuntimeError) as error:
         if not unused or "CUDA" not in str(error):
             raise

@@ -173,7 +173,7 @@ class Resumed:
     taken_out: bool  # of the state_dict that was loaded
     wanted: list[dict[str, Any]]  # the groups' settings
     settings: list[dict[str, Any]]
-    found: dict[str, torch.dtype | None]  # of the first parameter, after loading
+    found: dict[str, torch.dtype | None]  # after loading, of the worse of the two bf16 parameters
     masters_equal: bool
     equal_later: bool
 
@@ -189,7 +189,8 @@ def resumed(make: Callable[..., Any], seed: int) -> Resumed:
     size = len(tree_leaves(saved))
     fresh.load_state_dict(saved)
     taken_out = len(tree_leaves(saved)) < size
-    settings, found = settings_of(fresh), dtypes_of(fresh.state[copies[0]])
+    settings, kinds = settings_of(fresh), [dtypes_of(fresh.state[p]) for p in copies[:2]]
+    found = kinds[set(kinds[0].values()) == {torch.float32}]
 
     def equal() -> bool:
         masters = [

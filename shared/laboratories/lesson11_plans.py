@@ -10,6 +10,7 @@ from typing import Any
 from shared.measuring.activations import LayerCost, peak_bytes
 
 Choice = tuple[bool, ...]
+FEWEST = "the fewest layers are recomputed, not the fewest FLOPs"
 
 
 def flops_of(costs: Sequence[LayerCost], choice: Sequence[bool]) -> int:
@@ -69,9 +70,7 @@ def wrong_plans(costs: Sequence[LayerCost], budget: int) -> dict[str, Choice | N
         "the first layers are checkpointed until it fits, whatever they cost": greedy(
             costs, budget, lambda cost: -costs.index(cost)
         ),
-        "the fewest layers are recomputed, not the fewest FLOPs": best_of_all(
-            costs, budget, lambda _, choice: sum(choice)
-        ),
+        FEWEST: best_of_all(costs, budget, lambda _, choice: sum(choice)),
         "the fewest bytes are looked for: within the budget only FLOPs count": best_of_all(
             costs, budget, peak_bytes
         ),

@@ -130,8 +130,12 @@ def stall_mistakes(trace: Trace) -> dict[str, float]:
     words = moments(trace, lambda e: ("data" in e["name"] and is_label(e)) or is_waiting(e))
     numbers = [m for m, count in enumerate(steps) if count]
     hull = [int(numbers[0] <= m <= numbers[-1]) for m in range(len(steps))]
-    true = stall_by_moments(trace)
+    true, single = stall_by_moments(trace), both(waits, steps, idle)
+    spans = [(e["ts"], e["dur"]) for e in spans_in(trace, is_step)]
+    means = [sum(single[start : start + size]) / size for start, size in spans]
     return {
+        "that is the mean of the steps' shares, as if all were equally long": sum(means)
+        / len(means),
         "waits that lie in one another count twice": share(inside, both(steps)),
         "what lies outside the steps counts: clip at both ends": share(
             both(waits, idle), both(steps)

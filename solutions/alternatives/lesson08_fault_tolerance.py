@@ -144,7 +144,7 @@ def gathered_on_rank_0(folder, state, keep=2):
     return path
 
 
-def prefix_consumed(folder, state, keep=2):
+def prefix_consumed(folder, state, keep=2, write=write_atomically):
     """torch's own function takes the prefix away; an all_gather says how it went."""
     number, rank = ranks()
     weights = dict(state.model.state_dict())
@@ -163,7 +163,7 @@ def prefix_consumed(folder, state, keep=2):
         for part in "optimizer", "schedule", "sampler":
             content[part] = getattr(state, part).state_dict()
         try:
-            write_atomically(path, content)
+            write(path, content)
             before = sorted(p for p in folder.glob("step_" + "[0-9]" * 8 + ".pt") if p < path)
             while len(before) > keep - 1:
                 before.pop(0).unlink(missing_ok=True)
@@ -176,6 +176,25 @@ def prefix_consumed(folder, state, keep=2):
     if outcome is not None:
         raise outcome
     return path
+
+
+def with_a_part_beside(folder, state, keep=2):
+    """What a kill leaves is step_NNNNNNNN.part, beside the checkpoints and none of them."""
+
+    def write(path, content):
+        part = path.with_suffix(".part")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with part.open("wb") as file:
+                torch.save({"mark": MARK, **content}, file)
+                os.fsync(file.fileno())
+            part.replace(path)
+        except (OSError, RuntimeError) as error:
+            with contextlib.suppress(OSError):
+                part.unlink()
+            raise InputError(f"{path} cannot be written") from error
+
+    return prefix_consumed(folder, state, keep, write)
 
 
 # 08.3
@@ -226,7 +245,7 @@ def by_two_loops(state, take_step, *, num_steps, batch_size, interval, save, loa
 ALTERNATIVES = {
     "08.1a": [with_a_named_temporary_file, bytes_first],
     "08.1b": [from_the_dict_of_numpy, by_a_table_of_readers],
-    "08.1c": [gathered_on_rank_0, prefix_consumed],
+    "08.1c": [gathered_on_rank_0, prefix_consumed, with_a_part_beside],
     "08.2": [everyone_is_asked, scattered],
     "08.3": [by_a_generator, by_two_loops],
 }

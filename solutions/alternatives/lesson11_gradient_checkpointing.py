@@ -9,6 +9,8 @@ import math
 import torch
 from torch import Tensor
 
+from shared.measuring.activations import peak_bytes
+
 
 class Twice(torch.autograd.Function):
     """The random state by hand, and one list of tensors with None where there is none."""
@@ -145,7 +147,6 @@ def by_bytes(costs, budget):
 
 def by_memory(costs, budget):
     """The cheapest way on from layer i with so many bytes held, remembered."""
-    refuse(costs, budget)
 
     @functools.cache
     def onwards(i, held):
@@ -159,6 +160,10 @@ def by_memory(costs, budget):
             return keep, (False, *kept)
         return drop + costs[i].flops, (True, *dropped)
 
+    if onwards(0, 0)[0] == math.inf:
+        # `saved` has the input among it, so that every layer checkpointed takes the fewest bytes.
+        least = peak_bytes(costs, [True] * len(costs))
+        raise ValueError(f"{budget} bytes are too few, {least} are needed")
     return onwards(0, 0)[1]
 
 

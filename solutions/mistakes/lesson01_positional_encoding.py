@@ -269,6 +269,26 @@ class PositionalEncoding(_Right):
         return (x + self.rows(x, start)) * self.dropout(torch.ones_like(x[..., :1]))
 
 
+@mistake("01.2", says="start=6 with a length of 3 and max_len=9 is refused")
+class PositionalEncoding(_Right):
+    def rows(self, x, start):
+        if start + x.shape[1] >= len(self.encoding):
+            raise ValueError(f"{start + x.shape[1]} positions, max_len {len(self.encoding)}")
+        return super().rows(x, start)
+
+
+@mistake("01.2", says="the module remembers where the call before ended")
+class PositionalEncoding(_Right):
+    place = 0
+
+    def rows(self, x, start):
+        begin = start or self.place
+        if begin + x.shape[1] > len(self.encoding):
+            begin = start
+        self.place = begin + x.shape[1]
+        return super().rows(x, begin)
+
+
 @mistake("01.2", says="the rows of the call before are added again")
 class PositionalEncoding(_Right):
     kept = None
@@ -439,7 +459,7 @@ def rotary(x, positions):
     return _rotate(x, cos, sin).to(x.dtype)
 
 
-@mistake("01.4", says="with positions of each sentence, (B, 1, L)")
+@mistake("01.4", says="all sentences are turned by the positions of the first")
 def rotary(x, positions):
     cos, sin = _cos_sin(x, positions.reshape(-1, positions.shape[-1])[0])
     return _rotate(x, cos, sin).to(x.dtype)
@@ -505,3 +525,22 @@ def rotary(x, positions):
     even = even * cos - odd * sin
     odd = even * sin + odd * cos
     return torch.stack([even, odd], dim=-1).flatten(-2).to(x.dtype)
+
+
+@mistake("01.4", says="pair must share one angle")
+def rotary(x, positions):
+    cos, sin = (torch.cat([each, each], dim=-1) for each in _cos_sin(x, positions))
+    across = torch.stack([-x[..., 1::2], x[..., 0::2]], dim=-1).flatten(-2)
+    return (x * cos + across * sin).to(x.dtype)
+
+
+@mistake("01.4", says="the exponent is 4i / head_dim")
+def rotary(x, positions):
+    angles = positions[..., None] * _frequencies(x.shape[-1]) ** 2
+    return _rotate(x, angles.cos(), angles.sin()).to(x.dtype)
+
+
+@mistake("01.4", says="the exponent is i / head_dim")
+def rotary(x, positions):
+    angles = positions[..., None] * _frequencies(x.shape[-1]) ** 0.5
+    return _rotate(x, angles.cos(), angles.sin()).to(x.dtype)

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -146,6 +147,22 @@ def scaled_dot_product_attention(query, key, value, mask=None):
     return output, weights.detach()
 
 
+@mistake("02.1", says="the softmax is computed in float32")
+def scaled_dot_product_attention(query, key, value, mask=None):
+    scores = query @ key.mT / math.sqrt(query.shape[-1])
+    weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)
+    return weights @ value, weights
+
+
+@mistake("02.1", says="the weights are masked and normalised anew")
+def scaled_dot_product_attention(query, key, value, mask=None):
+    weights = (query @ key.mT / math.sqrt(query.shape[-1])).softmax(-1)
+    if mask is not None:
+        weights = weights * mask
+        weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)
+    return weights @ value, weights
+
+
 # 02.2 padding_mask
 
 
@@ -204,6 +221,11 @@ def padding_mask(tokens, pad_id=0):
 @mistake("02.2", says="a tensor is made on the CPU")
 def padding_mask(tokens, pad_id=0):
     return (tokens != torch.full(tokens.shape, pad_id))[:, None, None]
+
+
+@mistake("02.2", says="the mask is (B, 1, S, S), a row for each query")
+def padding_mask(tokens, pad_id=0):
+    return (tokens != pad_id)[:, None, None].repeat(1, 1, tokens.shape[1], 1)
 
 
 # 02.3 causal_mask
@@ -296,6 +318,16 @@ def split_heads(x, num_heads):
 @mistake("02.4a", says="no gradient reaches x")
 def split_heads(x, num_heads):
     return right.split_heads(x.data, num_heads)
+
+
+@mistake("02.4a", says="heads stand before the batch")
+def split_heads(x, num_heads):
+    return right.split_heads(x, num_heads).transpose(0, 1)
+
+
+@mistake("02.4a", says="num_heads is taken for a head's width")
+def split_heads(x, num_heads):
+    return right.split_heads(x, x.shape[-1] // num_heads)
 
 
 # 02.4b combine_heads
@@ -578,3 +610,18 @@ class MultiHeadAttention(Base):
             return mask
         past = right.causal_mask(q.shape[-2])
         return past if mask is None else mask & past
+
+
+@mistake("02.5", says="a kept mask has one length")
+class MultiHeadAttention(right.MultiHeadAttention):
+    kept: Any = None
+
+    def forward(self, query, key, value, mask=None, causal=False):
+        length = query.shape[1]
+        if causal and self.kept is None:
+            self.kept = right.causal_mask(length, query.device)
+        if causal:
+            more = length - min(length, self.kept.shape[-1])
+            past = F.pad(self.kept, (0, more, 0, more), value=True)[..., :length, :length]
+            mask = past if mask is None else mask & past
+        return super().forward(query, key, value, mask)

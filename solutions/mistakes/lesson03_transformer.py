@@ -125,7 +125,7 @@ class LayerNorm(_Norm):
         return (x - mean) * torch.rsqrt(variance + self.eps) * self.weight + self.bias
 
 
-@mistake("03.1", says="another input in eval(), after training")
+@mistake("03.1", says="nothing is kept from one call to the next")
 class LayerNorm(_Norm):
     """Statistics are kept from training, as batch norm keeps them."""
 
@@ -209,6 +209,21 @@ class PositionwiseFeedForward(layers.PositionwiseFeedForward):
 class PositionwiseFeedForward(layers.PositionwiseFeedForward):
     def forward(self, x: Tensor) -> Tensor:
         return self.linear2(self.dropout(F.relu(self.linear1(x)).data))
+
+
+@mistake("03.2", says="what is kept is not divided by 1 - p")
+class PositionwiseFeedForward(layers.PositionwiseFeedForward):
+    def forward(self, x: Tensor) -> Tensor:
+        units = self.linear1(x).relu()
+        if self.training:
+            units = units * (torch.rand_like(units) >= self.dropout.p)
+        return self.linear2(units)
+
+
+@mistake("03.2", says="F.dropout must be told: training=self.training")
+class PositionwiseFeedForward(layers.PositionwiseFeedForward):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear2(F.dropout(self.linear1(x).relu(), self.dropout.p))
 
 
 @mistake("03.3", says="config.norm is 'pre', and the layer computes the other kind")
@@ -343,6 +358,25 @@ class EncoderLayer(layers.EncoderLayer):
 class EncoderLayer(layers.EncoderLayer):
     def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
         return super().forward(x, mask if mask is None else mask[:, :, :1], causal)
+
+
+@mistake("03.3", says="norm1 and norm2 are exchanged")
+class EncoderLayer(layers.EncoderLayer):
+    def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+        x = self.residual(x, self.norm2, lambda h: self.self_attention(h, h, h, mask, causal))
+        return self.residual(x, self.norm1, self.feed_forward)
+
+
+@mistake("03.3", says="the feed-forward reads the layer's input")
+class EncoderLayer(layers.EncoderLayer):
+    def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+        def look(h: Tensor) -> Tensor:
+            return self.self_attention(h, h, h, mask, causal)
+
+        looked = self.residual(x, self.norm1, look)
+        if self.pre:
+            return looked + self.dropout(self.feed_forward(self.norm2(x)))
+        return self.norm2(looked + self.dropout(self.feed_forward(x)))
 
 
 def _decoder(layer: Any, x: Tensor, to_self: Any, to_memory: Any) -> Tensor:
@@ -508,6 +542,39 @@ class DecoderLayer(layers.DecoderLayer):
 class DecoderLayer(layers.DecoderLayer):
     def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor | None = None) -> Tensor:
         return super().forward(x, memory.detach(), memory_mask)
+
+
+@mistake("03.4", says="the memory of an earlier call is used again")
+class DecoderLayer(layers.DecoderLayer):
+    kept: Tensor | None = None
+
+    def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor | None = None) -> Tensor:
+        if self.kept is None or self.kept.shape != memory.shape:
+            self.kept = memory
+        return super().forward(x, self.kept, memory_mask)
+
+
+@mistake("03.4", says="memory_mask is used in the self-attention as well")
+class DecoderLayer(layers.DecoderLayer):
+    def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor | None = None) -> Tensor:
+        own = None
+        if memory_mask is not None and memory_mask.shape[-1] == x.shape[1]:
+            own = memory_mask
+        return _decoder(
+            self,
+            x,
+            lambda h: self.self_attention(h, h, h, own, causal=True),
+            lambda h: self.cross_attention(h, memory, memory, memory_mask),
+        )
+
+
+@mistake("03.4", says="what the cross-attention finds replaces x")
+class DecoderLayer(layers.DecoderLayer):
+    def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor | None = None) -> Tensor:
+        x = self.residual(x, self.norm1, lambda h: self.self_attention(h, h, h, causal=True))
+        found = self.norm2(x) if self.pre else x
+        x = self.dropout(self.cross_attention(found, memory, memory, memory_mask))
+        return self.residual(x if self.pre else self.norm2(x), self.norm3, self.feed_forward)
 
 
 @mistake("03.5", says="not multiplied by sqrt(d_model)")
@@ -702,6 +769,16 @@ class Transformer(transformer.Transformer):
         return super().encode(src, (src != self.config.pad_id)[:, None, None, :])
 
 
+@mistake("03.5", says="the memory of the source before is used again")
+class Transformer(transformer.Transformer):
+    kept: tuple[torch.Size, Tensor] | None = None
+
+    def encode(self, src: Tensor, src_mask: Tensor | None = None) -> Tensor:
+        if torch.is_grad_enabled() or self.kept is None or self.kept[0] != src.shape:
+            self.kept = (src.shape, super().encode(src, src_mask))
+        return self.kept[1]
+
+
 @mistake("03.6", says="the biases are not counted")
 def count_parameters(config: TransformerConfig) -> int:
     biases = config.num_layers * (12 * config.d_model + 2 * (config.d_ff + config.d_model))
@@ -761,3 +838,9 @@ def count_parameters(config: TransformerConfig) -> int:
 def count_parameters(config: TransformerConfig) -> int:
     with torch.device("meta"):
         return sum(each.numel() for each in transformer.Transformer(config).parameters())
+
+
+@mistake("03.6", says="a tied matrix is counted twice, as embedding and as output")
+def count_parameters(config: TransformerConfig) -> int:
+    twice = config.vocab_size * config.d_model * config.tie_embeddings
+    return size.count_parameters(config) + twice

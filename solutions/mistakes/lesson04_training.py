@@ -144,6 +144,17 @@ def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
     return replace(batch, src_mask=(batch.src != 0)[:, None, None, :])
 
 
+@mistake("04.1", says="num_tokens is no int")
+def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
+    batch = right_collate(pairs, pad_id, bos_id, eos_id)
+    return replace(batch, num_tokens=(batch.tgt_out != pad_id).sum())
+
+
+@mistake("04.1", says="pairs are left out: an empty sentence is one, too")
+def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
+    return right_collate([pair for pair in pairs if all(pair)] or pairs, pad_id, bos_id, eos_id)
+
+
 # 04.2 label_smoothed_loss
 
 
@@ -262,6 +273,25 @@ def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
     return right_loss(logits.detach(), targets, smoothing, pad_id)
 
 
+@mistake("04.2", says="it is the divergence from the smoothed target")
+def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
+    loss, V = right_loss(logits, targets, smoothing, pad_id), logits.shape[-1]
+    target = torch.tensor([1 - smoothing + smoothing / V, *(V - 1) * [smoothing / V]])
+    return loss + target.xlogy(target).sum() * (targets != pad_id).any()
+
+
+@mistake("04.2", says="the smoothing term is cut off from the logits")
+def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
+    right, every, real, V = _terms(logits, targets, pad_id)
+    losses = (1 - smoothing) * right + smoothing * every.detach() / V
+    return losses.where(real, 0.0).sum() / real.sum().clamp(min=1)
+
+
+@mistake("04.2", says="logits.float() before log_softmax")
+def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
+    return right_loss(logits.log_softmax(-1).float(), targets, smoothing, pad_id)
+
+
 # 04.3 learning rates
 
 
@@ -315,6 +345,13 @@ def warmup_schedule(step, d_model, warmup_steps):
 @mistake("04.3a", says="step 0 raises the wrong kind of error")
 def warmup_schedule(step, d_model, warmup_steps):
     return d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5)
+
+
+@mistake("04.3a", says="only the warm-up is multiplied by d_model^-0.5")
+def warmup_schedule(step, d_model, warmup_steps):
+    if step < 1 or warmup_steps < 1:
+        raise ValueError(f"step {step}, warmup_steps {warmup_steps}")
+    return d_model**-0.5 * step * warmup_steps**-1.5 if step <= warmup_steps else step**-0.5
 
 
 @mistake("04.3b", says="the cosine is counted from step 0")
@@ -378,6 +415,24 @@ def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
         return right_cosine(step, warmup_steps, total_steps, peak, floor)
     if step < warmup_steps:
         return peak * step / warmup_steps
+    return right_cosine(step, warmup_steps, total_steps, peak, floor)
+
+
+@mistake("04.3b", says="the floor is added to a cosine from the peak to 0")
+def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
+    rate = right_cosine(step, warmup_steps, total_steps, peak)
+    return rate + floor * (step > warmup_steps)
+
+
+@mistake("04.3b", says="the floor holds in the warm-up as well")
+def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
+    return max(floor, right_cosine(step, warmup_steps, total_steps, peak, floor))
+
+
+@mistake("04.3b", says="warmup_steps=0, no warm-up, is refused")
+def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
+    if warmup_steps < 1:
+        raise ValueError(f"warmup_steps must be at least 1, not {warmup_steps}")
     return right_cosine(step, warmup_steps, total_steps, peak, floor)
 
 
@@ -526,6 +581,32 @@ def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
 @mistake("04.4", says="the model is left in eval mode")
 def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
     return right_greedy(model.eval(), src, max_len, bos_id, eos_id, pad_id)
+
+
+@mistake("04.4", says="the model is left in training mode, and was in eval mode")
+def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
+    made = right_greedy(model.eval(), src, max_len, bos_id, eos_id, pad_id)
+    model.train()
+    return made
+
+
+@mistake("04.4", says="eos is taken out of the result, and padding stands in its place")
+def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
+    made = right_greedy(model, src, max_len, bos_id, eos_id, pad_id)
+    return made.masked_fill(made == eos_id, pad_id)
+
+
+@mistake("04.4", says="step is called once more when all is said")
+@torch.no_grad()
+def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
+    cache, token, made = _start(model, src, pad_id), torch.full((len(src),), bos_id), []
+    logits, ended = model.step(token, cache), torch.zeros(len(src), dtype=torch.bool)
+    while len(made) < max_len and not ended.all():
+        token = logits.index_fill(1, torch.tensor([pad_id]), -torch.inf).argmax(-1)
+        made.append(token.masked_fill(ended, pad_id))
+        ended = ended | (token == eos_id)
+        logits = model.step(made[-1], cache)
+    return torch.stack(made, dim=1)
 
 
 # 04.5 beam_search

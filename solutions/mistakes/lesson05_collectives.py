@@ -760,3 +760,36 @@ def central_all_reduce(tensor, group=None):
 @mistake("05.5", says="the parameter no longer requires a gradient")
 def central_all_reduce(tensor, group=None):
     tensor.requires_grad_(False).copy_(_central(tensor, group))
+
+
+@mistake("05.5", says="rank 0 sends the sum back before it has heard all")
+def central_all_reduce(tensor, group=None):
+    rank, n = _place(group)
+    total = tensor.detach().clone(memory_format=torch.contiguous_format)
+    if rank:
+        dist.send(_bytes(total), group_dst=0, group=group)
+        dist.recv(_bytes(total), group_src=0, group=group)
+    else:
+        came = torch.empty_like(total)
+        for other in range(1, n):
+            dist.recv(_bytes(came), group_src=other, group=group)
+            total += came
+            dist.send(_bytes(total), group_dst=other, group=group)
+    tensor.detach().copy_(total)
+
+
+@mistake("05.5", says="everybody's tensors are handed on to be added again")
+def central_all_reduce(tensor, group=None):
+    rank, n = _place(group)
+    parts = [tensor.detach().clone(memory_format=torch.contiguous_format) for _ in range(n)]
+    if rank:
+        dist.send(_bytes(parts[rank]), group_dst=0, group=group)
+        for part in parts:
+            dist.recv(_bytes(part), group_src=0, group=group)
+    else:
+        for other in range(1, n):
+            dist.recv(_bytes(parts[other]), group_src=other, group=group)
+        for other in range(1, n):
+            for part in parts:
+                dist.send(_bytes(part), group_dst=other, group=group)
+    tensor.detach().copy_(_add(parts))

@@ -233,6 +233,18 @@ class DistributedSampler(Base):
         self.seed += epoch
 
 
+@mistake("07.1", says="a second iteration takes over the one that is under way")
+class DistributedSampler(Base):
+    def __iter__(self):
+        self.left = list(super().__iter__())
+        return self
+
+    def __next__(self):
+        if not self.left:
+            raise StopIteration
+        return self.left.pop(0)
+
+
 # 07.2 exact_evaluation
 
 
@@ -287,6 +299,24 @@ def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
 def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
     total, divisor = added(score, dataset, share(dataset), batch_size)
     return (total / divisor).item()
+
+
+@mistake("07.2", says="score is given a list")
+def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
+    mine = dataset[dist.get_rank() :: dist.get_world_size()]
+    totals = torch.zeros(2, dtype=torch.float64)
+    for start in range(0, len(mine), batch_size):
+        totals += torch.tensor(score(mine[start : start + batch_size]), dtype=torch.float64)
+    return mean_of_all(totals)
+
+
+@mistake("07.2", says="each batch's quotient is weighed by its number of samples")
+def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
+    def by_number(samples):
+        total, divisor = score(samples)
+        return total / divisor * len(samples), len(samples)
+
+    return right_evaluation(by_number, dataset, batch_size, device)
 
 
 @mistake("07.2", says="only rank 0 has the result")
@@ -391,11 +421,6 @@ def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
     return right_evaluation(score, dataset, batch_size, device)
 
 
-@mistake("07.2", says="score is given a list")
-def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
-    return right_evaluation(lambda samples: score(tuple(samples)), dataset, batch_size, device)
-
-
 @mistake("07.2", says="device is not used")
 def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
     return right_evaluation(score, dataset, batch_size)
@@ -460,6 +485,31 @@ class ResumableSampler(sampling.ResumableSampler):
     def set_epoch(self, epoch):
         self._start = self._consumed = 0
         self.epoch = epoch
+
+
+@mistake("07.3", says="set_epoch leaves what was handed out before")
+class ResumableSampler(sampling.ResumableSampler):
+    def set_epoch(self, epoch):
+        if epoch != self.epoch:
+            self._start, self.epoch = 0, epoch
+
+
+@mistake("07.3", says="an iteration that was broken off is continued by the next one")
+class ResumableSampler(sampling.ResumableSampler):
+    def __iter__(self):
+        for index in super().__iter__():
+            self._start = self._consumed
+            yield index
+        self._start = 0
+
+
+@mistake("07.3", says="drop_last cuts the epoch for these ranks before")
+class ResumableSampler(sampling.ResumableSampler):
+    def _part(self, start):
+        if not self.drop_last:
+            return super()._part(start)
+        rest = self._order()[start : self._rounded(self.length)]
+        return rest[self.rank : self._rounded(len(rest)) : self.num_replicas]
 
 
 @mistake("07.3", says="the epoch after the resumed one is cut short as well")
@@ -633,7 +683,7 @@ class ResumableSampler(sampling.ResumableSampler):
         return super().state_dict(consumed) | ({} if consumed is None else {"consumed": consumed})
 
 
-@mistake("07.3", says="ValueError: consumed=12")
+@mistake("07.3", says="a whole epoch is refused where its padding is counted")
 class ResumableSampler(sampling.ResumableSampler):
     def state_dict(self, consumed=None):
         if consumed is not None and consumed > self.length:

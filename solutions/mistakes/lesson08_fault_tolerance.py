@@ -225,6 +225,13 @@ def random_states():
     return {**states, "numpy": (*states["numpy"][:3], 0, 0.0)}
 
 
+@mistake("08.1b", says="CUDA is asked where it is not in use")
+def random_states():
+    return right_states() | (
+        {"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {}
+    )
+
+
 _asked = []
 
 
@@ -363,6 +370,17 @@ def save_checkpoint(folder, state, keep=2):
     return right_save(folder, state, keep)
 
 
+@mistake("08.1c", says="a file goes whose name only begins as a checkpoint's")
+def save_checkpoint(folder, state, keep=2):
+    path = right_save(folder, state, 1000)
+    if current_rank() == 0:
+        older = sorted(each for each in folder.glob("step_*.pt") if each.name < path.name)
+        for each in older[: max(0, len(older) - keep + 1)]:
+            each.unlink()
+    _meet()
+    return path
+
+
 def _meet():
     if dist.is_initialized():
         dist.barrier()
@@ -421,7 +439,7 @@ def save_checkpoint(folder, state, keep=2):
     return path
 
 
-@mistake("08.1c", says="the steps in the folder after 3 saves, keep=1")
+@mistake("08.1c", says="keep=1 removes nothing")
 def save_checkpoint(folder, state, keep=2):
     return right_save(folder, state, keep if keep > 1 else 1000)  # [:-0] is nothing at all
 
@@ -504,7 +522,7 @@ def load_checkpoint(folder, state):
     return _keeping_generator("numpy", folder, state)
 
 
-def _load(folder, state, *, choose=newest_sound, fits=refuse_unless_it_fits):
+def _load(folder, state, *, choose=newest_sound, fits=refuse_unless_it_fits, put=put_back):
     """The right load, with another choice of the file or another look at whether it fits."""
     found = [None, None, None]
     if current_rank() == 0:
@@ -520,8 +538,20 @@ def _load(folder, state, *, choose=newest_sound, fits=refuse_unless_it_fits):
     if error is not None:
         raise error
     if content is not None:
-        put_back(content, state)
+        put(content, state)
     return path
+
+
+@mistake("08.2", says="the random states are not put back last")
+def load_checkpoint(folder, state):
+    def random_first(content, state):
+        set_random_states(content["random"][current_rank()])
+        unwrapped(state.model).load_state_dict(content["model"])
+        for part in ("optimizer", "schedule", "sampler"):
+            getattr(state, part).load_state_dict(content[part])
+        state.step, state.losses[:] = content["step"], content["losses"]
+
+    return _load(folder, state, put=random_first)
 
 
 def _last(folder, key=None):

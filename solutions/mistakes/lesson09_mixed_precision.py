@@ -192,7 +192,7 @@ class DynamicLossScaler(right.DynamicLossScaler):
         )
 
 
-@mistake("09.1", says="near float32's largest number")
+@mistake("09.1", says="the scale grows beyond float32's largest number")
 class DynamicLossScaler(right.DynamicLossScaler):
     def update(self):
         before, clean = self._scale, self._clean_steps
@@ -754,7 +754,7 @@ class MasterWeightAdamW(right.MasterWeightAdamW):
         return super().step()
 
 
-@mistake("09.2", says="does not require grad")
+@mistake("09.2", says="the closure is called with gradients switched off")
 class MasterWeightAdamW(right.MasterWeightAdamW):
     @torch.no_grad()
     def step(self, closure=None):
@@ -1052,6 +1052,26 @@ def accumulate(model, micro_batches, loss_of, scaler=None):
 def accumulate(model, micro_batches, loss_of, scaler=None):
     every = len(micro_batches) > 2
     return weighed_by(model, micro_batches, loss_of, scaler, weight=share, every=every)
+
+
+@mistake("09.3", says="gradients travel parameter by parameter")
+def accumulate(model, micro_batches, loss_of, scaler=None):
+    if current_world_size() == 1:
+        return right.accumulate(model, micro_batches, loss_of, scaler)
+    total = torch.tensor(sum(each.num_tokens for each in micro_batches))
+    dist.all_reduce(total)
+    before = [p.grad if p.grad is None else p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    parts = []
+    with model.no_sync():
+        for each in micro_batches:
+            part = loss_of(model, each) * (each.num_tokens / total.item())
+            (part if scaler is None else scaler.scale(part)).backward()
+            parts.append(part.detach())
+    for parameter, old in zip(model.parameters(), before, strict=True):
+        dist.all_reduce(parameter.grad)
+        parameter.grad += 0 if old is None else old
+    return torch.stack(parts).sum()
 
 
 @mistake("09.3", says="numbers of tokens travel one by one")

@@ -65,7 +65,8 @@ class Flawed(torch.autograd.Function):
         pairs = [
             (output, grad)
             for output, grad in zip(outputs, grads, strict=True)
-            if isinstance(output, Tensor) and output.requires_grad and grad is not None
+            if ctx.flaw == "all results"
+            or (isinstance(output, Tensor) and output.requires_grad and grad is not None)
         ]
         needing = [x for x in args if isinstance(x, Tensor) and x.requires_grad]
         if ctx.flaw == "autograd.grad":
@@ -251,6 +252,11 @@ def checkpoint(function, *args):
 @mistake("11.1", says="only the first result's gradient goes back")
 def checkpoint(function, *args):
     return flawed("first result", function, args)
+
+
+@mistake("11.1", says="what needs no gradient (a number, None, a detached tensor) is sent back")
+def checkpoint(function, *args):
+    return flawed("all results", function, args)
 
 
 @mistake("11.1", says="each of the two places gets the gradient of both")
@@ -676,13 +682,13 @@ def plan(costs, budget):
     return in_order(costs, budget, lambda c: (c.saved - c.inputs) / c.flops)
 
 
-@mistake("11.3", says="the smallest budget is named too high")
+@mistake("11.3", says="bytes are counted in coarse units")
 def plan(costs, budget):
-    try:
-        return right.plan(costs, budget)
-    except ValueError:
-        least = max(c.saved + sum(d.inputs for d in costs[:i]) for i, c in enumerate(costs))
-        raise ValueError(f"{budget} bytes, at least {least} are needed") from None
+    def coarse(number):
+        return math.ceil(64 * number / budget)
+
+    units = [LayerCost(coarse(c.saved), coarse(c.inputs), c.flops) for c in costs]
+    return right.plan(units, 64)
 
 
 @mistake("11.3", says="bytes are added up as if input and activations")

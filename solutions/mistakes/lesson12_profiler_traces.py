@@ -484,6 +484,16 @@ def overlap_fraction(trace):
     return overlap({"traceEvents": [*trace["traceEvents"], whole]})
 
 
+@mistake("12.2", says="that is the mean of the steps' shares")
+def overlap_fraction(trace):
+    steps = [e for e in trace["traceEvents"] if is_step(e)]
+    others = [e for e in trace["traceEvents"] if not is_step(e)]
+    names = {e["name"] for e in steps}
+    parts = [[*others, *(e for e in steps if e["name"] == name)] for name in names]
+    shares = [overlap({"traceEvents": each}) for each in parts]
+    return sum(shares) / len(shares) if shares else overlap(trace)
+
+
 @mistake("12.2", says="the CPU's operators count as compute beside the kernels")
 def overlap_fraction(trace):
     return overlap(trace, busy=lambda e: is_aten(e) or (is_kernel(e) and not is_nccl(e)))
@@ -658,6 +668,13 @@ def data_stall_fraction(trace):
     return stall(trace, unite=list)
 
 
+@mistake("12.3", says="that is the mean of the steps' shares, as if all")
+def data_stall_fraction(trace):
+    names = {e["name"] for e in trace["traceEvents"] if is_step(e)}
+    each = [stall(trace, steps=lambda e, name=name: e["name"] == name) for name in names]
+    return sum(each) / len(each) if each else stall(trace)
+
+
 @mistake("12.3", says="what lies outside the steps counts")
 def data_stall_fraction(trace):
     return stall(trace, clip=False)
@@ -765,6 +782,16 @@ def model_flops_utilization(config, tokens, seconds, peak):
 @mistake("12.4", says="the output matrix is left out")
 def model_flops_utilization(config, tokens, seconds, peak):
     return mfu(config, tokens, seconds, peak, output=0)
+
+
+@mistake("12.4", says="attention counts all of d_model for each head")
+def model_flops_utilization(config, tokens, seconds, peak):
+    return mfu(config, tokens, seconds, peak, attention=config.num_heads)
+
+
+@mistake("12.4", says="tokens are (rows, length)")
+def model_flops_utilization(config, tokens, seconds, peak):
+    return mfu(config, tokens[::-1], seconds, peak)
 
 
 @mistake("12.4", says="looking up is free")
@@ -998,6 +1025,21 @@ def diagnose(trace, healthy):
         return counts({"traceEvents": events})
 
     return reason(trace, healthy, count=without_kernels)
+
+
+@mistake("12.5", says="ten more, or twice as many, is enough")
+def diagnose(trace, healthy):
+    here, usual = counts(trace), counts(healthy)
+    for name in here:
+        if here[name] >= 10 + usual[name] or here[name] >= 2 * usual[name] > 0:
+            return name
+    return reason(trace, healthy)
+
+
+@mistake("12.5", says="several times the healthy run's waiting counts")
+def diagnose(trace, healthy):
+    found = reason(trace, healthy, stalled=2)
+    return "loader" if found == "none" and stall(trace) >= 2 * stall(healthy) else found
 
 
 @mistake("12.5", says="what lies before the first step is counted")
