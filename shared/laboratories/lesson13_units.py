@@ -1,0 +1,194 @@
+"""Lesson 13: flat units under observation."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shared.exercises.remembered import once_an_answer
+from shared.exercises.seeds import fresh_seed, seed_all
+from shared.laboratories.lesson13 import HALF, Observed, noted_waits
+from shared.measuring.live import LiveBytes, count_live_bytes, settle
+from shared.measuring.traffic import Call, Traffic, count_traffic
+
+
+@dataclass(frozen=True)
+class UnitCase:
+    """Parameters of some shapes on some ranks, or on pairs of them."""
+
+    world_size: int
+    shapes: tuple[tuple[int, ...], ...] = ((37, 29), (11,), (3, 5, 7))
+    dtype: torch.dtype = torch.float32
+    compute: torch.dtype | None = None
+    frozen: bool = False
+    pairs: bool = False
+
+    @property
+    def computes(self) -> torch.dtype:
+        """What the parameters compute in."""
+        return self.compute or self.dtype
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks share a unit."""
+        return 2 if self.pairs else self.world_size
+
+
+@dataclass
+class UnitSeen:
+    """What a rank saw of a unit: tensors, live bytes, calls and waits by the moment."""
+
+    first: list[Tensor] = field(default_factory=list)  # the group's first rank's parameters
+    kinds: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, list[Tensor]] = field(default_factory=dict)
+    bytes: dict[str, int] = field(default_factory=dict)
+    calls: dict[str, list[Call]] = field(default_factory=dict)
+    waits: dict[str, int] = field(default_factory=dict)
+    grads: list[list[Tensor | None]] = field(default_factory=list)  # of the ranks of the group
+
+
+UNIT_CASES = (
+    UnitCase(3),
+    UnitCase(4, pairs=True),
+    UnitCase(2, dtype=HALF),
+    UnitCase(2, compute=HALF),
+    UnitCase(2, frozen=True),
+    UnitCase(1, dtype=torch.float64),
+    UnitCase(1, dtype=torch.float16),
+)
+
+
+class UnitTrial:
+    """Takes a unit through its moments on one rank, and notes what is seen."""
+
+    def __init__(self, case: UnitCase, live: LiveBytes, traffic: Traffic, waits: list[int]) -> None:
+        self.case, self.live, self.traffic, self.waits = case, live, traffic, waits
+        self.seen = UnitSeen()
+        self.parameters = [
+            nn.Parameter(torch.randn(shape).to(case.dtype), requires_grad=not case.frozen)
+            for shape in case.shapes
+        ]
+
+    def note(self, name: str) -> None:
+        """Write down what is alive now, and what was sent and waited for so far."""
+        settle(0.02)
+        self.seen.bytes[name], self.seen.waits[name] = self.live.now(), len(self.waits)
+        self.seen.calls[name] = list(self.traffic.calls)
+
+    def elements(self) -> int:
+        """How many elements the parameters have now."""
+        return sum(p.numel() for p in self.parameters)
+
+    def begin(self, unit: Any) -> None:
+        """The shard, and the unit gathered for the first time, twice over."""
+        seen, shard = self.seen, unit.shard
+        seen.kinds = {
+            "parameter": isinstance(shard, nn.Parameter),
+            "dtype": shard.dtype,
+            "trained": shard.requires_grad,
+            "left": self.elements(),
+        }
+        seen.tensors["shard"] = [shard.detach().clone()]
+        self.traffic.calls.clear()
+        self.note("start")
+        seen.kinds["whole at the start"] = unit.is_whole
+        self.waits.clear()
+        unit.gather()
+        seen.waits["gather"] = len(self.waits)
+        unit.wait()
+        seen.kinds["whole"] = unit.is_whole
+        seen.kinds["computes"] = self.parameters[0].dtype
+        unit.gather()
+        unit.wait()
+        self.note("whole")
+        seen.tensors["whole"] = [p.detach().clone() for p in self.parameters]
+
+    def free(self, unit: Any, rank: int) -> Tensor:
+        """The unit freed while autograd has saved views of it; the loss that needs them."""
+        flat = [p.view(-1) for p in self.parameters[: 3 - (rank == 1)]]
+        loss = torch.stack([(x * x).sum().float() * (rank + 1) for x in flat]).sum()
+        del flat
+        unit.free()
+        self.seen.kinds["left after free"] = self.elements()
+        self.seen.kinds["whole after free"] = unit.is_whole
+        self.note("free")
+        return loss
+
+    def reduce(self, unit: Any, loss: Tensor, quiet: bool) -> None:
+        """A backward, and its reduction, twice; a quiet rank has no gradient in the second."""
+        seen = self.seen
+        unit.gather()
+        unit.wait()
+        loss.backward(retain_graph=True)
+        seen.tensors["own grads"] = [
+            torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in self.parameters
+        ]
+        unit.free()
+        self.traffic.calls.clear()
+        self.waits.clear()
+        unit.reduce()
+        seen.waits["reduce"] = len(self.waits)
+        seen.kinds["gradients left"] = sum(p.grad is not None for p in self.parameters)
+        unit.finish()
+        seen.calls["reduce"] = list(self.traffic.calls)
+        seen.kinds["grad"] = unit.shard.grad is not None and unit.shard.grad.dtype
+        seen.tensors["grad"] = [] if unit.shard.grad is None else [unit.shard.grad.clone()]
+        unit.gather()
+        unit.wait()
+        if not quiet:
+            loss.backward()
+        unit.free()
+        unit.reduce()
+        unit.finish()
+        unit.finish()  # nothing is on its way: nothing happens
+        seen.tensors["twice"] = [] if unit.shard.grad is None else [unit.shard.grad.clone()]
+
+    def update(self, unit: Any) -> None:
+        """The shard changed as an optimizer changes it, and the unit gathered anew."""
+        with torch.no_grad():
+            unit.shard.add_(1e-4)
+        self.seen.tensors["shard at the end"] = [unit.shard.detach().clone()]
+        self.seen.tensors["full"] = [x.clone() for x in unit.full(unit.shard)]
+        unit.gather()
+        unit.wait()
+        self.seen.tensors["after an update"] = [p.detach().clone() for p in self.parameters]
+        unit.free()
+
+
+def observe_unit(answer: Callable[..., Any], case: UnitCase, seed: int, rank: int) -> UnitSeen:
+    """What a rank sees of an answer's unit."""
+    seed_all(seed + rank)
+    group = None
+    if case.pairs:
+        groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+        group = groups[rank // 2]
+    with count_live_bytes() as live, noted_waits() as waits, count_traffic() as traffic:
+        trial = UnitTrial(case, live, traffic, waits)
+        originals: list[Any] = [None] * case.num_ranks
+        own = [p.detach().clone() for p in trial.parameters]
+        dist.all_gather_object(originals, own, group=group)
+        trial.seen.first, originals, own = originals[0], [], []
+        unit = answer(trial.parameters, case.compute, group)
+        trial.begin(unit)
+        loss = trial.free(unit, rank)
+        if not case.frozen:
+            trial.reduce(unit, loss, quiet=1 < case.num_ranks == 1 + rank % case.num_ranks)
+        trial.update(unit)
+    grads: list[Any] = [None] * case.num_ranks
+    dist.all_gather_object(grads, trial.seen.tensors.pop("own grads", []), group=group)
+    trial.seen.grads = grads
+    return trial.seen
+
+
+@once_an_answer
+def observed_unit(answer: Any) -> Observed:
+    """The laboratory of 13.1."""
+    seed = fresh_seed()
+    rows: dict[int, dict[Any, Callable[[int], Any]]] = {n: {} for n in (1, 2, 3, 4)}
+    for case in UNIT_CASES:
+        rows[case.world_size][case] = functools.partial(observe_unit, answer, case, seed)
+    return Observed(rows)
