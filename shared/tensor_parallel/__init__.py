@@ -1,0 +1,1 @@
+"""Tensor parallelism by hand: matrices cut over ranks, and the messages between the parts."""
