@@ -1,0 +1,73 @@
+"""Lesson 15's mistakes on purpose: both receive first, means of means, tied copies left alone."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shared.experiments.lesson15_runs import (
+    Schedule,
+    language_model,
+    sum_loss,
+    token_rows,
+    train,
+)
+from shared.measuring.live import count_live_bytes
+from shared.pipeline.executor import Pipeline
+from shared.pipeline.schedules import gpipe_schedule
+from shared.pipeline.stages import parts_of, split_stages
+from shared.training import reference_run
+
+
+def both_receive_first(rank: int) -> None:
+    """Two ranks exchange a tensor, and each receives before it sends."""
+    come = torch.empty(4)
+    dist.recv(come, 1 - rank)
+    dist.send(torch.ones(4), 1 - rank)
+
+
+def mean_of_means(lengths: Sequence[int]) -> float:
+    """How far the gradient of the mean of the micro-batches' means is from that of all tokens.
+
+    Relative to the latter's norm; one row in each micro-batch, of these lengths.
+    """
+    batches = [token_rows(1, length, seed=length) for length in lengths]
+    tokens = [length - 1 for length in lengths]
+    found = []
+    for divisors in ([sum(tokens)] * len(tokens), [len(tokens) * n for n in tokens]):
+        model = language_model()
+        for batch, divisor in zip(batches, divisors, strict=True):
+            (sum_loss(model(batch), batch) / divisor).backward()
+        found.append(
+            torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+        )
+    right, wrong = found
+    return float((wrong - right).norm() / right.norm())
+
+
+def tied_copies(rank: int, steps: int, summed: bool) -> Tensor:
+    """The output matrix, or the embedding tied to it, as this rank has it after some steps."""
+    model = reference_run.reference_model()
+    tied, parts = model.output.weight, parts_of(model)
+    pipeline = Pipeline(parts, split_stages([1.0] * len(parts), dist.get_world_size()))
+    if not summed:
+        pipeline.tied.clear()
+    train(pipeline, gpipe_schedule(dist.get_world_size(), 4), steps)
+    return tied.detach()
+
+
+def bytes_at_messages(rank: int, schedule: Schedule, num_micro_batches: int) -> int:
+    """The most bytes of this rank that are alive at any message of a step, parameters apart.
+
+    Their gradients are there from the step before.
+    """
+    parts = parts_of(language_model(num_layers=6))
+    size = dist.get_world_size()
+    pipeline = Pipeline(parts, split_stages([1.0] * len(parts), size))
+    table = schedule(size, num_micro_batches)
+    batches = list(token_rows(4 * num_micro_batches, 64).split(4))
+    pipeline.train_step(table, batches, sum_loss)
+    with count_live_bytes() as live:
+        pipeline.train_step(table, batches, sum_loss)
+    return max(alive for _, alive in live.at_collectives)

@@ -1,0 +1,1 @@
+"""Pipeline parallelism by hand: schedules as tables, stages, what travels, one executor."""
