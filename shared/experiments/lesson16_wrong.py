@@ -1,0 +1,78 @@
+"""Lesson 16's mistakes on purpose: norms that are counted wrong, and what they do to training."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shared.experiments.lesson16_proofs import Clip, Group, clipped, mesh_engine, train
+from shared.model.transformer import Transformer
+from shared.parallel3d.engine import Parallel3D
+from shared.parallel3d.mesh import Groups
+from shared.training.reference_run import CONFIG, reference_batches
+
+
+def clip_by_own_norm(
+    parameters: Iterable[nn.Parameter], max_norm: float, tp: Group = None, pp: Group = None
+) -> Tensor:
+    """Every rank clips what it has by the norm of what it has, as torch's function would."""
+    return nn.utils.clip_grad_norm_(parameters, max_norm)
+
+
+def clip_copies_counted_often(
+    parameters: Iterable[nn.Parameter], max_norm: float, tp: Group = None, pp: Group = None
+) -> Tensor:
+    """The squares of all ranks are added, also of what every rank of tp has a copy of."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    total = sum((x.square().sum() for x in gradients), torch.zeros(()))
+    for group in (tp, pp):
+        dist.all_reduce(total, group=group)
+    norm = total.sqrt()
+    for x in gradients:
+        x.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
+    return norm
+
+
+def seeded(seed: int) -> Transformer:
+    """The reference run's model from another start."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Transformer(CONFIG)
+
+
+def first_norms(
+    rank: int, groups: Groups, seeds: Sequence[int], clips: Sequence[Clip]
+) -> list[list[float]]:
+    """By seed, the norm of the first step's gradient as each function has it on this rank."""
+    found = []
+    for seed in seeds:
+        engine = mesh_engine(seeded(seed), groups)
+        engine.forward_backward(reference_batches()[0])
+        engine.average_gradients()
+        found.append([clipped(engine, clip, 1e9).item() for clip in clips])
+    return found
+
+
+def clipped_runs(
+    rank: int, groups: Groups, seeds: Sequence[int], clip: Clip, max_norm: float, steps: int
+) -> list[tuple[list[float], float]]:
+    """By seed, the losses, and how far apart copies of one parameter have come on the ranks of tp.
+
+    The latter is the largest difference of any number that is not cut.
+    """
+    found = []
+    for seed in seeds:
+        engine = mesh_engine(seeded(seed), groups)
+        losses = [loss for loss, _ in train(engine, steps, max_norm, clip)]
+        found.append((losses, _apart(engine)))
+    return found
+
+
+def _apart(engine: Parallel3D) -> float:
+    copies = [p.detach() for p in engine.pipeline.parameters() if not hasattr(p, "cut_dim")]
+    most = torch.cat([x.flatten() for x in copies])
+    least = most.clone()
+    dist.all_reduce(most, dist.ReduceOp.MAX, engine.mesh.tp.group)
+    dist.all_reduce(least, dist.ReduceOp.MIN, engine.mesh.tp.group)
+    return (most - least).max().item()

@@ -1,0 +1,116 @@
+"""Lesson 16: every plan of a small cluster, one after the other."""
+
+import functools
+import random
+from dataclasses import dataclass, replace
+
+from shared.exercises.seeds import fresh_seed
+from shared.laboratories.lesson16_bytes import KINDS as _STATES
+from shared.laboratories.lesson16_bytes import RIGHT, first_items, last_items, layer_items
+from shared.laboratories.lesson16_seconds import total
+from shared.planner.outcomes import FITTED
+from shared.planner.specs import Cluster, ModelSpec, Plan
+from shared.planner.variants import USABLE, variants
+
+KINDS = (*_STATES, "activations")
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A plan that can be, with its seconds and its bytes."""
+
+    plan: Plan
+    seconds: float
+    states: tuple[int, ...]  # of the fullest rank, by kind
+    gathered: int
+
+    @property
+    def needed(self) -> int:
+        """Bytes at the worst moment."""
+        return sum(self.states) + self.gathered
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked."""
+
+    model: ModelSpec
+    cluster: Cluster
+    batch: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.model.num_layers} layers of {self.model.d_model} with {self.model.num_heads} "
+            f"heads on {self.cluster.gpus} GPUs ({self.cluster.gpus_per_node} a node, "
+            f"{self.cluster.memory:,.0f} bytes) with {self.batch} sequences"
+        )
+
+
+def bytes_of(model: ModelSpec, plan: Plan) -> tuple[int, ...]:
+    """Bytes of the fullest rank by kind."""
+    ranks = [
+        (*RIGHT.states(model, plan, rank), RIGHT.activations(model, plan, rank))
+        for rank in range(plan.pp)
+    ]
+    return max(ranks, key=sum)
+
+
+def gathered(model: ModelSpec, plan: Plan) -> int:
+    """What ZeRO-3 has whole for a moment: 16-bit weights and gradients of its largest unit."""
+    if plan.zero < 3 or plan.dp == 1:
+        return 0
+    matrix, positions = first_items(model)
+    *norm, _ = last_items(model)
+    units = (layer_items(model), [matrix], [positions], norm)
+    return 4 * max(sum(k // plan.tp if cut else k for k, cut in unit) for unit in units)
+
+
+def layouts(question: Question) -> list[Plan]:
+    """Every dp x tp x pp that this model, the nodes and the batch can be cut by."""
+    model, gpus = question.model, question.cluster.gpus
+    cut = (model.num_heads, model.kv_heads, model.d_ff, model.vocab_size)
+    found = []
+    for dp in range(1, gpus + 1):
+        for tp in range(1, gpus + 1):
+            pp = gpus // (dp * tp)
+            if dp * tp * pp != gpus or pp > model.num_layers or question.batch % dp:
+                continue
+            if tp <= question.cluster.gpus_per_node and all(size % tp == 0 for size in cut):
+                found.append(Plan(dp=dp, tp=tp, pp=pp))
+    return found
+
+
+@functools.cache
+def every_plan(question: Question) -> list[Tried]:
+    """All plans, the fastest first."""
+    found, model = [], question.model
+    for layout in layouts(question):
+        for plan in variants(model, layout, question.batch):
+            seconds = total(model, plan, question.cluster, FITTED)
+            found.append(Tried(plan, seconds, bytes_of(model, plan), gathered(model, plan)))
+    return sorted(found, key=lambda each: (each.seconds, sum(each.states)))
+
+
+def fitting(question: Question) -> list[Tried]:
+    """Those that fit."""
+    limit = USABLE * question.cluster.memory
+    return [each for each in every_plan(question) if each.needed <= limit]
+
+
+SMALL = ModelSpec(6, 48, 6, 96, 132, 24)
+WIDE = ModelSpec(4, 96, 12, 192, 2400, 48, dropout=True, fused_attention=False, tied=False)
+NODES = Cluster(8, 7.2e5, 3e9, 4, 4e7, 9e6, 2e8, latency=1e-5)
+ROOMY = Question(SMALL, NODES, 24)
+TIGHT = Question(WIDE, Cluster(4, 5e6, 3e9, 2, 4e8, 4e7, 2e9, latency=1e-6), 8)
+SIXES = Question(SMALL, Cluster(6, 4.9e5, 3e9, 3, 2e7, 9e6, 2e8, latency=1e-5), 6)
+LARGE = Question(WIDE, replace(NODES, memory=1e9), 8)
+LONE = Question(SMALL, Cluster(4, 1e9, 1e9, 1, 4e8, 4e8, 2e9, latency=1e-6), 6)
+FULL = replace(TIGHT, cluster=replace(TIGHT.cluster, memory=3e6))  # nothing fits
+NO_WAY = Question(SMALL, replace(NODES, gpus=7, gpus_per_node=8), 5)  # nothing can be cut by 7
+
+
+def drawn() -> Question:
+    """Four GPUs whose numbers are drawn; everything fits."""
+    draw = random.Random(fresh_seed())
+    peak, inner, outer = (10 ** draw.uniform(*each) for each in ((9, 10), (7, 8), (6, 7)))
+    return Question(SMALL, Cluster(4, 1e9, peak, 2, inner, outer, 10 ** draw.uniform(8, 9)), 4)

@@ -1,0 +1,32 @@
+"""What the fields of a description may hold."""
+
+from collections.abc import Sequence
+from dataclasses import fields
+
+from shared.errors import InputError
+
+
+def at_least(spec: object, names: Sequence[str], least: int) -> None:
+    """Raise InputError for a number below `least`, and for a count that is no whole number."""
+    whole = {each.name for each in fields(spec) if "int" in str(each.type)}  # ty: ignore
+    for name in names:
+        value = getattr(spec, name)
+        good = not isinstance(value, bool) and isinstance(
+            value, int if name in whole else int | float
+        )
+        if not good or not value >= least:  # NaN is not
+            raise InputError(f"{name} must be a number, {least} or more, got {value!r}")
+
+
+def one_of(spec: object, name: str, allowed: Sequence[object]) -> None:
+    """Raise InputError for a field that has none of the values that are known."""
+    value = getattr(spec, name)
+    if value not in allowed or isinstance(value, bool):
+        raise InputError(f"{name} must be one of {', '.join(map(str, allowed))}, not {value!r}")
+
+
+def yes_or_no(spec: object, names: Sequence[str]) -> None:
+    """Raise InputError for a field that is neither True nor False."""
+    for name in names:
+        if not isinstance(getattr(spec, name), bool):
+            raise InputError(f"{name} must be true or false, got {getattr(spec, name)!r}")

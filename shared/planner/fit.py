@@ -1,0 +1,39 @@
+"""The three numbers of `step_time`, fitted to published runs by least squares."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from shared.planner.outcomes import Fitted
+from shared.planner.published import Run
+from shared.planner.seconds import step_time
+
+
+def errors(runs: Sequence[Run], fitted: Fitted) -> list[float]:
+    """By run, how much more FLOP/s are predicted than were published, as a share of the latter."""
+    predicted = [step_time(run.model, run.plan, run.cluster, fitted).total for run in runs]
+    return [run.seconds / each - 1 for run, each in zip(runs, predicted, strict=True)]
+
+
+def mean_error(runs: Sequence[Run], fitted: Fitted) -> float:
+    """The mean of the errors without their signs."""
+    return sum(map(abs, errors(runs, fitted))) / len(runs)
+
+
+def fit(runs: Sequence[Run], rounds: int = 8) -> Fitted:
+    """The numbers with the least squares of relative errors in seconds (Gauss-Newton).
+
+    Seconds are linear in 1 / matmul, 1 / link and traffic, but for what overlap hides.
+    """
+
+    def off(x: np.ndarray) -> np.ndarray:
+        fitted = Fitted(1 / x[0], 1 / x[1], x[2])
+        totals = [step_time(run.model, run.plan, run.cluster, fitted).total for run in runs]
+        return np.array([t / run.seconds - 1 for t, run in zip(totals, runs, strict=True)])
+
+    x, step = np.array([1.25, 2.0, 2.0]), 1e-4
+    for _ in range(rounds):
+        here = off(x)
+        slopes = np.stack([(off(x + step * each) - here) / step for each in np.eye(3)], axis=1)
+        x = np.maximum(x - np.linalg.lstsq(slopes, here, rcond=None)[0], (1.0, 1.0, 0.0))
+    return Fitted(float(1 / x[0]), float(1 / x[1]), float(x[2]))

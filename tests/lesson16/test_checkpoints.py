@@ -1,0 +1,249 @@
+"""Checkpoints that move between all engines: saved under one, the curve goes on under another."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch._dynamo  # what optimizers import: once here, not in every forked rank
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+from shared.errors import InputError
+from shared.experiments.lesson15_runs import part_of_loss
+from shared.fsdp.checkpoint import ShardedByRows
+from shared.fsdp.fully_shard import FullyShard
+from shared.parallel3d.checkpoint import CutModel, OnMesh
+from shared.parallel3d.engine import Parallel3D
+from shared.parallel3d.mesh import build_mesh, make_groups
+from shared.pipeline.executor import Pipeline
+from shared.pipeline.schedules import one_f_one_b_schedule
+from shared.pipeline.stages import parts_of, split_stages
+from shared.ranks.forked import run_ranks
+from shared.tensor_parallel.models import (
+    make_mesh,
+    named_tensors,
+    parallel_model,
+    sum_partial_gradients,
+)
+from shared.tensor_parallel.vocabulary import vocab_parallel_cross_entropy
+from shared.training.named_checkpoint import load_named, save_named
+from shared.training.reference_run import (
+    CONFIG,
+    TOLERANCE,
+    learning_rate,
+    loss_of,
+    plain_step,
+    read_record,
+    reference_batches,
+    reference_model,
+    reference_optimizer,
+    shard,
+)
+from shared.training.schedules import set_learning_rate
+from shared.zero.reference import SETTINGS
+
+STEPS = 2  # of each engine in the relay
+RECORD = read_record()["losses"]  # of one unbroken run
+
+
+def one_process(rank: int):
+    model = reference_model()
+    optimizer = reference_optimizer(list(model.parameters()))
+    return CutModel(model), optimizer, plain_step(model, optimizer)
+
+
+def sharded(rank: int):
+    engine, ranks = FullyShard(reference_model()), dist.get_world_size()
+    optimizer = reference_optimizer(list(engine.parameters()))
+
+    def step(batch, rate: float) -> float:
+        set_learning_rate(optimizer, rate)
+        optimizer.zero_grad()
+        part = loss_of(engine, shard(batch, rank, ranks), batch.num_tokens)
+        (part * ranks).backward()
+        engine.finish_gradient_sync()
+        optimizer.step()
+        return total_of(part)
+
+    return ShardedByRows(engine), optimizer, step
+
+
+def total_of(part: torch.Tensor) -> float:
+    total = part.detach().clone()
+    dist.all_reduce(total)
+    return total.item()
+
+
+def tensor_parallel(rank: int, sequence_parallel: bool = False):
+    model, group = reference_model(), dist.group.WORLD
+    parallel_model(model, make_mesh("cpu", tp=-1), sequence_parallel)
+    optimizer = reference_optimizer(list(model.parameters()))
+
+    def step(batch, rate: float) -> float:
+        set_learning_rate(optimizer, rate)
+        optimizer.zero_grad()
+        odd = (0, batch.src.shape[1] % 2), (0, batch.tgt_in.shape[1] % 2)
+        pads = odd if sequence_parallel else ((0, 0), (0, 0))
+        src, tgt_in, tgt_out = (
+            torch.nn.functional.pad(x, pads[i > 0])
+            for i, x in enumerate((batch.src, batch.tgt_in, batch.tgt_out))
+        )
+        logits = model(src, tgt_in)
+        loss = vocab_parallel_cross_entropy(logits, tgt_out, group, CONFIG.pad_id).sum()
+        (loss / batch.num_tokens).backward()
+        sum_partial_gradients(model, group)
+        optimizer.step()
+        return loss.item() / batch.num_tokens
+
+    return CutModel(model, group), optimizer, step
+
+
+def pipelined(rank: int):
+    model = reference_model()
+    parts, named = parts_of(model), named_tensors(model)
+    pipeline = Pipeline(parts, split_stages([1.0] * len(parts), dist.get_world_size()))
+    optimizer = reference_optimizer(list(pipeline.parameters()))
+    table = one_f_one_b_schedule(dist.get_world_size(), 4)
+
+    def step(batch, rate: float) -> float:
+        set_learning_rate(optimizer, rate)
+        optimizer.zero_grad()
+        pieces = [shard(batch, m, 4) for m in range(4)]
+        losses = pipeline.train_step(table, pieces, partial(part_of_loss, batch.num_tokens))
+        optimizer.step()
+        return total_of(torch.tensor(float(sum(losses))))
+
+    return CutModel(pipeline, named=named), optimizer, step
+
+
+def on_mesh(rank: int, tp: int = 2, pp: int = 2, zero: int = 0):
+    mesh = make_groups(build_mesh(2, tp, pp))
+    engine = Parallel3D(
+        reference_model(), mesh, torch.optim.AdamW, num_micro_batches=2, zero=zero, **SETTINGS
+    )
+
+    def step(batch, rate: float) -> float:
+        set_learning_rate(engine.optimizer, rate)
+        return engine.train_step(batch).loss
+
+    layout = OnMesh(engine)
+    return layout, layout.optimizer, step
+
+
+Engine = tuple[str, int, Callable]
+RELAY: list[Engine] = [
+    ("fsdp", 4, sharded),
+    ("tensor parallel", 2, tensor_parallel),
+    ("one process", 1, one_process),
+    ("dp 2 x tp 2 x pp 2", 8, on_mesh),
+    ("fsdp on fewer", 2, sharded),
+    ("pipeline", 2, pipelined),
+    ("dp 2 x pp 2, zero 1", 4, partial(on_mesh, tp=1, zero=1)),
+    ("sequence parallel", 2, partial(tensor_parallel, sequence_parallel=True)),
+    ("dp 2 x tp 2, zero 3", 4, partial(on_mesh, pp=1, zero=3)),
+]
+
+
+def train(step, begin: int) -> list[float]:
+    batches = reference_batches()
+    return [step(batches[i], learning_rate(i + 1)) for i in range(begin, begin + STEPS)]
+
+
+@pytest.fixture(scope="module")
+def relay(tmp_path_factory) -> tuple[list[float], list[Path]]:
+    """The losses of two steps under each engine in turn, and the checkpoints between them."""
+    root = tmp_path_factory.mktemp("relay")
+    folders = [root / name for name, _, _ in RELAY]
+
+    def work(rank: int, i: int) -> list[float]:
+        layout, optimizer, step = RELAY[i][2](rank)
+        if i:
+            load_named(layout, optimizer, folders[i - 1])
+        losses = train(step, STEPS * i)
+        save_named(layout, optimizer, folders[i])
+        return losses
+
+    losses = []
+    for i, (_, ranks, _) in enumerate(RELAY):
+        first, *others = run_ranks(work, ranks, i)
+        assert all(other == pytest.approx(first) for other in others)
+        losses += first
+    return losses, folders
+
+
+def test_the_curve_goes_on_from_engine_to_engine(relay):
+    losses, _ = relay
+    assert losses == pytest.approx(RECORD[: len(losses)], abs=TOLERANCE)
+
+
+def test_one_process_continues_from_every_engine(relay):
+    layout, optimizer, step = one_process(0)
+    found = []
+    for i, folder in enumerate(relay[1]):
+        load_named(layout, optimizer, folder)
+        found += train(step, STEPS * (i + 1))[:1]
+    want = [RECORD[STEPS * (i + 1)] for i in range(len(RELAY))]
+    assert found == pytest.approx(want, abs=TOLERANCE)
+
+
+def test_every_engine_writes_the_same_names_and_shapes_and_no_rank_all_of_them(relay):
+    tables = []
+    for (_, ranks, _), folder in zip(RELAY, relay[1], strict=True):
+        stored = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+        tables.append({name: tuple(each.size) for name, each in stored.items()})
+        sizes = [path.stat().st_size for path in folder.glob("*.distcp")]
+        assert max(sizes) < 1.5 * sum(sizes) / ranks  # stages are not equal
+    names = {f"model.{name}" for name in reference_model().state_dict()}
+    assert names <= tables[0].keys()
+    assert all(table == tables[0] for table in tables)
+
+
+# What is asked of a checkpoint before anything is read
+
+
+def test_what_cannot_be_loaded_is_said_on_every_rank(relay, tmp_path):
+    def work(rank: int) -> list[str]:
+        layout, optimizer, _ = pipelined(rank)
+        if rank == 1:  # one rank alone has a tensor that is not there
+            layout.parameters["other.weight"] = next(iter(layout.parameters.values()))
+        words = []
+        for folder in (tmp_path, relay[1][0]):
+            with pytest.raises(InputError) as error:
+                load_named(layout, optimizer, folder)
+            words.append(str(error.value))
+        return words
+
+    for empty, other in run_ranks(work, 2):
+        assert f"checkpoint {tmp_path} cannot be read" in empty
+        assert "has no model other.weight" in other
+
+
+def test_another_shape_is_said(tmp_path):
+    save_named(CutModel(torch.nn.Linear(3, 2)), None, tmp_path)
+    with pytest.raises(InputError, match=r"model weight of \(2, 3\), here \(2, 4\)"):
+        load_named(CutModel(torch.nn.Linear(4, 2)), None, tmp_path)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD])
+def test_saving_before_the_first_step_changes_nothing(kind, tmp_path):
+    settings = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+
+    def made():
+        torch.manual_seed(0)
+        net = torch.nn.Linear(3, 2)
+        return net, kind(net.parameters(), lr=0.1, weight_decay=0.1, **settings)
+
+    def step(net, optimizer) -> torch.Tensor:
+        net(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        return net.weight.detach().clone()
+
+    want = step(*made())
+    net, optimizer = made()
+    save_named(CutModel(net), optimizer, tmp_path)
+    assert torch.equal(step(net, optimizer), want)
+    load_named(CutModel(net), optimizer, tmp_path)
+    optimizer.zero_grad()
+    assert torch.equal(step(net, optimizer), want)
