@@ -113,6 +113,9 @@ INTRODUCED = {
     "shared.fault_tolerance": 8,
     "shared.zero": 10,
     "shared.measuring.live": 10,
+    "shared.fsdp": 13,
+    "shared.pipeline": 15,
+    "shared.planner": 16,
 }
 
 
