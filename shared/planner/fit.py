@@ -23,7 +23,8 @@ def mean_error(runs: Sequence[Run], fitted: Fitted) -> float:
 def fit(runs: Sequence[Run], rounds: int = 8) -> Fitted:
     """The numbers with the least squares of relative errors in seconds (Gauss-Newton).
 
-    Seconds are linear in 1 / matmul, 1 / link and traffic, but for what overlap hides.
+    Seconds are linear in 1 / matmul, 1 / link and traffic, but for what overlap hides. No share is
+    above 1 and no traffic below 0: what would be is held there, and the others are solved anew.
     """
 
     def off(x: np.ndarray) -> np.ndarray:
@@ -31,9 +32,17 @@ def fit(runs: Sequence[Run], rounds: int = 8) -> Fitted:
         totals = [step_time(run.model, run.plan, run.cluster, fitted).total for run in runs]
         return np.array([t / run.seconds - 1 for t, run in zip(totals, runs, strict=True)])
 
-    x, step = np.array([1.25, 2.0, 2.0]), 1e-4
+    x, step, least = np.array([1.25, 2.0, 2.0]), 1e-4, np.array([1.0, 1.0, 0.0])
     for _ in range(rounds):
         here = off(x)
         slopes = np.stack([(off(x + step * each) - here) / step for each in np.eye(3)], axis=1)
-        x = np.maximum(x - np.linalg.lstsq(slopes, here, rcond=None)[0], (1.0, 1.0, 0.0))
+        free, best = np.ones(3, dtype=bool), least
+        while free.any():
+            wanted = slopes @ x - here - slopes[:, ~free] @ least[~free]
+            best = least.copy()
+            best[free] = np.linalg.lstsq(slopes[:, free], wanted, rcond=None)[0]
+            if (best >= least).all():
+                break
+            free &= best >= least
+        x = np.maximum(best, least)
     return Fitted(float(1 / x[0]), float(1 / x[1]), float(x[2]))

@@ -312,6 +312,21 @@ def test_a_fit_on_half_of_the_runs_predicts_the_other_half():
         assert mean_error(one, fit(other)) <= 0.10
 
 
+def test_a_number_at_its_bound_does_not_spoil_the_others():
+    def total(run, fitted):
+        return step_time(run.model, run.plan, run.cluster, fitted).total
+
+    def squares(fitted):
+        return sum((total(run, fitted) / run.seconds - 1) ** 2 for run in runs)
+
+    plain, more = Fitted(0.7, 0.5, 0.0), Fitted(0.7, 0.5, 0.3)  # the best traffic is about -0.3
+    runs = [replace(r, seconds=2 * total(r, plain) - total(r, more)) for r in published_runs()]
+    found = fit(runs)
+    assert found.traffic == 0
+    for name, share in itertools.product(("matmul", "link"), (0.98, 1.02)):
+        assert squares(found) < squares(replace(found, **{name: share * getattr(found, name)}))
+
+
 def test_what_the_report_says_of_its_errors_is_so():
     runs = published_runs()
     words = " ".join(assumptions(MODELS["70b"], h100(8), Plan()))
