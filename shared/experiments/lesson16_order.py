@@ -28,6 +28,7 @@ from shared.parallel3d.engine import Parallel3D
 from shared.parallel3d.mesh import AXES, build_mesh, make_groups
 from shared.planner.models import spec_of
 from shared.planner.specs import ModelSpec, Plan
+from shared.zero.flat import reduce_scatter
 
 CONFIG = TransformerConfig(256, 128, 4, 4, 512, dropout=0.0, max_len=128, tie_embeddings=False)
 LENGTH = 128
@@ -147,12 +148,23 @@ def plans_of_four(rows: int = 32, micro_batch: int = 8) -> list[Plan]:
     ]
 
 
-def message_latency(rank: int, repeats: int = 50) -> float:
-    """Median seconds of an all-reduce of one number over all ranks."""
-    number, taken = torch.zeros(1), []
-    for _ in range(repeats):
-        time.sleep(0.02)  # as between the messages of a step
-        began = time.perf_counter()
-        dist.all_reduce(number)
-        taken.append(time.perf_counter() - began)
-    return statistics.median(taken)
+def message_seconds(rank: int, repeats: int = 20) -> dict[str, float]:
+    """Median seconds of messages over all ranks: of one number, and of 1 MiB by collective."""
+    size = dist.get_world_size()
+    number, whole = torch.zeros(1), torch.zeros(2**18 // size * size)
+    part = torch.empty(len(whole) // size)
+    found = {}
+    for name, send in {
+        "all-reduce of a number": lambda: dist.all_reduce(number),
+        "all-reduce of 1 MiB": lambda: dist.all_reduce(whole),
+        "reduce-scatter of 1 MiB": lambda: reduce_scatter(part, whole).wait(),
+    }.items():
+        taken = []
+        for _ in range(repeats):
+            dist.barrier()
+            time.sleep(0.02)  # as between the messages of a step
+            began = time.perf_counter()
+            send()
+            taken.append(time.perf_counter() - began)
+        found[name] = statistics.median(taken)
+    return found

@@ -22,7 +22,7 @@ import numpy as np
 from shared.experiments.lesson16_order import (
     Setting,
     bytes_between,
-    message_latency,
+    message_seconds,
     plans_of_four,
     small_spec,
     step_seconds,
@@ -78,11 +78,20 @@ def measure(args: argparse.Namespace) -> list[Timed]:
     """Every plan of four ranks, each rank behind a link of its own."""
     plans, speed = plans_of_four(), args.mbit * 1e6 / 8
     with throttled_links(4, args.mbit) as links:
-        latency = run_ranks(message_latency, 4, before=links.enter)[0]
-        print(f"a message of one number between four ranks: {1000 * latency:.1f} ms")
+        messages = run_ranks(message_seconds, 4, before=links.enter)[0]
+        print("; ".join(f"{name}: {1000 * each:.1f} ms" for name, each in messages.items()))
         setting = Setting(args.gflops * 1e9, args.steps)
         found = run_ranks(step_seconds, 4, plans, setting, timeout=3000, before=links.enter)[0]
-    cluster = Cluster(4, 1e12, args.gflops * 1e9, 1, speed, speed, 1e12, latency=latency)
+    cluster = Cluster(
+        4,
+        1e12,
+        args.gflops * 1e9,
+        1,
+        speed,
+        speed,
+        1e12,
+        latency=latency,
+    )
     model = small_spec()
     return [Timed(model, plan, cluster, each) for plan, each in zip(plans, found, strict=True)]
 
