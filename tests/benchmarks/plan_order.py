@@ -82,16 +82,8 @@ def measure(args: argparse.Namespace) -> list[Timed]:
         print("; ".join(f"{name}: {1000 * each:.1f} ms" for name, each in messages.items()))
         setting = Setting(args.gflops * 1e9, args.steps)
         found = run_ranks(step_seconds, 4, plans, setting, timeout=3000, before=links.enter)[0]
-    cluster = Cluster(
-        4,
-        1e12,
-        args.gflops * 1e9,
-        1,
-        speed,
-        speed,
-        1e12,
-        latency=latency,
-    )
+    latency = messages["all-reduce of a number"]
+    cluster = Cluster(4, 1e12, args.gflops * 1e9, 1, speed, speed, 1e12, latency=latency)
     model = small_spec()
     return [Timed(model, plan, cluster, each) for plan, each in zip(plans, found, strict=True)]
 
