@@ -44,6 +44,7 @@ class Parallel3D:
             rank keeps.
         checkpoint: a layer keeps its input alone, and is computed again in backward.
         sequence_parallel: what lies between the layers' cut parts is cut along the sequence.
+            Each rank of tp then sends its part from stage to stage, without it the whole vectors.
         bucket_size: elements that travel at once under ZeRO 1 and 2.
         costs: those of the model's parts (`parts_of`), by which it is cut into stages; without
             them the layers are shared out as evenly as can be (`stage_layers` of the planner).
