@@ -4,6 +4,7 @@ Meshes are held against views of torch, norms and clipping against torch.nn.util
 one process has.
 """
 
+import functools
 import itertools
 import math
 import random
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from shared.exercises.checks import checks_for
 from shared.exercises.expecting import (
+    accepted,
     expect,
     expect_close,
     expect_equal,
@@ -27,6 +29,7 @@ from shared.exercises.seeds import fresh_seed
 from shared.laboratories import lesson16 as lab
 from shared.laboratories import lesson16_bytes as bytes_lab
 from shared.laboratories import lesson16_counted as counting
+from shared.laboratories import lesson16_overlooked as overlooked
 from shared.laboratories import lesson16_search as search_lab
 from shared.laboratories import lesson16_seconds as seconds_lab
 from shared.laboratories import lesson16_tried as tried
@@ -63,9 +66,9 @@ def mesh_cases() -> list[tuple[dict[str, int], tuple[str, ...]]]:
     return [(dict(zip(("dp", "tp", "pp"), sizes, strict=True)), order) for sizes, order in cases]
 
 
-def exchanged(sizes: dict[str, int], order: tuple[str, ...]) -> Groups:
-    """What comes out where dp's places are laid along pp and the other way round."""
-    return lab.groups_of({"dp": sizes["pp"], "tp": sizes["tp"], "pp": sizes["dp"]}, order)
+def exchanged(one: str, other: str) -> Callable[[dict[str, int], tuple[str, ...]], Groups]:
+    """What comes out where an axis has the size of another one, and the other way round."""
+    return lambda sizes, order: lab.groups_of(sizes | {one: sizes[other], other: sizes[one]}, order)
 
 
 WRONG_MESHES: dict[str, Callable[[dict[str, int], tuple[str, ...]], Groups]] = {
@@ -76,18 +79,38 @@ WRONG_MESHES: dict[str, Callable[[dict[str, int], tuple[str, ...]], Groups]] = {
     "dp is always the outermost axis, whatever order says": (
         lambda sizes, order: lab.groups_of(sizes, ("dp", *(a for a in order if a != "dp")))
     ),
-    "dp has the size of pp, and pp that of dp": exchanged,
+    "dp has the size of pp, and pp that of dp": exchanged("dp", "pp"),
+    "dp has the size of tp, and tp that of dp": exchanged("dp", "tp"),
+    "tp has the size of pp, and pp that of tp": exchanged("tp", "pp"),
+    "the axis is moved to the front before the box is cut into groups: it belongs to the end": (
+        lab.front_groups
+    ),
 }
+
+
+def in_any_order(groups: Groups) -> Groups:
+    """Groups and their ranks sorted: which ranks are together, and nothing else."""
+    return {axis: sorted(map(sorted, lists)) for axis, lists in groups.items()}
 
 
 @exercise_16_1.check("the groups of each axis, for every order")
 def groups(answer) -> None:
+    without_group(
+        answer,
+        2,
+        2,
+        2,
+        mistake="it asks for a process group: a mesh is lists of numbers",
+        expected="the groups, in one process without a process group",
+        hint="world_size None is the product of the sizes",
+    )
     cases = mesh_cases()
     found = [answer(*sizes.values(), order=order) for sizes, order in cases]
     for got in found:
         expect_lists(got)
     for words, other in WRONG_MESHES.items():
-        if all(got == other(*case) for case, got in zip(cases, found, strict=True)):
+        pairs = [(got, other(*case)) for case, got in zip(cases, found, strict=True)]
+        if all(in_any_order(got) == in_any_order(its) for got, its in pairs):
             expect_as(words, cases, found)
     for (sizes, order), got in zip(cases, found, strict=True):
         expect_groups(sizes, order, got)
@@ -96,6 +119,13 @@ def groups(answer) -> None:
         for axis in DEFAULT:
             expect_axis(axis, got[axis], want[axis], where)
         expect_equal(got, want, what=f"the groups {where}")
+    given = ["tp", "pp", "dp"]
+    answer(2, 3, 4, order=given)
+    recognise(
+        {"the order that was given is another afterwards": given != ["tp", "pp", "dp"]},
+        expected="['tp', 'pp', 'dp'], as it was given",
+        seen=f"{given}",
+    )
 
 
 def said(sizes: dict[str, int]) -> str:
@@ -107,12 +137,12 @@ def expect_as(words, cases, found) -> None:
     for (sizes, order), got in zip(cases, found, strict=True):
         want = lab.groups_of(sizes, order)
         for axis in DEFAULT:
-            expect_equal(
-                got[axis],
-                want[axis],
-                what=f"{axis} of {said(sizes)} in the order {order}",
-                mistake=words,
-            )
+            if in_any_order(got)[axis] != in_any_order(want)[axis]:
+                wrong(
+                    words,
+                    expected=f"{axis} of {said(sizes)} in the order {order} = {want[axis]}",
+                    seen=f"{got[axis]}",
+                )
 
 
 def expect_lists(got) -> None:
@@ -177,18 +207,20 @@ def number_of_ranks(answer) -> None:
     expect_equal(
         answer(2, 3, 1, world_size=6), answer(2, 3, 1), what="the mesh with its world_size"
     )
-    for size, more in ((8, 6), (4, 6)):
+    for size, more in ((8, 6), (4, 6), (0, 6)):
         what = f"world_size {size} for {more} places"
         expect_raises(ValueError, answer, 2, 3, 1, what=what, mentions=[size], world_size=size)
 
 
 @exercise_16_1.check("what is no mesh is refused")
 def mesh_refuses(answer) -> None:
-    expect_raises(ValueError, answer, 2, 0, 2, what="tp 0", mentions=[0])
+    for sizes, what in (((0, 2, 2), "dp 0"), ((2, 0, 2), "tp 0"), ((2, 2, 0), "pp 0")):
+        expect_raises(ValueError, answer, *sizes, what=what, mentions=[0])
     expect_raises(ValueError, answer, -2, 1, -3, what="dp -2 and pp -3", mentions=[-2])
     for order, seen in (
         (("pp", "tp"), "tp"),
         (("pp", "dp", "dp"), "dp"),
+        (("pp", "dp", "tp", "dp"), "dp"),
         (("pp", "cp", "tp"), "cp"),
     ):
         expect_raises(
@@ -211,6 +243,8 @@ exercise_16_2 = checks_for(
 )
 
 
+IN_16_BITS = "squares or their sums are kept in 16 bits"
+MADE = "a gradient that was None is a tensor afterwards"
 NO_GROUP = "it asks for a process group although neither tp nor pp is given"
 
 
@@ -227,6 +261,10 @@ def norms_of_mistakes(world, model, rank) -> dict[str, Tensor]:
     parts, copies = sum(s.parts for s in plane), sum(s.copies for s in one_of_each)
     tied = sum(s.tied for s in plane)
     everything = [of[r] for r in range(world.ranks)]
+    of_stages = [
+        root(sum(of[i].parts for i in world.column(r, "tp")) + of[r].copies)
+        for r in world.column(rank, "pp")
+    ]
     return {
         "the second copy of a tied weight counts as well": root(parts + copies + tied),
         "what every rank has a copy of counts once for each of them": (
@@ -241,6 +279,20 @@ def norms_of_mistakes(world, model, rank) -> dict[str, Tensor]:
         "the ranks' norms are added: squares are summed first, and the root comes last": (
             sum((root(s.parts + s.copies) for s in plane), torch.zeros(()))
         ),
+        "the stages' norms are added: squares are summed first, and the root comes last": (
+            torch.stack(of_stages).sum()
+        ),
+        "the largest of the stages' norms is taken: their squares are summed": max(of_stages),
+        "cut_dim 0 is taken for no cut: whoever has the attribute is cut": (
+            root(parts - sum(s.by_rows for s in plane) + copies + sum(s.by_rows for s in stages))
+        ),
+        "tied_copy = False is taken for a second copy": root(parts + copies - tied),
+        "the copies of the first stage alone count": root(parts + stages[0].copies),
+        "None is given to torch.distributed as a group: there it is all ranks, here nothing is "
+        "sent": root(lab.none_is_all_ranks(world, of, rank)),
+        "the parts are summed over all ranks of the world, the copies over none": (
+            root(sum(s.parts for s in everything) + own.copies)
+        ),
         "the root is missing": torch.tensor(parts + copies),
         "the sum runs over all ranks of the world, copies of the model included": (
             root(sum(s.parts for s in everything) + world.dp * copies)
@@ -253,7 +305,8 @@ def expect_messages(world, seen) -> None:
     """A number over tp and one over pp, at the most."""
     axes = sum(size > 1 for size in (world.tp, world.pp))
     at_most = 2 if world.single else axes
-    sent = ", ".join(f"{c.op} of {c.num_bytes} bytes" for c in seen.calls) or "nothing"
+    sent = ", ".join(f"{c.op} of {c.num_bytes} bytes" for c in seen.calls[:4]) or "nothing"
+    sent += f" and {len(seen.calls) - 4} more" if len(seen.calls) > 4 else ""
     recognise(
         {
             "something is sent although neither tp nor pp is given: None is no group here": (
@@ -265,6 +318,9 @@ def expect_messages(world, seen) -> None:
             "a message for each parameter: the sum of all squares is one number": (
                 len(seen.calls) > 2
             ),
+            "several numbers travel in one message: copies need not be sent, all have them": any(
+                count > 1 for count in seen.numbers
+            ),
         },
         expected=f"at most {at_most} messages of one number ({world.name})",
         seen=sent,
@@ -273,14 +329,46 @@ def expect_messages(world, seen) -> None:
 
 def expect_number(value, what) -> None:
     """A float32 number."""
-    expect(
-        isinstance(value, Tensor) and value.shape == (),
-        expected=f"{what} as a tensor of shape ()",
-        seen=f"{tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__}",
+    recognise(
+        {
+            "nothing comes back": value is None,
+            "a Python number comes back, not a tensor": isinstance(value, (int, float)),
+            "what comes back is no tensor": not isinstance(value, Tensor),
+            "a number is a tensor of shape (): this one has a dimension": (
+                isinstance(value, Tensor) and value.shape == (1,)
+            ),
+            "more than one number comes back": isinstance(value, Tensor) and value.shape != (),
+            "the norm comes back in float64": (
+                isinstance(value, Tensor) and value.dtype == torch.float64
+            ),
+        },
+        expected=f"{what} as a float32 tensor of shape ()",
+        seen=f"{value.dtype}, {tuple(value.shape)}"
+        if isinstance(value, Tensor)
+        else type(value).__name__,
     )
 
 
-def expect_norm(world, seen, rank) -> None:
+def explained(world, every) -> Callable[[int], dict[str, Tensor]]:
+    """By rank what a mistake comes to, of those that explain every rank's norm."""
+
+    @functools.cache
+    def rows() -> list[dict[str, Tensor]]:
+        found = [norms_of_mistakes(world, seen.model, rank) for rank, seen in enumerate(every)]
+        fit = [
+            words
+            for words in found[0]
+            if all(
+                math.isclose(seen.result.item(), row[words].item(), rel_tol=1e-4)
+                for seen, row in zip(every, found, strict=True)
+            )
+        ]
+        return [{words: row[words] for words in fit} for row in found]
+
+    return lambda rank: rows()[rank]
+
+
+def expect_norm(world, seen, rank, mistakes=lambda rank: {}) -> None:
     """The norm on one rank, which torch has of whole gradients."""
     what = f"the norm on rank {rank} of {world.name}"
     want = torch.nn.utils.get_total_norm(lab.whole_gradients(seen.model))
@@ -289,7 +377,7 @@ def expect_norm(world, seen, rank) -> None:
     off = (got - want).abs().item()
     recognise(
         {
-            "squares or their sums are kept in 16 bits": (
+            IN_16_BITS: (
                 world.dtype == lab.BF16
                 and off < 0.05 * want.item()
                 and (seen.result.dtype != torch.float32 or off > 1e-4 * want.item())
@@ -298,13 +386,16 @@ def expect_norm(world, seen, rank) -> None:
         expected=f"{what} = {want.item():.7g} in float32",
         seen=f"{seen.result.item():.7g} in {seen.result.dtype}",
     )
-    mistakes = norms_of_mistakes(world, seen.model, rank)
-    expect_close(seen.result, want, what=what, looks_like=mistakes)
+    right = math.isclose(got.item(), want.item(), rel_tol=1e-6)
+    expect_close(seen.result, want, what=what, looks_like={} if right else mistakes(rank))
     changed = [n for n, x in seen.before.items() if not same(x, seen.after[n])]
     recognise(
-        {"gradients are changed": bool(changed or seen.replaced)},
+        {
+            MADE: bool(seen.made),
+            "gradients are changed": bool(changed or seen.replaced),
+        },
         expected="every gradient as it was",
-        seen=f"{(changed + seen.replaced)[:1]} is another",
+        seen=f"{(seen.made + changed + seen.replaced)[:1]} is another",
     )
 
 
@@ -315,8 +406,11 @@ def same(x, y) -> bool:
 @exercise_16_2.check("the norm of the whole model on every rank")
 def norms(answer) -> None:
     for world in lab.NORMS:
-        for rank, seen in enumerate(lab.on_meshes(answer, False)(world)):
-            expect_norm(world, seen, rank)
+        every = lab.on_meshes(answer, False)(world)
+        for rank, seen in enumerate(every):
+            expect_number(seen.result, f"the norm on rank {rank} of {world.name}")
+        for rank, seen in enumerate(every):
+            expect_norm(world, seen, rank, explained(world, every))
             expect_messages(world, seen)
 
 
@@ -334,6 +428,15 @@ def norm_alone(answer) -> None:
         hint="None is no axis",
     )
     expect_norm(lab.ALONE, seen, 0)
+    p = torch.nn.Parameter(torch.ones(300, dtype=lab.BF16))
+    p.grad = torch.full((300,), 1.0625, dtype=lab.BF16)  # no 16-bit number is near its square
+    got, want = answer([p]), math.sqrt(300) * 1.0625
+    expect_number(got, "the norm of one gradient of 16 bits")
+    recognise(
+        {IN_16_BITS: got.dtype != torch.float32 or abs(got.item() - want) > 1e-4 * want},
+        expected=f"the norm of one gradient of 16 bits = {want:.7g} in float32",
+        seen=f"{got.item():.7g} in {got.dtype}",
+    )
 
 
 # 16.2b clip_gradients
@@ -356,12 +459,20 @@ exercise_16_2b = checks_for(
 )
 
 
-def clipped_otherwise(world, seen, rank, name, limit) -> dict[str, Tensor]:
+def clipped_otherwise(world, seen, rank, name, limit) -> dict[str, Tensor | Callable[[], Tensor]]:
     """What mistakes that people make leave of one gradient."""
     x = seen.before[name].float()
     norm = torch.nn.utils.get_total_norm(lab.whole_gradients(seen.model))
     own = torch.nn.utils.get_total_norm([each.float() for each in seen.before.values()])
     factor = min(1.0, limit / (norm.item() + 1e-6))
+
+    def among(axis: str) -> float:
+        # The factor by the norm of this rank's group along one axis.
+        of = [lab.squares_of(world, seen.model, r) for r in world.column(rank, axis)]
+        copies = of if axis == "pp" else of[:1]
+        known = sum(s.parts for s in of) + sum(s.copies for s in copies)
+        return min(1.0, limit / (math.sqrt(known) + 1e-6))
+
     nothing = "no gradient is scaled"
     if world.once:
         nothing = "the parameters come as a generator: the norm has gone through them, and none "
@@ -382,8 +493,13 @@ def clipped_otherwise(world, seen, rank, name, limit) -> dict[str, Tensor]:
             x * min(1.0, limit / (x.norm().item() + 1e-6))
         ),
         "each number is clipped, not the norm": x.clamp(-limit, limit),
+        "max_norm is divided by the square of the norm": (
+            x * min(1.0, limit / (norm.item() ** 2 + 1e-6))
+        ),
         "they are scaled twice": x * factor**2,
         "they are divided by the norm, and max_norm is not used": x / norm,
+        "the norm lacks the parts of the other ranks of tp": lambda: x * among("pp"),
+        "the norm lacks the other stages: pp is not passed on": lambda: x * among("tp"),
     }
 
 
@@ -400,13 +516,15 @@ def expect_clipped(world, seen, rank) -> None:
     clipped = dict(zip(names, holders, strict=True))
     recognise(
         {
+            "the weights are scaled: it is their gradients that are clipped": bool(seen.weights),
+            MADE: bool(seen.made),
             "the gradients lie in new tensors: they are to be scaled in place": bool(seen.replaced),
             "a gradient has another dtype": any(
                 y is not None and y.dtype != seen.before[n].dtype for n, y in seen.after.items()
             ),
         },
         expected=f"the same tensors in .grad {where}, scaled",
-        seen=f"{seen.replaced[:1]}",
+        seen=f"{(seen.weights + seen.made + seen.replaced)[:1]}",
     )
     for name in seen.before:
         each = seen.model[name]
@@ -435,18 +553,17 @@ def clips(answer) -> None:
 
 @exercise_16_2b.check("one process without a group, and max_norm's edges")
 def clip_alone(answer) -> None:
-    for limit in (0.5, 0.0):
+    for limit in (0.5, 0.996, 0.0):
         world = lab.World(limit=limit)
-        seen = without_group(
-            lab.observe,
-            answer,
-            True,
-            fresh_seed(),
-            world,
-            None,
-            mistake=NO_GROUP,
-            expected="clipped gradients, without any message",
-            hint="None is no axis",
+        work = functools.partial(lab.observe, answer, True, fresh_seed(), world, None)
+        seen = accepted(
+            lambda work=work: without_group(
+                work,
+                mistake=NO_GROUP,
+                expected="clipped gradients, without any message",
+                hint="None is no axis",
+            ),
+            what=f"a max_norm of {limit:g} times the norm",
         )
         expect_clipped(world, seen, 0)
     p = torch.nn.Parameter(torch.ones(2))
@@ -507,6 +624,7 @@ exercise_16_3 = checks_for(
     forbidden=("shared.planner.memory.",),
 )
 STATES = bytes_lab.KINDS
+KINDS = (*STATES, "activations")
 
 
 def expect_memory(case, got) -> None:
@@ -521,39 +639,71 @@ def expect_memory(case, got) -> None:
         seen=f"{type(got).__name__} with stages {getattr(got, 'stages', None)!r:.80}",
     )
     ranks = [each.rank for each in got.stages]
-    expect_equal(ranks, [*range(plan.pp)], what=f"the rank of each of stages {where}")
+    expect_equal(
+        ranks,
+        [*range(plan.pp)],
+        what=f"the rank of each of stages {where}",
+        mistake="a Memory in stages does not say which pipeline rank it is",
+    )
+    sizes = [getattr(each, kind) for each in (got, *got.stages) for kind in KINDS]
+    recognise(
+        {"bytes are no whole numbers: parts are rounded up": any(n != int(n) for n in sizes)},
+        expected=f"whole numbers {where}",
+        seen=f"{next((n for n in sizes if n != int(n)), 0):,}",
+    )
 
 
-def expect_fullest(case, got) -> None:
+def kinds_of(each: Memory) -> dict[str, int]:
+    return {kind: getattr(each, kind) for kind in KINDS}
+
+
+CHOSEN: dict[str, Callable[[tuple[Memory, ...]], Memory]] = {
+    "what comes back is the first rank, which is not always the fullest": lambda of: of[0],
+    "what comes back is the last rank, which is not always the fullest": lambda of: of[-1],
+    "what comes back is the emptiest rank": lambda of: min(of, key=lambda each: each.total),
+} | {
+    f"what comes back is the rank with the most {kind}: its total is not always the largest": (
+        functools.partial(max, key=lambda each, kind=kind: getattr(each, kind))
+    )
+    for kind in KINDS
+}
+
+
+def chosen_otherwise(found: Sequence[Memory]) -> str:
+    """By what a rank was chosen in every case, if not by its total."""
+    for words, pick in CHOSEN.items():
+        if all(kinds_of(got) == kinds_of(pick(got.stages)) for got in found):
+            return words
+    return "what comes back is not the fullest rank"
+
+
+def expect_fullest(case, got, chosen: str) -> None:
     """The outer Memory is that of the rank with the most."""
     totals = [each.total for each in got.stages]
     largest = got.stages[totals.index(max(totals))]
-    kinds = (*STATES, "activations")
-    outer = {kind: getattr(got, kind) for kind in kinds}
-
-    def same_as(each) -> bool:
-        return outer == {kind: getattr(each, kind) for kind in kinds}
-
+    outer = kinds_of(got)
     several = len(set(totals)) > 1
-    most_of_each = {kind: max(getattr(each, kind) for each in got.stages) for kind in kinds}
+    most_of_each = {kind: max(getattr(each, kind) for each in got.stages) for kind in KINDS}
     recognise(
         {
-            "what comes back is the first rank, which is not always the fullest": (
-                several and same_as(got.stages[0]) and totals[0] < max(totals)
-            ),
             "all ranks are added up: each has a memory of its own": (
                 several and got.total == sum(totals)
             ),
             "the largest of each kind comes back: they are not on one rank": (
                 outer == most_of_each and got.total > max(totals)
             ),
-            "what comes back is not the fullest rank": got.total != max(totals),
+            chosen: got.total != max(totals),
         },
         expected=f"{max(totals):,} bytes, those of rank {largest.rank} of {totals}, for "
         f"{' and '.join(map(not_default, case))}",
         seen=f"{got.total:,}",
     )
-    expect_equal(totals[got.rank], max(totals), what="the total of the rank that comes back")
+    expect_equal(
+        totals[got.rank],
+        max(totals),
+        what="the total of the rank that comes back",
+        mistake="the outer Memory does not say which pipeline rank it is",
+    )
 
 
 def by_rank(kinds, got) -> Numbers:
@@ -590,17 +740,18 @@ def states(answer) -> None:
     for case, got in zip(cases, found, strict=True):
         expect_memory(case, got)
     numbers = [by_rank(STATES, got) for got in found]
-    mistakes = {words: states_of(count) for words, count in bytes_lab.WRONG_STATES.items()}
+    mistakes = {words: states_of(count) for words, count in overlooked.WRONG_STATES.items()}
     expect_as_right(numbers, cases, states_of(bytes_lab.RIGHT), mistakes)
+    chosen = chosen_otherwise(found)
     for case, got in zip(cases, found, strict=True):
-        expect_fullest(case, got)
+        expect_fullest(case, got, chosen)
 
 
 @exercise_16_3.check("activations, as Korthikanti et al. count them")
 def activations(answer) -> None:
-    cases = [*tried.byte_cases()]
+    cases = [*tried.byte_cases(), *tried.empty_stages()]
     found = [by_rank(("activations",), answer(*case)) for case in cases]
-    mistakes = {w: activations_of(count) for w, count in bytes_lab.WRONG_ACTIVATIONS.items()}
+    mistakes = {w: activations_of(count) for w, count in overlooked.WRONG_ACTIVATIONS.items()}
     expect_as_right(found, cases, activations_of(bytes_lab.RIGHT), mistakes)
 
 
@@ -623,7 +774,9 @@ def uneven(answer) -> None:
     number = bytes_lab.whole_parameters(model)
     for dp in (2, 3, 5, 7):
         plan = Plan(dp=dp, num_micro_batches=2, zero=1)
-        got = answer(model, plan).optimizer
+        memory = answer(model, plan)
+        expect_memory((model, plan), memory)
+        got = memory.optimizer
         looks_like = {
             "the optimizer's parts are rounded down: some numbers are on no rank": (
                 12 * (number // dp)
@@ -662,7 +815,10 @@ def nearly(a: float, b: float) -> bool:
 def expect_seconds(answer, *kinds) -> None:
     """Some kinds of seconds in all cases."""
     cases = [*tried.timed_cases()]
-    found = [answer(*case) for case in cases]
+    found = []
+    for case in cases:
+        of = f"{case[1].num_gpus} GPUs of {case[2].gpus}"
+        found.append(accepted(answer, *case, what=f"a plan for {of}"))
     for case, got in zip(cases, found, strict=True):
         expect(
             type(got) is StepTime,
@@ -671,7 +827,8 @@ def expect_seconds(answer, *kinds) -> None:
         )
     for kind in kinds:
         numbers = [{kind: getattr(got, kind)} for got in found]
-        mistakes = {words: each.of(kind) for words, each in seconds_lab.WRONG[kind].items()}
+        known = overlooked.WRONG_SECONDS[kind] | overlooked.WRONG_ANYWHERE
+        mistakes = {words: each.of(kind) for words, each in known.items()}
         expect_as_right(numbers, cases, seconds_lab.RIGHT_SECONDS.of(kind), mistakes, nearly)
 
 
@@ -713,6 +870,7 @@ def achieved(answer) -> None:
         right = seconds_lab.RIGHT_SECONDS.numbers(*case[:3], FITTED)["compute"]
         what = "compute where fitted is not given"
         expect(nearly(plain.compute, right), expected=f"{what} = {right}", seen=f"{plain.compute}")
+    accepted(answer, tried.PLAIN, Plan(dp=64), tried.NEAR, tried.FIT, what="64 GPUs of 64")
     refused = (
         (tried.PLAIN, Plan(tp=4), "tp 4 for 6 heads", 6),
         (tried.PLAIN, Plan(dp=65), "65 GPUs of 64", 65),
@@ -743,8 +901,14 @@ def searched(answer, question, **more) -> list[Choice]:
     try:
         found = answer(question.model, question.cluster, question.batch, **more)
     except ValueError as error:
+        count = more.get("count", 5)
+        few = count > len(search_lab.fitting(question)) and finds_one(answer, question)
+        cannot_be = "a layout that cannot be ends the search: it is left out, and others are tried"
+        none = "nothing is found where some plans fit"
         wrong(
-            "a layout that cannot be ends the search: it is left out, and others are tried",
+            "fewer plans fit than were asked for, and that is an error: they come back"
+            if few
+            else (cannot_be if search_lab.some_cannot_be(question) else none),
             expected=f"plans for {question}",
             seen=f"{type(error).__name__}: {error}",
         )
@@ -752,6 +916,14 @@ def searched(answer, question, **more) -> list[Choice]:
     kind = type(found).__name__ if type(found) is not list else f"{found!r:.80}"
     expect(fine, expected=f"a list of Choice for {question}", seen=kind)
     return found
+
+
+def finds_one(answer, question) -> bool:
+    """Whether the search ends well where one plan is asked for."""
+    try:
+        return len(answer(question.model, question.cluster, question.batch, count=1)) == 1
+    except ValueError:
+        return False
 
 
 def expect_possible(question, choice) -> None:
@@ -784,6 +956,15 @@ def expect_possible(question, choice) -> None:
         },
         expected=f"at most {USABLE:.0%} of {cluster.memory:,.0f} bytes {where}",
         seen=f"{needed:,}, of which gathered {whole:,}, with {not_default(plan)}",
+    )
+    recognise(
+        {
+            "the bytes of units that are whole for a moment are in a Choice's memory: it is that "
+            "of memory_per_rank": whole > 0
+            and math.isclose(choice.memory.total, needed, rel_tol=1e-3)
+        },
+        expected=f"{sum(states):,} bytes with {not_default(plan)} {where}",
+        seen=f"{choice.memory.total:,}, of which gathered {whole:,}",
     )
     own = {
         "bytes": (choice.memory.total, sum(states)),
@@ -856,18 +1037,81 @@ def how_many(answer) -> None:
         want = min(count, len(search_lab.fitting(question)))
         got = searched(answer, question, count=count)
         expect_equal(len(got), want, what=f"the number of plans for count={count}")
+    edge = search_lab.to_the_last_byte()
+    found = searched(answer, edge, count=10_000)
+    expect_equal(
+        len(found),
+        len(search_lab.fitting(edge)),
+        what=f"the number of plans that fit for {edge}",
+        mistake="a plan that needs exactly what can be used is left out",
+    )
 
 
 @exercise_16_5.check("what is said where no plan fits")
 def nothing_fits(answer) -> None:
-    question = search_lab.FULL
-    nearest = min(search_lab.every_plan(question), key=lambda each: each.needed)
-    kinds = dict(zip(nearest.states, search_lab.KINDS, strict=True))
-    what = f"a search without a plan that fits ({question})"
-    for asked, words, mentions in (
-        (question, what, [kinds[max(kinds)]]),
-        (search_lab.NO_WAY, "a search on 7 GPUs for 6 heads, 6 layers and 5 sequences", []),
-        (replace(question, batch=0), "a batch of 0", [0]),
+    questions = search_lab.FULL, search_lab.LONG, search_lab.LONGER
+    expect_kinds({question: complaint(answer, question) for question in questions})
+    for asked, words in (
+        (search_lab.NO_WAY, "a search on 7 GPUs for 6 heads, 6 layers and 5 sequences"),
+        (replace(search_lab.FULL, batch=0), "a batch of 0"),
+        (replace(search_lab.FULL, batch=-4), "a batch of -4"),
     ):
-        args = asked.model, asked.cluster, asked.batch
+        args, mentions = (asked.model, asked.cluster, asked.batch), []
+        mentions = [asked.batch] if asked.batch < 1 else mentions
         expect_raises(ValueError, answer, *args, what=words, mentions=mentions)
+
+
+def complaint(answer, question) -> str:
+    """What an answer says where no plan fits."""
+    what = f"a search without a plan that fits ({question})"
+    args = question.model, question.cluster, question.batch
+    expect_raises(ValueError, answer, *args, what=what)
+    try:
+        answer(*args)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+OTHER_PLANS: dict[str, Callable[[list], object]] = {
+    "the kind is that of a plan that misses by far more: the one that misses the least counts": (
+        lambda plans: max(plans, key=lambda each: each.needed)
+    ),
+    "the kind is that of the fastest plan, not of the nearest": lambda plans: plans[0],
+}
+
+
+def expect_kinds(said: Mapping[search_lab.Question, str]) -> None:
+    """Each message names the kind that is the most of the plan that misses the least."""
+    plans = {question: search_lab.every_plan(question) for question in said}
+    near = {q: min(plans[q], key=lambda each: each.needed) for q in said}
+    kinds = {q: search_lab.most(each) for q, each in near.items()}
+    named = {q: sorted((k for k in KINDS if k in text), key=text.index) for q, text in said.items()}
+    alike = len({(*each, *map(said[q].count, each)) for q, each in named.items()}) == 1
+    explained = {
+        words: all(named[q] == [search_lab.most(other(plans[q]))] for q in said)
+        for words, other in OTHER_PLANS.items()
+    }
+    explained = explained if sum(explained.values()) == 1 else {}
+    for question, text in said.items():
+        recognise(
+            {
+                "no kind of bytes is named": not named[question],
+                "several kinds are named, the same for every model: say which is the most": (
+                    alike and len(named[question]) > 1
+                ),
+                "one kind is named for every model, whatever is the most": (
+                    alike and kinds[question] not in named[question]
+                ),
+                **{
+                    words: fits and kinds[question] not in named[question]
+                    for words, fits in explained.items()
+                },
+                "a kind is named that is not the most of the plan that misses the least": (
+                    kinds[question] not in named[question]
+                ),
+            },
+            expected=f"a message that names {kinds[question]}, the most of "
+            f"{not_default(near[question].plan)}, for {question}",
+            seen=f"{text!r}",
+        )

@@ -10,6 +10,8 @@ import numpy.random  # noqa: F401 - what seeding imports: once here, not in ever
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from shared.exercises.rank_cases import RankCases
 from shared.exercises.remembered import once_an_answer
@@ -29,6 +31,14 @@ def groups_of(sizes: dict[str, int], order: Sequence[str]) -> dict[str, list[lis
     }
 
 
+def front_groups(sizes: dict[str, int], order: Sequence[str]) -> dict[str, list[list[int]]]:
+    """Lists of the right size where an axis is moved to the front: its ranks are then apart."""
+    ranks = torch.arange(math.prod(sizes.values())).view([sizes[axis] for axis in order])
+    return {
+        axis: ranks.movedim(i, 0).reshape(-1, sizes[axis]).tolist() for i, axis in enumerate(order)
+    }
+
+
 @dataclass(frozen=True)
 class World:
     """How many places each axis has, and what the gradients are."""
@@ -38,6 +48,7 @@ class World:
     pp: int = 1
     dtype: torch.dtype = torch.float32
     empty: bool = False  # the second stage has no gradient at all
+    bare: bool = False  # the last rank of tp has no gradient of any part
     single: bool = False  # an axis of one rank is given as a group, not as None
     scale: float = 1.0
     limit: float = 1.0  # max_norm as a share of the norm
@@ -116,10 +127,12 @@ def model_of(world: World, seed: int) -> dict[str, Whole]:
             f"{layer}.row.bias": Whole(stage, draw(7, times=2.0)),
             f"{layer}.norm": Whole(stage, draw(5, times=3.0)),
         }
-    model |= {f"frozen {stage}": Whole(stage, None) for stage in range(world.pp)}
     if world.pp > 1:
         model["output"] = Whole(last, embedding.clone(), 0, tied=True)
-    return model
+    for each in model.values() if world.bare else ():
+        if each.gradient is not None and each.dim is not None:
+            each.gradient.chunk(world.tp, each.dim)[-1].zero_()
+    return model | {f"frozen {stage}": Whole(stage, None) for stage in range(world.pp)}
 
 
 def whole_gradients(model: dict[str, Whole]) -> list[Tensor]:
@@ -139,32 +152,47 @@ def own_parameters(world: World, model: dict[str, Whole], rank: int) -> dict[str
         frozen = part is None
         shape = (4,) if part is None else part.shape
         parameter = nn.Parameter(torch.ones(shape, dtype=world.dtype), requires_grad=not frozen)
-        parameter.grad = None if part is None else part.clone()
+        bare = world.bare and each.dim is not None and place["tp"] == world.tp - 1
+        parameter.grad = None if part is None or bare else part.clone()
         if each.dim is not None:
             parameter.cut_dim = each.dim  # ty: ignore[missing-attribute]
-        if each.tied:
-            parameter.tied_copy = True  # ty: ignore[missing-attribute]
+        if each.tied or (name == "embedding" and world.pp > 1):
+            parameter.tied_copy = each.tied  # ty: ignore[missing-attribute]
         own[name] = parameter
     return own
 
 
 @dataclass
 class Squares:
-    """The sums of squares on one rank: of parts, of copies, and of what is tied."""
+    """The sums of squares on one rank: of parts, of copies, of what is tied."""
 
     parts: float
     copies: float
     tied: float
+    by_rows: float  # of those parts that are cut along dimension 0
 
 
 def squares_of(world: World, model: dict[str, Whole], rank: int) -> Squares:
     """What one rank has, counted in float64."""
-    sums = {"parts": 0.0, "copies": 0.0, "tied": 0.0}
+    sums = {"parts": 0.0, "copies": 0.0, "tied": 0.0, "by_rows": 0.0}
     for name, p in own_parameters(world, model, rank).items():
         if p.grad is not None:
-            kind = "copies" if model[name].dim is None else "parts"
-            sums["tied" if model[name].tied else kind] += p.grad.double().square().sum().item()
+            each, square = model[name], p.grad.double().square().sum().item()
+            kind = "copies" if each.dim is None else "parts"
+            sums["tied" if each.tied else kind] += square
+            sums["by_rows"] += square if each.dim == 0 and not each.tied else 0.0
     return Squares(**sums)
+
+
+def none_is_all_ranks(world: World, of: dict[int, Squares], rank: int) -> float:
+    """What a rank has where a group that is None is given to torch, for which it is all ranks."""
+    everybody = list(of)
+
+    def group(axis: str, size: int, at: int) -> list[int]:
+        return world.column(at, axis) if size > 1 or world.single else everybody
+
+    sums = {r: sum(of[i].parts for i in group("tp", world.tp, r)) + of[r].copies for r in everybody}
+    return sum(sums[r] for r in group("pp", world.pp, rank))
 
 
 # What each rank saw
@@ -180,6 +208,27 @@ class Seen:
     before: dict[str, Tensor] = field(default_factory=dict)  # the gradients, by name
     after: dict[str, Tensor | None] = field(default_factory=dict)
     replaced: list[str] = field(default_factory=list)  # another tensor is in .grad now
+    made: list[str] = field(default_factory=list)  # .grad was None
+    weights: list[str] = field(default_factory=list)  # the parameter itself is another
+    numbers: list[int] = field(default_factory=list)  # of each message
+
+
+class _Numbers(TorchDispatchMode):
+    """Writes down how many numbers a rank hands in with each message."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[int] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True, the default, imports the compiler: seconds
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "c10d" in func.namespace:
+            sizes = [x.numel() for x in tree_leaves(args) if isinstance(x, Tensor)]
+            self.found += [min(sizes)] if sizes else []  # what is received may be more
+        return func(*args, **(kwargs or {}))
 
 
 def observe(
@@ -193,9 +242,11 @@ def observe(
     before = {name: grad.clone() for name, grad in kept.items()}
     given: Any = (p for p in own.values()) if world.once else list(own.values())
     limits = (max_norm_of(world, model),) if clips else ()
-    with count_traffic() as traffic:
+    with count_traffic() as traffic, _Numbers() as numbers:
         result = answer(given, *limits, **groups)
-    seen = Seen(model, result, traffic.calls, before)
+    seen = Seen(model, result, traffic.calls, before, numbers=numbers.found)
+    seen.made = [name for name, p in own.items() if name not in kept and p.grad is not None]
+    seen.weights = [name for name, p in own.items() if not bool((p == 1).all())]
     seen.after = {name: None if own[name].grad is None else own[name].grad for name in kept}
     seen.replaced = [name for name, grad in kept.items() if own[name].grad is not grad]
     return seen
@@ -212,7 +263,7 @@ NORMS = (
     World(dp=2, tp=2, single=True),
     World(dp=2, pp=2, dtype=BF16),
     World(dp=4),
-    World(tp=3),
+    World(tp=3, bare=True),
     World(pp=3, empty=True, once=True),
 )
 CLIPS = (

@@ -50,13 +50,14 @@ class Bytes:
     norms_whole: bool = True
     cut_by_tp: bool = True
     stages: bool = True
-    ends: bool = True
-    ends_once: bool = True
+    embeddings: str = "first"  # the pipeline ranks that have them: also "every" or "none"
+    head: str = "last"
     tied_once: bool = True  # where both ends are on one rank
     tied_copy: bool = True  # where they are on two
     uneven: bool = True
     zero: bool = True
-    zero_in_order: bool = True  # optimizer, gradients, parameters
+    zero_since: States = (3, 2, 1)  # the stage that cuts parameters, gradients, optimizer
+    layers_whole: bool = True  # norms and biases of a layer, apart from the ends
     zero_over_dp: bool = True
     masters: bool = True
     gradients_16: bool = True
@@ -66,7 +67,11 @@ class Bytes:
     # activations
     in_flight: str = "as in the table"
     again: str = "one layer"
-    head_freed: bool = True
+    before: bool = True  # what is alive before a layer is made again
+    head_freed: str = "with its stage"
+    embedding_alive: str = "its stage"  # of which micro-batches it is kept: also "all", "once"
+    head_alive: str = "its stage"
+    each_stage: bool = True  # not all that is alive times the rank's largest stage
     sequence_parallel: bool = True
     checkpoint: bool = True
     act_ends: bool = True
@@ -81,16 +86,19 @@ class Bytes:
 
     def items(self, model: ModelSpec, plan: Plan, rank: int) -> Items:
         """The parameters of a pipeline rank."""
-        first, last = rank == 0, rank == plan.pp - 1
-        if not self.stages or not self.ends_once:
-            first = last = True
-        items = layer_items(model) * self.layers(model, plan)[rank]
-        if not self.ends:
-            return items
+        everywhere = not self.stages
+        first = {"first": rank == 0 or everywhere, "every": True}.get(self.embeddings, False)
+        last = {"last": rank == plan.pp - 1 or everywhere, "every": True}.get(self.head, False)
+        a_layer = layer_items(model)
+        if not self.layers_whole:
+            a_layer = [(size, True) for size, _ in a_layer]
+        items = a_layer * self.layers(model, plan)[rank]
         items += first_items(model) if first else []
         items += last_items(model) if last else []
         matrix = (model.vocab_size * model.d_model, True)
-        shared = self.tied_once if first else not self.tied_copy  # what the embedding has
+        every = everywhere or self.embeddings == self.head == "every"
+        both = first and last and (plan.pp == 1 or every)
+        shared = self.tied_once if both else not self.tied_copy  # what the embedding has
         if model.tied and last and shared:
             items.remove(matrix)
         return items
@@ -110,9 +118,8 @@ class Bytes:
         if self.by_gpus:
             return tuple(size * (whole_parameters(model) // plan.num_gpus) for size in sizes)
         over = plan.dp if self.zero_over_dp else plan.num_gpus
-        since = (3, 2, 1) if self.zero_in_order else (3, 1, 1)
         found = []
-        for size, stage in zip(sizes, since, strict=True):
+        for size, stage in zip(sizes, self.zero_since, strict=True):
             parts = over if self.zero and plan.zero >= stage else 1
             rest = 0 if not self.rounded_up else -numbers % parts
             found.append(size * ((numbers + rest) // parts))
@@ -161,7 +168,7 @@ class Bytes:
         }
         if self.in_flight in simple:
             return [([simple[self.in_flight]] * v, chunk) for chunk in range(v)]
-        return waiting(p, m, v, rank)
+        return waiting(p, m, v, 0 if self.in_flight == "of the first rank" else rank)
 
     def activations(self, model: ModelSpec, plan: Plan, rank: int) -> int:
         """Bytes kept for backward at the worst moment."""
@@ -169,15 +176,20 @@ class Bytes:
         layers = plan.layers(model)[rank]
         embedding, head = self.ends_bytes(model, plan) if self.act_ends else (0, 0)
         head = head if rank == plan.pp - 1 else 0
-        held = [count * kept for count in layers]
-        held[0] += embedding if rank == 0 else 0
-        held[-1] += head
+        embedding = embedding if rank == 0 else 0
         most = 0
         for alive, chunk in self.moments(plan, rank):
-            now = sum(n * size for n, size in zip(alive, held, strict=True))
-            times = {"one layer": layers[chunk] > 0, "all": layers[chunk], "none": 0}[self.again]
-            freed = head if self.head_freed and chunk == plan.chunks - 1 else 0
-            most = max(most, now, now + times * again - freed)
+            now = kept * sum(n * count for n, count in zip(alive, layers, strict=True))
+            now = now if self.each_stage else kept * sum(alive) * max(layers)
+            now += embedding * {"its stage": alive[0], "all": sum(alive)}.get(
+                self.embedding_alive, 1
+            )
+            now += head * {"its stage": alive[-1], "all": sum(alive)}.get(self.head_alive, 1)
+            times = {"one layer": layers[chunk] > 0, "all": layers[chunk], "none": 0}
+            its = self.head_freed == "with its stage" and chunk == plan.chunks - 1
+            freed = head if its or self.head_freed == "with any stage" else 0
+            then = now + times.get(self.again, 1) * again - freed
+            most = max(most, then, now if self.before else 0)
         return most
 
 
@@ -197,46 +209,3 @@ def waiting(p: int, m: int, v: int, rank: int) -> list[tuple[list[int], int]]:
 
 
 RIGHT = Bytes()
-WRONG_STATES = {
-    "the ends of the model, embeddings and head, are left out": Bytes(ends=False),
-    "every rank has embeddings and head: they are on the first and on the last": (
-        Bytes(ends_once=False)
-    ),
-    "a matrix that is tied counts twice on a rank that has both ends": Bytes(tied_once=False),
-    "the last stage has no output matrix: where the ends are on two ranks, each has the tied one": (
-        Bytes(tied_copy=False)
-    ),
-    "tensor parallelism cuts everything: norms and the biases after its sums are whole": (
-        Bytes(norms_whole=False)
-    ),
-    "tensor parallelism cuts nothing": Bytes(cut_by_tp=False),
-    "every rank has all layers: a pipeline cuts the model": Bytes(stages=False),
-    "every stage has num_layers // pp layers": Bytes(uneven=False),
-    "everything is divided by the number of GPUs: what dp ranks have are copies": (
-        Bytes(by_gpus=True)
-    ),
-    "ZeRO cuts nothing": Bytes(zero=False),
-    "stage 1 of ZeRO cuts gradients as well": Bytes(zero_in_order=False),
-    "ZeRO cuts over all GPUs: its parts lie over the dp ranks alone": Bytes(zero_over_dp=False),
-    "the optimizer's float32 weights are left out": Bytes(masters=False),
-    "gradients count in float32": Bytes(gradients_16=False),
-    "the precision is not used": Bytes(precision=False),
-}
-WRONG_ACTIVATIONS = {
-    "all micro-batches of a step are kept: 1F1B begins backwards earlier": Bytes(in_flight="m"),
-    "one micro-batch is kept: there are more under way in a pipeline": Bytes(in_flight="1"),
-    "more micro-batches are kept than a step has": Bytes(in_flight="p - s"),
-    "with several stages a rank more is kept than by 1F1B: look at in_flight": (
-        Bytes(in_flight="min(p - s, m)")
-    ),
-    "every stage keeps as many micro-batches as the first": Bytes(in_flight="min(p, m)"),
-    "the last stage keeps most: stages are counted from the other end": (
-        Bytes(in_flight="min(s + 1, m)")
-    ),
-    "sequence parallelism is not used": Bytes(sequence_parallel=False),
-    "what is computed again takes no memory": Bytes(again="none"),
-    "all layers are computed again at once": Bytes(again="all"),
-    "what the head has kept is still there when layers are computed again": Bytes(head_freed=False),
-    "nothing is computed again: checkpoint is not used": Bytes(checkpoint=False),
-    "what embeddings and head keep is left out": Bytes(act_ends=False),
-}

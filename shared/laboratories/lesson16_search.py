@@ -1,6 +1,7 @@
 """Lesson 16: every plan of a small cluster, one after the other."""
 
 import functools
+import itertools
 import random
 from dataclasses import dataclass, replace
 
@@ -97,6 +98,37 @@ def fitting(question: Question) -> list[Tried]:
     return [each for each in every_plan(question) if each.needed <= limit]
 
 
+def some_cannot_be(question: Question) -> bool:
+    """Whether a layout that nodes and batch allow cannot be, by the model's sizes."""
+    gpus, can_be = question.cluster.gpus, layouts(question)
+    sizes = itertools.product(range(1, gpus + 1), repeat=3)
+    return any(
+        dp * tp * pp == gpus
+        and tp <= question.cluster.gpus_per_node
+        and question.batch % dp == 0
+        and Plan(dp=dp, tp=tp, pp=pp) not in can_be
+        for dp, tp, pp in sizes
+    )
+
+
+@functools.cache
+def to_the_last_byte() -> Question:
+    """A question in which one plan needs exactly what can be used, and no other one nearly."""
+    for each in every_plan(SIXES):
+        alone = not any(
+            0 < abs(other.needed - each.needed) < 2e-3 * each.needed for other in every_plan(SIXES)
+        )
+        memory = each.needed * 10 // 9
+        if each.plan.zero == 0 and each.needed % 9 == 0 and alone:
+            return replace(SIXES, cluster=replace(SIXES.cluster, memory=float(memory)))
+    raise AssertionError("no plan's bytes can be divided by nine")
+
+
+def most(tried: Tried) -> str:
+    """The kind of bytes that a plan needs most of."""
+    return max(zip(tried.states, KINDS, strict=True))[1]
+
+
 SMALL = ModelSpec(6, 48, 6, 96, 132, 24)
 WIDE = ModelSpec(4, 96, 12, 192, 2400, 48, dropout=True, fused_attention=False, tied=False)
 NODES = Cluster(8, 7.2e5, 3e9, 4, 4e7, 9e6, 2e8, latency=1e-5)
@@ -106,6 +138,12 @@ SIXES = Question(SMALL, Cluster(6, 4.9e5, 3e9, 3, 2e7, 9e6, 2e8, latency=1e-5), 
 LARGE = Question(WIDE, replace(NODES, memory=1e9), 8)
 LONE = Question(SMALL, Cluster(4, 1e9, 1e9, 1, 4e8, 4e8, 2e9, latency=1e-6), 6)
 FULL = replace(TIGHT, cluster=replace(TIGHT.cluster, memory=3e6))  # nothing fits
+LONG = replace(  # what the nearest plan needs most is not what the fastest does
+    FULL, model=ModelSpec(4, 96, 12, 192, 24, 480), cluster=replace(FULL.cluster, memory=1.9e6)
+)
+LONGER = replace(
+    FULL, model=ModelSpec(2, 48, 6, 96, 24, 384), cluster=replace(FULL.cluster, memory=4e5)
+)
 NO_WAY = Question(SMALL, replace(NODES, gpus=7, gpus_per_node=8), 5)  # nothing can be cut by 7
 
 

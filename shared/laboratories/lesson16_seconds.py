@@ -6,8 +6,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from shared.laboratories.lesson16_bytes import RIGHT, layer_items
-from shared.planner.outcomes import Fitted
+from shared.laboratories.lesson16_bytes import RIGHT, Bytes, layer_items
+from shared.planner.outcomes import FITTED, Fitted
 from shared.planner.specs import Cluster, ModelSpec, Plan
 
 Numbers = dict[str, float]
@@ -47,15 +47,24 @@ class Seconds:
     """How seconds are counted: a field for each thing that may be overlooked, by default right."""
 
     passes: int = 3  # forward, and twice its work in backward
+    head_passes: int = 3
     again: bool = True
+    again_flops: bool = True
+    full_flops: bool = True
+    again_bytes: bool = True
+    again_fused: bool = False  # attention that keeps no scores
+    trips: int = 2  # of what a layer keeps through the memory
     head: bool = True
     tp_shares: bool = True
-    slowest: bool = True
+    slowest: str = "slowest"
+    fitted: bool = True  # the argument, not FITTED
     batches: bool = True
     matmul: bool = True
     achievable: bool = True
     memory: bool = True
     # messages
+    two_bytes: bool = False  # in float32 as well
+    of_layers: str = "the most of a rank"
     all_reduces: int = 4
     ring: float = 2.0
     ring_share: bool = True
@@ -75,6 +84,13 @@ class Seconds:
     dp_twice: bool = True
     dp_link: str = "link"
     hidden: str = "one backward"
+    hides_parameters: tuple[int, ...] = ()  # with these stages of ZeRO
+    hides_anyway: bool = False  # with ZeRO-3, without overlap
+    zero3_hides: float = 1.0  # micro-batches' compute
+    below_0: bool = False
+    zero2_every: bool = True
+    dp_numbers: Bytes = RIGHT
+    mean_rank: bool = False
     every_batch: bool = False
     zero: bool = True
     # FLOPs
@@ -83,41 +99,61 @@ class Seconds:
 
     def compute(self, at: Case) -> float:
         """Seconds of compute of one micro-batch."""
-        (layer, scores), plan, passes, again = layer_flops(at.model), at.plan, self.passes, 0
+        (layer, scores), plan, again = layer_flops(at.model), at.plan, 0
         kept, score_bytes = (
             RIGHT.kept(at.model, replace(plan, checkpoint=each))[i]
             for each, i in (("none", 0), ("selective", 1))
         )
-        bytes_moved = 2 * kept
+        bytes_moved = self.trips * kept
         if self.again and plan.checkpoint == "full":
-            again, bytes_moved = layer, 3 * kept
-        if self.again and plan.checkpoint == "selective" and score_bytes:
-            again, bytes_moved = scores, 2 * kept + score_bytes
+            again, bytes_moved = layer * self.full_flops, bytes_moved + self.again_bytes * kept
+        if self.again and plan.checkpoint == "selective" and (score_bytes or self.again_fused):
+            again, bytes_moved = scores, bytes_moved + self.again_bytes * score_bytes
+        again = again if self.again_flops else 0
         rate = at.cluster.peak_flops * (plan.tp if self.tp_shares else 1)
         rate *= at.fitted.matmul if self.matmul else 1
         rate *= at.cluster.achievable if self.achievable else 1
-        one = at.tokens * (passes * layer + again) / rate
+        one = at.tokens * (self.passes * layer + again) / rate
         one += self.memory * at.fitted.traffic * bytes_moved / at.cluster.memory_bandwidth
-        head = self.head * passes * at.tokens * 2 * at.model.vocab_size * at.model.d_model / rate
+        head = (
+            self.head
+            * self.head_passes
+            * at.tokens
+            * 2
+            * at.model.vocab_size
+            * at.model.d_model
+            / rate
+        )
         stages = [sum(each) * one for each in plan.layers(at.model)]
+        behind = max(stages) + head
         stages[-1] += head
-        return max(stages) if self.slowest else sum(stages) / len(stages)
+        return {
+            "slowest": max(stages),
+            "mean": sum(stages) / len(stages),
+            "first": stages[0],
+            "last": stages[-1],
+            "slowest, and the head": behind,
+            "all": sum(stages),
+        }[self.slowest]
 
     def link(self, at: Case, kind: str, size: int, stride: int) -> float:
         """Bytes/s."""
         links = {"inner": at.cluster.inner, "outer": at.cluster.outer}
-        rate = links.get(kind) or at.cluster.link(size, stride)
+        strides = {"neighbours": 1, "tp apart": at.plan.tp}
+        rate = links.get(kind) or at.cluster.link(size, strides.get(kind, stride))
         return rate * (at.fitted.link if self.link_share else 1)
 
     def tensor_parallel(self, at: Case) -> float:
         """Seconds of a micro-batch's all-reduces."""
-        t, layers = at.plan.tp, max(sum(each) for each in at.plan.layers(at.model))
+        t, own = at.plan.tp, [sum(each) for each in at.plan.layers(at.model)]
+        shares = {"all": sum(own), "the mean": sum(own) / len(own)}
+        layers = shares.get(self.of_layers, max(own))
         if t == 1:
             return 0.0
         count = self.all_reduces
         count += 2 if at.plan.checkpoint == "full" and self.again else 0
         sent = self.ring * ((t - 1) / t if self.ring_share else 1)
-        sent *= at.tokens * at.model.d_model * at.size
+        sent *= at.tokens * at.model.d_model * (2 if self.two_bytes else at.size)
         wait = at.cluster.latency if self.latency else 0.0
         return layers * count * (sent / self.link(at, self.tp_link, t, 1) + wait)
 
@@ -126,7 +162,8 @@ class Seconds:
         p = at.plan.pp
         if p == 1:
             return 0.0
-        sent = at.tokens * at.model.d_model * at.size / (at.plan.tp if self.pp_parts else 1)
+        sent = at.tokens * at.model.d_model * (2 if self.two_bytes else at.size)
+        sent /= at.plan.tp if self.pp_parts else 1
         rate = self.link(at, self.pp_link, p, at.plan.num_gpus // p)
         wait = at.cluster.latency if self.latency else 0.0
         return self.ways * (at.plan.chunks if self.chunks else 1) * (sent / rate + wait)
@@ -138,6 +175,8 @@ class Seconds:
         return {
             "(p - 1) / (v m)": slots / (2 * v * m) - 1,
             "(p - 1) / m": (p - 1) / m,
+            "(p - 1) / (m + p - 1)": (p - 1) / (m + p - 1),
+            "p / (v m)": p / (v * m),
             "(p - 1) / p": (p - 1) / p,
             "of the whole": 1 - 2 * v * m / slots,
         }[self.bubble]
@@ -148,30 +187,38 @@ class Seconds:
         if n == 1:
             return 0.0
         one = plan if self.dp_parts else replace(plan, tp=1, pp=1, chunks=1, cut=None)
-        ranks = [RIGHT.items(at.model, one, rank) for rank in range(one.pp)]
-        most = max(sum(k // one.tp if cut else k for k, cut in items) for items in ranks)
+        ranks = [self.dp_numbers.items(at.model, one, rank) for rank in range(one.pp)]
+        sizes = [sum(k // one.tp if cut else k for k, cut in items) for items in ranks]
+        most = sum(sizes) / one.pp if self.mean_rank else max(sizes)
         rate = self.link(at, self.dp_link, n, plan.tp)
         byte = self.dp_ring * (n - 1) / n * most / rate
-        weight, gradient = (2, 2) if plan.precision == "mixed" else (4, 4)
+        weight = gradient = 2 if plan.precision == "mixed" or self.two_bytes else 4
         behind = {
             "one backward": 2 / 3 * compute,
+            "one micro-batch": compute,
             "all backwards": 2 / 3 * compute * m,
             "everything": float("inf"),
             "nothing": 0.0,
         }[self.hidden]
+        whole = 1.5 * behind * self.zero3_hides
         behind = behind if plan.overlap else 0.0
+        whole = whole if plan.overlap or self.hides_anyway else 0.0
+        least = -float("inf") if self.below_0 else 0.0
         zero = plan.zero if self.zero else 0
         if zero == 0:
             times = m if self.every_batch else 1
-            return times * max(0.0, (1 + self.dp_twice) * gradient * byte - behind)
+            return times * max(least, (1 + self.dp_twice) * gradient * byte - behind)
         if zero == 3:
-            return m * max(0.0, (2 * weight + gradient) * byte - 1.5 * behind)
-        times = m if zero == 2 or self.every_batch else 1
-        return times * max(0.0, gradient * byte - behind) + weight * byte
+            return m * max(least, (2 * weight + gradient) * byte - whole)
+        times = m if (zero == 2 and self.zero2_every) or self.every_batch else 1
+        if zero in self.hides_parameters:
+            return times * max(least, (gradient + weight / times) * byte - behind)
+        return times * max(least, gradient * byte - behind) + weight * byte
 
     def numbers(self, *case) -> Numbers:
         """All kinds by name."""
         at = Case(*case)
+        at = at if self.fitted else replace(at, fitted=FITTED)
         m = at.plan.num_micro_batches if self.batches else 1
         one = self.compute(at)
         work = [m * one, m * self.tensor_parallel(at), m * self.pipeline(at)]
@@ -197,88 +244,3 @@ def total(*case) -> float:
     """Seconds of a step."""
     numbers = RIGHT_SECONDS.numbers(*case)
     return sum(numbers[kind] for kind in KINDS if kind != "model_flops")
-
-
-WRONG = {
-    "compute": {
-        "backward is left out: it takes twice the forward": Seconds(passes=1),
-        "backward counts as one forward: it takes two": Seconds(passes=2),
-        "what backward computes again is not counted": Seconds(again=False),
-        "the output matrix is left out": Seconds(head=False),
-        "compute is not shared over tp": Seconds(tp_shares=False),
-        "the mean of the stages is taken: a pipeline goes at the pace of the slowest": (
-            Seconds(slowest=False)
-        ),
-        "one micro-batch is counted, not the step's": Seconds(batches=False),
-        "the fitted share of the peak is not used": Seconds(matmul=False),
-        "achievable is not used": Seconds(achievable=False),
-        "the traffic of the GPU's memory is left out": Seconds(memory=False),
-    },
-    "tensor_parallel": {
-        "backward's all-reduces are left out": Seconds(all_reduces=2),
-        "an all-reduce sends everything twice: a reduce-scatter, then an all-gather": (
-            Seconds(ring=1.0)
-        ),
-        "a rank sends itself its own part as well: (t - 1) / t is missing": (
-            Seconds(ring_share=False)
-        ),
-        "tensor parallelism goes over the link between nodes": Seconds(tp_link="outer"),
-        "what is computed again sends nothing: its all-reduces come on top": Seconds(again=False),
-        "the latency of messages is left out": Seconds(latency=False),
-        "the share of the link that collectives reach is not used": Seconds(link_share=False),
-        "the messages of one micro-batch are counted, not the step's": Seconds(batches=False),
-    },
-    "pipeline": {
-        "the gradients that travel back are left out": Seconds(ways=1),
-        "stages are taken for neighbours inside a node: they stand furthest apart": (
-            Seconds(pp_link="inner")
-        ),
-        "every rank of tp sends whole vectors: each sends a part": Seconds(pp_parts=False),
-        "vectors pass a rank once: with several stages a rank they pass it several times": Seconds(
-            chunks=False
-        ),
-    },
-    "bubble": {
-        "(p - 1) / p is no bubble: more micro-batches make it smaller": (
-            Seconds(bubble="(p - 1) / p")
-        ),
-        "the bubble is taken as a share of the whole step: (p - 1) / (v m) is one of work": (
-            Seconds(bubble="of the whole")
-        ),
-        "interleaving is left out: v stages a rank make the bubble smaller": Seconds(
-            bubble="(p - 1) / m"
-        ),
-        "the bubble is of compute alone: messages are waited for as well": Seconds(
-            bubble_of="compute"
-        ),
-    },
-    "model_flops": {
-        "what is computed again counts as useful work": Seconds(again_counts=True),
-        "the FLOPs are those of all GPUs together": Seconds(a_gpu=False),
-    },
-    "data_parallel": {
-        "the gradients of the whole model travel: a rank has those of its part": (
-            Seconds(dp_parts=False)
-        ),
-        "what one message does is counted twice": Seconds(dp_ring=2.0),
-        "an all-reduce counts as one reduce-scatter: an all-gather follows": Seconds(
-            dp_twice=False
-        ),
-        "the ranks of dp are taken for neighbours inside a node: they stand tp apart": (
-            Seconds(dp_link="inner")
-        ),
-        "nothing is hidden: gradients travel while backward computes": Seconds(hidden="nothing"),
-        "everything is hidden: what takes longer than backward shows": (
-            Seconds(hidden="everything")
-        ),
-        "gradients hide behind all backwards of a step: they are known in the last alone": (
-            Seconds(hidden="all backwards")
-        ),
-        "gradients travel with every micro-batch: they do so with ZeRO-2 and 3 alone": Seconds(
-            every_batch=True
-        ),
-        "ZeRO changes nothing: it gathers parameters, and stages 2 and 3 send more often": Seconds(
-            zero=False
-        ),
-    },
-}

@@ -60,6 +60,16 @@ def byte_cases() -> Iterator[tuple[ModelSpec, Plan]]:
         )
 
 
+def empty_stages() -> Iterator[tuple[ModelSpec, Plan]]:
+    """Plans that give a stage the embedding or the head alone, as Llama 3 has it."""
+    yield MEGATRON, Plan(pp=3, num_micro_batches=4, cut=(0, 4, 2), checkpoint="full")
+    yield PLAIN, Plan(pp=2, num_micro_batches=2, cut=(5, 0), checkpoint="full")
+    yield (
+        MEGATRON,
+        Plan(pp=2, chunks=2, num_micro_batches=4, cut=(0, 2, 3, 1), checkpoint="selective"),
+    )
+
+
 def in_float32() -> Iterator[tuple[ModelSpec, Plan]]:
     """Plans that keep everything in float32."""
     for plan in (Plan(), Plan(dp=2, tp=2, pp=2, num_micro_batches=2, zero=1, precision="float32")):
@@ -82,6 +92,8 @@ TIMED = (
     Plan(dp=8, tp=2, pp=3, num_micro_batches=2, zero=1),
     Plan(dp=4, tp=2, num_micro_batches=3, zero=2, overlap=False),
     Plan(dp=6, pp=2, num_micro_batches=2, zero=3),
+    Plan(dp=4, num_micro_batches=2, zero=3, overlap=False),
+    Plan(dp=4, pp=2, num_micro_batches=4, zero=2),
     Plan(dp=8, tp=3, num_micro_batches=1, precision="float32"),
 )
 

@@ -75,12 +75,16 @@ def norm_in_two_sums(parameters, tp=None, pp=None):
 
 def norm_by_gathering_numbers(parameters, tp=None, pp=None):
     """Torch's own norm on each rank, and the ranks' numbers gathered."""
-    own = [p for p in parameters if p.grad is not None and not hasattr(p, "tied_copy")]
+    own = [p for p in parameters if p.grad is not None and "tied_copy" not in marks_of(p)]
     cut = [p.grad.float() for p in own if hasattr(p, "cut_dim")]
     whole = [p.grad.float() for p in own if not hasattr(p, "cut_dim")]
     squares = [torch.nn.utils.get_total_norm(each).reshape(1) ** 2 for each in (cut, whole)]
     total = over(squares[0], tp) + squares[1]
     return over(total, pp)[0] ** 0.5
+
+
+def marks_of(p):
+    return {name for name, value in vars(p).items() if value is True}
 
 
 def over(number, group):

@@ -47,7 +47,7 @@ def memory_by_stage(model, plan):
         for moment in in_flight(plan, s):
             alive, turn = moment[:-1], moment[-1]
             there = sum(map(operator.mul, alive, pieces)) + alive[-1] * head
-            peaks += [there, there + again - head * (turn == len(alive) - 1)]
+            peaks += [there, there + again * (layers[turn] > 0) - head * (turn == len(alive) - 1)]
         stages.append(
             Memory(
                 parameters=weight * share(own[s], 3),
@@ -85,7 +85,8 @@ def memory_from_the_planner(model, plan):
         for *alive, chunk in in_flight(plan, rank):
             now = each * sum(n * k for n, k in zip(alive, layers, strict=True))
             now += alive[0] * first + alive[-1] * end
-            most = max(most, now + max(0, again - (end if chunk + 1 == plan.chunks else 0)))
+            more = again if layers[chunk] else 0
+            most = max(most, now + max(0, more - (end if chunk + 1 == plan.chunks else 0)))
         found.append(Memory(*states, activations=most, rank=rank))
     top = max(range(plan.pp), key=lambda rank: found[rank].total)
     return dataclasses.replace(found[top], stages=tuple(found))
