@@ -13,6 +13,7 @@ from shared.exercises.checks import checks_for
 from shared.exercises.expecting import expect, expect_close, expect_equal, recognise
 from shared.laboratories import lesson14 as lab
 from shared.laboratories import lesson14_blocks as block_lab
+from shared.laboratories import lesson14_messages as message_lab
 
 OWN = "a torch.autograd.Function has a forward and a backward of its own"
 
@@ -77,6 +78,22 @@ def expect_same_bits(world, seen, what) -> None:
 
 
 NARROW = "float64 numbers travel as float32 and come back rounded"
+AS_IT_LIES = (
+    "the numbers are sent in the order of their memory, which differs from rank to rank: "
+    "contiguous() first"
+)
+HALVES = "several messages, each of a part: one all_reduce takes all at once"
+
+
+def as_they_lie(world, rank, seen, what):
+    """The sum of a group's tensors by their places in memory, where these differ."""
+    return message_lab.by_memory([what(seen[r]) for r in world.members(rank)], what(seen[rank]))
+
+
+def is_cut(calls, one) -> bool:
+    """Whether several all-reduces have the bytes of one."""
+    sizes = [call.num_bytes for call in calls if call.op == "all_reduce"]
+    return len(sizes) > 1 and sum(sizes) == one.x.nbytes
 
 
 exercise_14_1a = checks_for(
@@ -94,8 +111,8 @@ exercise_14_1a = checks_for(
 
 @exercise_14_1a.check("values, gradients and messages on 1, 2, 3 and 2 x 2 ranks")
 def copies(copy_to_ranks) -> None:
-    for world in lab.MESSAGES:
-        seen = lab.messages(copy_to_ranks)(world)
+    for world in message_lab.MESSAGES:
+        seen = message_lab.messages(copy_to_ranks)(world)
         wanted = sums_of(world, seen, lambda one: one.upstream)
         everywhere = torch.stack([one.upstream for one in seen]).sum(0)
         for rank, (one, want) in enumerate(zip(seen, wanted, strict=True)):
@@ -106,9 +123,13 @@ def copies(copy_to_ranks) -> None:
                 )[rank]
             }
             expect_close(one.y, one.x, what="the copy", looks_like=totals)
+            summed = one.other_use is not None and not bool((one.other_use == 1).all())
             recognise(
                 {
                     "x is written to: it is the caller's": one.changed,
+                    "the gradient of another use of x is summed as well: only this one's is": (
+                        summed
+                    ),
                     "no gradient reaches x": one.gradient is None,
                     "the gradient is summed in place: another branch was handed the same tensor": (
                         not torch.equal(one.beside, one.upstream)
@@ -123,6 +144,7 @@ def copies(copy_to_ranks) -> None:
                 "each rank keeps its own part of the gradient: the sum over the ranks is missing": (
                     one.upstream
                 ),
+                AS_IT_LIES: as_they_lie(world, rank, seen, lambda one: one.upstream),
                 "the gradient is the mean of the parts, not their sum": want / n,
                 "the sum runs over all ranks, not over those of the group": everywhere,
             }
@@ -132,7 +154,11 @@ def copies(copy_to_ranks) -> None:
             gathered = {
                 "the parts are gathered and added up: n - 1 times the bytes, not at most 2": (
                     any("gather" in call.op for call in one.backward)
-                )
+                ),
+                "a reduce brings the sum to one rank alone": (
+                    any(call.op == "reduce" for call in one.backward)
+                ),
+                HALVES: is_cut(one.backward, one),
             }
             expect_sent(one.backward, one, n, "backward", gathered)
         expect_same_bits(world, seen, lambda one: one.gradient)
@@ -153,8 +179,8 @@ exercise_14_1b = checks_for(
 
 @exercise_14_1b.check("values, gradients and messages on 1, 2, 3 and 2 x 2 ranks")
 def sums(sum_over_ranks) -> None:
-    for world in lab.MESSAGES:
-        seen = lab.messages(sum_over_ranks)(world)
+    for world in message_lab.MESSAGES:
+        seen = message_lab.messages(sum_over_ranks)(world)
         wanted = sums_of(world, seen, lambda one: one.x)
         everywhere = torch.stack([one.x for one in seen]).sum(0)
         twice = sums_of(world, seen, lambda one: one.upstream)
@@ -165,7 +191,10 @@ def sums(sum_over_ranks) -> None:
                 "the result is the mean, not the sum": want / n,
                 "the sum runs over all ranks, not over those of the group": everywhere,
             }
+            looks_like[AS_IT_LIES] = as_they_lie(world, rank, seen, lambda one: one.x)
             what = f"rank {rank}'s sum ({n} ranks)"
+            late = "the message is not waited for: the result changes after it has been returned"
+            recognise({late: one.moved}, expected=what, seen="another one later")
             recognise({NARROW: n > 1 and rounded(one.y)}, expected=what, seen="float32's")
             expect_close(one.y, want, what=what, looks_like=looks_like)
             recognise(
@@ -186,7 +215,8 @@ def sums(sum_over_ranks) -> None:
             gathered = {
                 "everybody's x is gathered and added up: n - 1 times its bytes": any(
                     "gather" in call.op for call in one.forward
-                )
+                ),
+                HALVES: is_cut(one.forward, one),
             }
             expect_sent(one.forward, one, n, "forward", gathered)
             expect_equal([call.op for call in one.backward], [], what="messages in backward")
@@ -202,15 +232,26 @@ def share(whole, dim, world, rank):
     return whole.chunk(len(members), dim)[members.index(rank)]
 
 
-def expect_parts(world, rank, one, whole, dim) -> None:
+def expect_parts(world, rank, everywhere, whole, dim) -> None:
     """Weight and bias of rank 0's layer, this rank's part, in memory of their own."""
+    one = everywhere[rank]
     members = world.members(rank)
     n, place = len(members), members.index(rank)
     names = ["weight", "bias"] if world.bias else ["weight"]
+    recognise(
+        {"a bias is made for a layer without one": not world.bias and "bias" in one.names},
+        expected="no bias where the layer has none",
+        seen=", ".join(one.names),
+    )
     expect_equal(sorted(one.names), sorted(names), what="the names of the parameters")
     want = share(whole["weight"], dim, world, rank)
     got = one.parts["weight"]
     other = share(whole["weight"], 1 - dim, world, rank)
+    recognise(
+        {"the parameters have another dtype than the layer's": got.dtype != want.dtype},
+        expected=f"parameters in {want.dtype}",
+        seen=f"{got.dtype}",
+    )
     recognise(
         {
             "the layer that was given is changed": one.touched,
@@ -222,6 +263,7 @@ def expect_parts(world, rank, one, whole, dim) -> None:
         expected=f"a weight of shape {tuple(want.shape)} (torch's weight is d_out x d_in)",
         seen=f"{tuple(got.shape)}",
     )
+    first = everywhere[0].whole["weight"]
     every_nth = whole["weight"].movedim(dim, 0)[place::n].movedim(0, dim)
     looks_like = {
         "each rank cuts a matrix of its own: rank 0's is for all": share(
@@ -229,6 +271,9 @@ def expect_parts(world, rank, one, whole, dim) -> None:
         ),
         "the parts take turns, one feature each: a part has neighbours": every_nth,
         "every rank has the same part": whole["weight"].chunk(n, dim)[0],
+        "rank 0 of all ranks decides the numbers, not rank 0 of the group": share(
+            first, dim, world, rank
+        ),
     }
     for other_rank, another in enumerate(whole["weight"].chunk(n, dim)):
         if other_rank != place:
@@ -293,7 +338,7 @@ def column_parts(answer) -> None:
         seen = lab.layers(answer, True)(world)
         for rank, one in enumerate(seen):
             whole = seen[world.members(rank)[0]].whole
-            expect_parts(world, rank, one, whole, 0)
+            expect_parts(world, rank, seen, whole, 0)
             if world.bias:
                 want = share(whole["bias"], 0, world, rank)
                 recognise(
@@ -305,7 +350,13 @@ def column_parts(answer) -> None:
                     expected=f"a bias of shape {tuple(want.shape)}",
                     seen=f"{tuple(one.parts['bias'].shape)}",
                 )
-                expect_close(one.parts["bias"], want, what="the part of the bias", atol=0, rtol=0)
+                looks_like = {
+                    "each rank keeps its own bias: rank 0's is for all": share(
+                        one.whole["bias"], 0, world, rank
+                    )
+                }
+                got, what = one.parts["bias"], f"rank {rank}'s part of the bias"
+                expect_close(got, want, what=what, atol=0, rtol=0, looks_like=looks_like)
 
 
 @exercise_14_2.check("two steps: outputs in parts, the message that is given, every gradient")
@@ -315,7 +366,7 @@ def column_steps(answer) -> None:
         for rank, one in enumerate(seen):
             n = len(world.members(rank))
             for step in range(2):
-                expect_ran(one)
+                expect_ran(one, world)
                 got, size = one.y[step], one.parts["weight"].shape[0]
                 recognise(
                     {
@@ -354,8 +405,18 @@ def column_steps(answer) -> None:
                 expect_grads(one, step, grads)
 
 
-def expect_ran(one) -> None:
+def expect_ran(one, world, rows=False) -> None:
     """Forward and backward came to their end."""
+    called = "NoneType" in one.error and "callable" in one.error
+    recognise(
+        {
+            "enter is called although it is None": called and not world.given and not rows,
+            "the input is cut once more: it comes in parts already": rows
+            and "cannot be multiplied" in one.error,
+        },
+        expected="two steps without an error",
+        seen=one.error,
+    )
     expect(not one.error, expected="two steps without an error", seen=one.error)
 
 
@@ -427,7 +488,7 @@ def row_parts(answer) -> None:
                     expected="weight and bias on every rank",
                     seen=", ".join(one.names),
                 )
-            expect_parts(world, rank, one, whole, 1)
+            expect_parts(world, rank, seen, whole, 1)
             if world.bias:
                 n, want = len(world.members(rank)), whole["bias"]
                 recognise(
@@ -455,7 +516,7 @@ def row_steps(answer) -> None:
     for world in lab.LAYERS:
         seen = lab.layers(answer, False)(world)
         for rank, one in enumerate(seen):
-            expect_ran(one)
+            expect_ran(one, world, rows=True)
             for step in range(2):
                 want, grads = plain_step(one, step, 1.0, leave=lab.FACTOR)
                 got = one.y[step]
@@ -469,8 +530,10 @@ def row_steps(answer) -> None:
                 before = {
                     "one rank alone adds the bias: on the others it gets no gradient, and the "
                     "copies part": early + (lab.FACTOR - 1) * bias if once else want,
-                    "a fraction of the bias is added before the sum: each fraction moves by the "
-                    "whole gradient": want + (lab.FACTOR / n - 1) * bias if n > 1 else want,
+                    "a fraction of the bias is added before the sum: the bias then learns at "
+                    "another pace than it should": want + (lab.FACTOR / n - 1) * bias
+                    if n > 1
+                    else want,
                     "the bias is added before the sum: it then counts once for each rank": (
                         early + (lab.FACTOR - 1) * bias
                     ),
@@ -513,6 +576,11 @@ def block_parts(answer) -> None:
                 {
                     "the layer itself has to come back": not one.returned,
                     "parameters have other names than before": one.names != one.wanted_names,
+                    "cross-attention is left whole: each attention is cut": (
+                        case.kind == "decoder"
+                        and one.heads == [heads, block_lab.HEADS]
+                        and one.held > one.wanted
+                    ),
                     "num_heads is still that of the whole layer: the heads become narrower": (
                         case.ranks > 1 and block_lab.HEADS in one.heads
                     ),
@@ -655,9 +723,9 @@ def loss_values(answer) -> None:
             expect_little(world, rank, one)
 
 
-def wrong_losses(one, wide, ignore, n, place) -> dict:
+def wrong_losses(one, wide, ignore, members, place) -> dict:
     """What usual mistakes give, by the words for them."""
-    size, counted = lab.PART, one.targets != ignore
+    size, counted, n = lab.PART, one.targets != ignore, len(members)
     whole = one.logits.to(wide)
     parts = whole.split(size, -1)
     part, everything, top = parts[place], whole.logsumexp(-1), whole.amax(-1)
@@ -675,9 +743,21 @@ def wrong_losses(one, wide, ignore, n, place) -> dict:
     owners_top = torch.stack(tops, -1).gather(-1, owner[..., None])[..., 0]
     alike = torch.stack([x.gather(-1, within[..., None])[..., 0] for x in parts], -1)
     later = (torch.arange(n) > owner[..., None]).to(wide)
+    nxt = torch.where(  # the part before counts the first token of a part as its own last
+        (within == 0) & (owner > 0),
+        torch.stack([x[..., -1] for x in parts], -1).gather(-1, (owner - 1).clamp(0)[..., None])[
+            ..., 0
+        ]
+        - top,
+        torch.zeros((), dtype=wide),
+    )
     low = ((one.targets >= 0) & (one.targets < size)).to(wide)
     first = sum(x.gather(-1, own(0))[..., 0] * low for x in parts)
     every = sum(x.gather(-1, own(i))[..., 0] for i, x in enumerate(parts))
+    astray = sum(
+        (x.gather(-1, own(r))[..., 0] - top) * (one.targets // size == r).to(wide)
+        for r, x in zip(members, parts, strict=True)
+    )
     wrong = {
         "each rank takes the softmax of its own part alone": part.logsumexp(-1)
         - part.gather(-1, own(place))[..., 0],
@@ -686,12 +766,14 @@ def wrong_losses(one, wide, ignore, n, place) -> dict:
         "each rank subtracts its own largest logit, and the sums are of different scales": (
             uneven.log() - (chosen - owners_top)
         ),
+        "the first token of a part counts on the rank before, too": everything - chosen - nxt,
         "the last token of a part is on no rank": torch.where(
             within == size - 1, everything - top, everything - chosen
         ),
         "a negative place counts from a part's end: later ranks add a logit of their own": (
             everything - chosen - ((alike - top[..., None]) * later).sum(-1)
         ),
+        "a rank's number among all ranks counts, not that in its group": everything - top - astray,
         "the targets are read as numbers within this rank's part": everything
         + (n * low - 1) * top
         - first,
@@ -725,7 +807,7 @@ def expect_loss(world, rank, one) -> None:
         expected=f"losses of shape (3, 4) in {wide}",
         seen=f"shape {tuple(one.loss.shape)}, {one.loss.dtype}",
     )
-    looks_like = wrong_losses(one, wide, ignore, n, place) | {
+    looks_like = wrong_losses(one, wide, ignore, members, place) | {
         "ignored targets have a loss": flat_loss,
         "ignored targets have the loss of a logit of 0": torch.where(
             one.targets == ignore, headless, want

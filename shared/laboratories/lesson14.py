@@ -1,4 +1,4 @@
-"""Lesson 14: messages, layers and a loss over ranks, observed in several groups."""
+"""Lesson 14: layers and a loss over ranks, observed in several groups."""
 
 import functools
 from collections.abc import Callable
@@ -44,7 +44,6 @@ class World:
         return [dist.new_group(self.members(parity)) for parity in (0, 1)][rank % 2]
 
 
-MESSAGES = (World(3), World(2, BF16), World(4, pairs=True), World(1))
 LAYERS = (
     World(3),
     World(2, given=False),
@@ -70,50 +69,6 @@ def cases_of(worlds: tuple[World, ...], observe: Callable[[World, int], Any]) ->
         for ranks in {w.ranks for w in worlds}
     }
     return lambda world: groups[world.ranks].seen(world, apart=HANG)
-
-
-# 14.1
-
-
-@dataclass
-class Message:
-    """What one rank saw of a message: its values, its gradient, and what was sent."""
-
-    x: Tensor
-    y: Tensor
-    changed: bool  # x was written to
-    gradient: Tensor | None
-    upstream: Tensor
-    beside: Tensor  # the gradient that another branch was handed, in the same tensor
-    forward: list[Call]
-    backward: list[Call]
-
-
-@once_an_answer
-def messages(answer: Callable[..., Tensor]) -> Callable[[World], list[Message]]:
-    """An answer to 14.1 in every world."""
-    seed = fresh_seed()
-
-    def observe(world: World, rank: int) -> Message:
-        group = world.group(rank)
-        seed_all(seed + rank)
-        x = torch.randn(2, 3, 5, dtype=world.dtype)
-        upstream = torch.randn(5, 3, 2, dtype=world.dtype).transpose(0, 2)
-        leaf, other = x.clone().requires_grad_(), torch.zeros_like(x, requires_grad=True)
-        given = leaf * 1
-        with count_traffic() as forward:
-            y = answer(given, group) if world.pairs else answer(given)
-        with count_traffic() as backward:
-            (y + other).backward(upstream)  # both branches get the same gradient
-        assert other.grad is not None
-        with torch.no_grad():
-            answer(x.clone(), group)
-        changed = not torch.equal(given.detach(), x)
-        seen = Message(x, y.detach(), changed, leaf.grad, upstream, other.grad, [], [])
-        seen.forward, seen.backward = forward.calls, backward.calls
-        return seen
-
-    return cases_of(MESSAGES, observe)
 
 
 # 14.2 and 14.3

@@ -59,6 +59,13 @@ def in_place(x, group):
     return x
 
 
+def as_it_lies(x, group):
+    x = x.clone()
+    if ranks_of(group) > 1:
+        dist.all_reduce(x, group=group)
+    return x
+
+
 def always(x, group):
     x = x.clone().contiguous()
     dist.all_reduce(x, group=group)
@@ -137,6 +144,29 @@ def copy_to_ranks(x, group=None):
     return message(from_first, total)(x, group)
 
 
+@mistake("14.1a", says="the gradient of another use of x is summed")
+def copy_to_ranks(x, group=None):
+    if x.requires_grad:
+        x.register_hook(lambda gradient: total(gradient, group))
+    return x
+
+
+@mistake("14.1a", says="in the order of their memory")
+def copy_to_ranks(x, group=None):
+    return message(same, as_it_lies)(x, group)
+
+
+@mistake("14.1a", says="to one rank alone")
+def copy_to_ranks(x, group=None):
+    def reduced(gradient, group):
+        gradient = gradient.clone().contiguous()
+        if ranks_of(group) > 1:
+            dist.reduce(gradient, group=group, group_dst=0)  # gloo fills the others as well
+        return gradient
+
+    return message(same, reduced)(x, group)
+
+
 # 14.1b sum_over_ranks
 
 
@@ -199,6 +229,33 @@ def sum_over_ranks(x, group=None):
     if ranks_of(group) == 1:
         return x
     return x + (total(x.detach(), group) - x).detach()  # the gradient goes through x
+
+
+@mistake("14.1b", says="the message is not waited for")
+def sum_over_ranks(x, group=None):
+    def started(x, group):
+        y = x.clone(memory_format=torch.contiguous_format)
+        if ranks_of(group) > 1:
+            dist.all_reduce(y, group=group, async_op=True)
+        return y
+
+    return message(started, same)(x, group)
+
+
+@mistake("14.1b", says="in the order of their memory")
+def sum_over_ranks(x, group=None):
+    return message(as_it_lies, same)(x, group)
+
+
+@mistake("14.1b", says="several messages, each of a part")
+def sum_over_ranks(x, group=None):
+    def halves(x, group):
+        y = x.clone(memory_format=torch.contiguous_format)
+        for half in y.view(-1).tensor_split(2) if ranks_of(group) > 1 else ():
+            dist.all_reduce(half, group=group)
+        return y
+
+    return message(halves, same)(x, group)
 
 
 # 14.2 ColumnParallelLinear
@@ -345,6 +402,38 @@ class ColumnParallelLinear(Columns):
         super().__init__(even, group, enter)
 
 
+@mistake("14.2", says="another dtype than the layer's")
+class ColumnParallelLinear(Columns):
+    def __init__(self, linear, group, enter):
+        super().__init__(linear, group, enter)
+        self.float()
+
+
+@mistake("14.2", says="enter is called although it is None")
+class ColumnParallelLinear(Columns):
+    def forward(self, x):
+        return F.linear(self.enter(x, self.group), self.weight, self.bias)
+
+
+@mistake("14.2", says="each rank keeps its own bias")
+class ColumnParallelLinear(Columns):
+    def __init__(self, linear, group, enter):
+        super().__init__(linear, group, enter)
+        if linear.bias is not None:
+            part = linear.bias.detach().chunk(ranks_of(group))[dist.get_rank(group)]
+            self.bias = nn.Parameter(part.clone(), linear.bias.requires_grad)
+
+
+@mistake("14.2", says="rank 0 of all ranks decides the numbers")
+class ColumnParallelLinear(Columns):
+    def __init__(self, linear, group, enter):
+        super().__init__(linear, group, enter)
+        weight = linear.weight.detach().clone()
+        dist.broadcast(weight, 0)
+        part = weight.chunk(ranks_of(group))[dist.get_rank(group)]
+        self.weight = nn.Parameter(part.clone(), linear.weight.requires_grad)
+
+
 # 14.3 RowParallelLinear
 
 
@@ -356,7 +445,7 @@ class Rows(right.RowParallelLinear):
         return F.linear(x, self.weight)
 
 
-@mistake("14.3", says="the bias is added before the sum")
+@mistake("14.3", says="it then counts once for each rank")
 class RowParallelLinear(Rows):
     def forward(self, x):
         return self.leave(F.linear(x, self.weight, self.bias), self.group)
@@ -489,6 +578,27 @@ class RowParallelLinear(right.RowParallelLinear):
         return self.leave(F.linear(x, self.weight, bias), self.group)
 
 
+@mistake("14.3", says="a bias is made for a layer without one")
+class RowParallelLinear(right.RowParallelLinear):
+    def __init__(self, linear, group, leave):
+        super().__init__(linear, group, leave)
+        if self.bias is None:
+            self.bias = nn.Parameter(self.weight.detach().new_zeros(linear.out_features))
+
+
+@mistake("14.3", says="the input is cut once more")
+class RowParallelLinear(right.RowParallelLinear):
+    def forward(self, x):
+        return super().forward(x.chunk(ranks_of(self.group), -1)[dist.get_rank(self.group)])
+
+
+@mistake("14.3", says="the bias then learns at another pace")
+class RowParallelLinear(right.RowParallelLinear):
+    def forward(self, x):
+        bias = None if self.bias is None else self.bias / ranks_of(self.group)
+        return self.leave(F.linear(x, self.weight, bias), self.group)
+
+
 # 14.4 parallel_block
 
 
@@ -545,6 +655,11 @@ def parallel_block(block, mesh):
 @mistake("14.4", says="the layer itself has to come back")
 def parallel_block(block, mesh):
     cut(block, heads_and_features(block, mesh))
+
+
+@mistake("14.4", says="cross-attention is left whole")
+def parallel_block(block, mesh):
+    return cut(block, heads_and_features(block, mesh), cross=False)
 
 
 @mistake("14.4", says="a part of the layer is whole on every rank")
@@ -743,6 +858,8 @@ def loss_of(
     masked=True,
     shifted=True,
     ignored=True,
+    too_wide=0,
+    place_of=None,
 ):
     """The right loss from its pieces, with some exchanged."""
     outside(logits, targets, group, ignore_index)
@@ -752,7 +869,8 @@ def loss_of(
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
     z = z - (0 if top == "none" else largest[..., None])
     size = logits.shape[-1]
-    own, mine = place(targets, size, group)
+    own = targets - size * (dist.get_rank(group) if place_of is None else place_of)
+    own, mine = own.clamp(0, size - 1), (own >= 0) & (own < size + too_wide)
     if not masked:
         mine = torch.ones_like(mine)
         own = (targets - size * dist.get_rank(group)).clamp(0, size - 1)
@@ -809,6 +927,16 @@ def vocab_parallel_cross_entropy(logits, targets, group=None, ignore_index=-100)
 @mistake("14.5", says="the targets are read as numbers within this rank's part")
 def vocab_parallel_cross_entropy(logits, targets, group=None, ignore_index=-100):
     return loss_of(logits, targets, group, ignore_index, shifted=False)
+
+
+@mistake("14.5", says="the first token of a part counts on the rank before, too")
+def vocab_parallel_cross_entropy(logits, targets, group=None, ignore_index=-100):
+    return loss_of(logits, targets, group, ignore_index, too_wide=1)
+
+
+@mistake("14.5", says="a rank's number among all ranks counts")
+def vocab_parallel_cross_entropy(logits, targets, group=None, ignore_index=-100):
+    return loss_of(logits, targets, group, ignore_index, place_of=dist.get_rank())
 
 
 @mistake("14.5", says="counts as the nearest of this rank's tokens")
