@@ -95,11 +95,11 @@ WRONG_SECONDS = {
     "compute": {
         "backward is left out: it takes twice the forward": Seconds(passes=1, head_passes=1),
         "backward counts as one forward: it takes two": Seconds(passes=2, head_passes=2),
-        "a layer's backward counts as one forward: it takes two": Seconds(passes=2),
+        "a layer's backward is taken for one forward: it is two": Seconds(passes=2),
         "the output matrix counts in forward alone: its backward takes twice as much": (
             Seconds(head_passes=1)
         ),
-        "the output matrix's backward counts as one forward": Seconds(head_passes=2),
+        "the output matrix's backward is taken for one forward": Seconds(head_passes=2),
         "what backward computes again is not counted": Seconds(again=False),
         "what backward computes again is no work: its FLOPs are left out": (
             Seconds(again_flops=False)
@@ -153,9 +153,6 @@ WRONG_SECONDS = {
         "stages are taken for neighbours inside a node: they stand furthest apart": (
             Seconds(pp_link="inner")
         ),
-        "stages are taken for neighbours: num_gpus / pp ranks lie from one to the next": (
-            Seconds(pp_link="neighbours")
-        ),
         "stages are taken to stand tp apart: dp lies between them as well": (
             Seconds(pp_link="tp apart")
         ),
@@ -174,7 +171,7 @@ WRONG_SECONDS = {
         "the bubble is taken as a share of the whole step: (p - 1) / (v m) is one of work": (
             Seconds(bubble="of the whole")
         ),
-        "the bubble is taken as a share of the whole step, and v stages a rank are left out": (
+        "(p - 1) / (m + p - 1) is a share of the whole step, and v stages a rank are left out": (
             Seconds(bubble="(p - 1) / (m + p - 1)")
         ),
         "the bubble has one slot too many: p - 1 stages wait": Seconds(bubble="p / (v m)"),

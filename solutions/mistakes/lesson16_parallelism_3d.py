@@ -149,6 +149,59 @@ def build_mesh(dp, tp, pp, world_size=None, order=AXES):
     return right.build_mesh(dp, tp, pp, world_size, order)
 
 
+@mistake("16.1", says="dp has the size of tp")
+def build_mesh(dp, tp, pp, world_size=None, order=AXES):
+    refuse({"dp": dp, "tp": tp, "pp": pp}, world_size, order)
+    return right.build_mesh(tp, dp, pp, world_size, order)
+
+
+@mistake("16.1", says="tp has the size of pp")
+def build_mesh(dp, tp, pp, world_size=None, order=AXES):
+    refuse({"dp": dp, "tp": tp, "pp": pp}, world_size, order)
+    return right.build_mesh(dp, pp, tp, world_size, order)
+
+
+@mistake("16.1", says="the axis is moved to the front")
+def build_mesh(dp, tp, pp, world_size=None, order=AXES):
+    sizes = {"dp": dp, "tp": tp, "pp": pp}
+    refuse(sizes, world_size, order)
+    ranks = torch.arange(dp * tp * pp).view([sizes[axis] for axis in order])
+    return {
+        axis: ranks.movedim(i, 0).reshape(-1, sizes[axis]).tolist() for i, axis in enumerate(order)
+    }
+
+
+@mistake("16.1", says="it asks for a process group")
+def build_mesh(dp, tp, pp, world_size=None, order=AXES):
+    world_size = dist.get_world_size() if world_size is None else world_size
+    return right.build_mesh(dp, tp, pp, world_size, order)
+
+
+@mistake("16.1", says="order was changed in place")
+def build_mesh(dp, tp, pp, world_size=None, order=AXES):
+    groups = right.build_mesh(dp, tp, pp, world_size, order)
+    if isinstance(order, list):
+        order.reverse()
+    return groups
+
+
+@mistake("16.1", says="world_size 0 for 6 places is accepted")
+def build_mesh(dp, tp, pp, world_size=None, order=AXES):
+    return right.build_mesh(dp, tp, pp, world_size or None, order)
+
+
+@mistake("16.1", says="pp 0 is accepted")
+def build_mesh(dp, tp, pp, world_size=None, order=AXES):
+    if min(dp, tp) < 1:
+        raise ValueError(f"{dp} x {tp} places")
+    return right.build_mesh(dp, tp, max(pp, 1), world_size, order)
+
+
+@mistake("16.1", says="the order ('pp', 'dp', 'tp', 'dp') is accepted")
+def build_mesh(dp, tp, pp, world_size=None, order=AXES):
+    return right.build_mesh(dp, tp, pp, world_size, list(dict.fromkeys(order)))
+
+
 # 16.2 gradient_norm
 
 
@@ -327,6 +380,94 @@ def gradient_norm(parameters, tp=None, pp=None):
     return right.gradient_norm(parameters, tp, pp)
 
 
+@mistake("16.2", says="the stages' norms are added")
+def gradient_norm(parameters, tp=None, pp=None):
+    parts, copies = split(parameters)
+    return summed((summed(parts, tp) + copies).sqrt(), pp)
+
+
+@mistake("16.2", says="the largest of the stages' norms is taken")
+def gradient_norm(parameters, tp=None, pp=None):
+    parts, copies = split(parameters)
+    largest = (summed(parts, tp) + copies).sqrt()
+    if size_of(pp) > 1:
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=pp)
+    return largest
+
+
+@mistake("16.2", says="cut_dim 0 is taken for no cut")
+def gradient_norm(parameters, tp=None, pp=None):
+    own = counting(parameters)
+    parts = squares(p for p in own if getattr(p, "cut_dim", None))
+    copies = squares(p for p in own if not getattr(p, "cut_dim", None))
+    return summed(summed(parts, tp) + copies, pp).sqrt()
+
+
+@mistake("16.2", says="tied_copy = False is taken for a second copy")
+def gradient_norm(parameters, tp=None, pp=None):
+    own = [p for p in parameters if not hasattr(p, "tied_copy")]
+    parts, copies = split(own)
+    return summed(summed(parts, tp) + copies, pp).sqrt()
+
+
+@mistake("16.2", says="the copies of the first stage alone count")
+def gradient_norm(parameters, tp=None, pp=None):
+    parts, copies = split(parameters)
+    if pp is not None and dist.get_rank(pp) > 0:
+        copies = torch.zeros(())
+    return summed(summed(parts, tp) + copies, pp).sqrt()
+
+
+@mistake("16.2", says="None is given to torch.distributed as a group")
+def gradient_norm(parameters, tp=None, pp=None):
+    parts, copies = split(parameters)
+    if dist.is_initialized():
+        dist.all_reduce(parts, group=tp)
+    total = parts + copies
+    if dist.is_initialized():
+        dist.all_reduce(total, group=pp)
+    return total.sqrt()
+
+
+@mistake("16.2", says="the copies over none")
+def gradient_norm(parameters, tp=None, pp=None):
+    parts, copies = split(parameters)
+    if tp is not None or pp is not None:
+        dist.all_reduce(parts)
+    return (parts + copies).sqrt()
+
+
+@mistake("16.2", says="several numbers travel in one message")
+def gradient_norm(parameters, tp=None, pp=None):
+    both = summed(torch.stack(split(parameters)), tp)
+    return summed(both[0] + both[1] / size_of(tp), pp).sqrt()
+
+
+@mistake("16.2", says="a gradient that was None is a tensor afterwards")
+def gradient_norm(parameters, tp=None, pp=None):
+    parameters = list(parameters)
+    for p in parameters:
+        if p.grad is None:
+            p.grad = torch.zeros_like(p)
+    parts, copies = split(parameters)
+    return summed(summed(parts, tp) + copies, pp).sqrt()
+
+
+@mistake("16.2", says="a Python number comes back")
+def gradient_norm(parameters, tp=None, pp=None):
+    return right.gradient_norm(parameters, tp, pp).item()
+
+
+@mistake("16.2", says="a number is a tensor of shape ()")
+def gradient_norm(parameters, tp=None, pp=None):
+    return right.gradient_norm(parameters, tp, pp).reshape(1)
+
+
+@mistake("16.2", says="the norm comes back in float64")
+def gradient_norm(parameters, tp=None, pp=None):
+    return right.gradient_norm(parameters, tp, pp).double()
+
+
 # 16.2b clip_gradients
 
 
@@ -467,6 +608,67 @@ def clip_gradients(parameters, max_norm, tp=None, pp=None):
     return right.clip_gradients(parameters, abs(max_norm), tp, pp)
 
 
+@mistake("16.2b", says="max_norm is divided by the square of the norm")
+def clip_gradients(parameters, max_norm, tp=None, pp=None):
+    parameters = list(parameters)
+    norm = right.gradient_norm(parameters, tp, pp)
+    scale(parameters, factor_of(norm**2, max_norm))
+    return norm
+
+
+@mistake("16.2b", says="the norm lacks the parts of the other ranks of tp")
+def clip_gradients(parameters, max_norm, tp=None, pp=None):
+    parameters = list(parameters)
+    norm = right.gradient_norm(parameters, pp=pp)
+    scale(parameters, factor_of(norm, max_norm))
+    return norm
+
+
+@mistake("16.2b", says="the norm lacks the other stages")
+def clip_gradients(parameters, max_norm, tp=None, pp=None):
+    parameters = list(parameters)
+    norm = right.gradient_norm(parameters, tp)
+    scale(parameters, factor_of(norm, max_norm))
+    return norm
+
+
+@mistake("16.2b", says="the weights are scaled")
+def clip_gradients(parameters, max_norm, tp=None, pp=None):
+    parameters = list(parameters)
+    norm = right.gradient_norm(parameters, tp, pp)
+    factor = factor_of(norm, max_norm)
+    scale(parameters, factor)
+    for p in parameters:
+        p.data.mul_(factor)
+    return norm
+
+
+@mistake("16.2b", says="a gradient that was None is a tensor afterwards")
+def clip_gradients(parameters, max_norm, tp=None, pp=None):
+    parameters = list(parameters)
+    for p in parameters:
+        if p.grad is None:
+            p.grad = torch.zeros_like(p)
+    return right.clip_gradients(parameters, max_norm, tp, pp)
+
+
+@mistake("16.2b", says="a max_norm of 0 times the norm is refused")
+def clip_gradients(parameters, max_norm, tp=None, pp=None):
+    if not max_norm:
+        raise ValueError("max_norm must be above 0")
+    return right.clip_gradients(parameters, max_norm, tp, pp)
+
+
+@mistake("16.2b", says="nothing comes back")
+def clip_gradients(parameters, max_norm, tp=None, pp=None):
+    right.clip_gradients(parameters, max_norm, tp, pp)
+
+
+@mistake("16.2b", says="a Python number comes back")
+def clip_gradients(parameters, max_norm, tp=None, pp=None):
+    return right.clip_gradients(parameters, max_norm, tp, pp).item()
+
+
 # 16.3 memory_per_rank
 
 
@@ -508,6 +710,34 @@ def kept(model, plan, rank, alive=None, freed=True, again_times=None, ends=True)
         times = layers[chunk] > 0 if again_times is None else again_times(layers[chunk])
         gone = head if freed and chunk == plan.chunks - 1 else 0
         most = max(most, now, now - gone + times * again)
+    return most
+
+
+def kept_otherwise(
+    model,
+    plan,
+    rank,
+    moments_of=None,
+    before=True,
+    embeddings=lambda alive: alive[0],
+    heads=lambda alive: alive[-1],
+    freed_by=None,
+    again_on=bool,
+    each_stage=True,
+):
+    """Activations of a pipeline rank, with one thing taken for another."""
+    each, again = kept_and_again(model, plan)
+    layers = plan.layers(model)[rank]
+    first = embedding_bytes(model, plan) if rank == 0 else 0
+    head = head_bytes(model, plan) if rank == plan.pp - 1 else 0
+    most = 0
+    for *alive, chunk in in_flight(plan, rank if moments_of is None else moments_of):
+        counts = sum(n * k for n, k in zip(alive, layers, strict=True))
+        now = each * (counts if each_stage else sum(alive) * max(layers))
+        now += first * embeddings(alive) + head * heads(alive)
+        gone = freed_by(chunk) if freed_by else chunk == plan.chunks - 1
+        then = now + again * again_on(layers[chunk]) - head * gone
+        most = max(most, then, now if before else 0)
     return most
 
 
@@ -726,23 +956,188 @@ def memory_per_rank(model, plan):
     return memory(model, plan)
 
 
+@mistake("16.3", says="the embeddings are left out")
+def memory_per_rank(model, plan):
+    return memory(model, plan, lambda m, p, r: numbers_on(m, p, r, first=False))
+
+
+@mistake("16.3", says="the head, norm and output matrix, is left out")
+def memory_per_rank(model, plan):
+    return memory(model, plan, lambda m, p, r: numbers_on(m, p, r, last=False))
+
+
+@mistake("16.3", says="every rank has the embeddings")
+def memory_per_rank(model, plan):
+    def numbers(model, plan, rank):
+        return numbers_on(model, plan, rank) + (rank > 0) * model.embeddings.on(plan.tp)
+
+    return memory(model, plan, numbers)
+
+
+@mistake("16.3", says="every rank has the head")
+def memory_per_rank(model, plan):
+    def numbers(model, plan, rank):
+        return numbers_on(model, plan, rank) + (rank + 1 < plan.pp) * model.head.on(plan.tp)
+
+    return memory(model, plan, numbers)
+
+
+@mistake("16.3", says="tensor parallelism cuts all of a layer")
+def memory_per_rank(model, plan):
+    def numbers(model, plan, rank):
+        return numbers_on(model, plan, rank, layer=sum(model.layer) // plan.tp)
+
+    return memory(model, plan, numbers)
+
+
+@mistake("16.3", says="stage 2 of ZeRO cuts parameters as well")
+def memory_per_rank(model, plan):
+    return memory(model, plan, states=lambda n, p: states_of(n, p, since=(2, 2, 1)))
+
+
+@mistake("16.3", says="ZeRO is a stage ahead")
+def memory_per_rank(model, plan):
+    return memory(model, plan, states=lambda n, p: states_of(n, p, since=(2, 1, 1)))
+
+
+@mistake("16.3", says="ZeRO is a stage behind")
+def memory_per_rank(model, plan):
+    return memory(model, plan, states=lambda n, p: states_of(n, p, since=(4, 3, 2)))
+
+
+@mistake("16.3", says="ZeRO begins at the wrong end")
+def memory_per_rank(model, plan):
+    return memory(model, plan, states=lambda n, p: states_of(n, p, since=(1, 2, 3)))
+
+
+@mistake("16.3", says="bytes are no whole numbers")
+def memory_per_rank(model, plan):
+    def states(numbers, plan):
+        over = [plan.dp if plan.zero >= stage else 1 for stage in (3, 2, 1)]
+        sizes = STATE_BYTES[plan.precision]
+        return [size * numbers / n for size, n in zip(sizes, over, strict=True)]
+
+    return memory(model, plan, states=states)
+
+
+@mistake("16.3", says="the first rank's in_flight is taken for every rank")
+def memory_per_rank(model, plan):
+    return memory(model, plan, activations=lambda m, p, r: kept_otherwise(m, p, r, moments_of=0))
+
+
+@mistake("16.3", says="only the moments count when a layer is made again")
+def memory_per_rank(model, plan):
+    return memory(model, plan, activations=lambda m, p, r: kept_otherwise(m, p, r, before=False))
+
+
+@mistake("16.3", says="the head is freed whichever stage")
+def memory_per_rank(model, plan):
+    return memory(
+        model,
+        plan,
+        activations=lambda m, p, r: kept_otherwise(m, p, r, freed_by=lambda chunk: True),
+    )
+
+
+@mistake("16.3", says="a stage without a layer makes one again")
+def memory_per_rank(model, plan):
+    return memory(
+        model,
+        plan,
+        activations=lambda m, p, r: kept_otherwise(m, p, r, again_on=lambda layers: True),
+    )
+
+
+@mistake("16.3", says="what the embeddings keep counts once")
+def memory_per_rank(model, plan):
+    return memory(
+        model, plan, activations=lambda m, p, r: kept_otherwise(m, p, r, embeddings=lambda alive: 1)
+    )
+
+
+@mistake("16.3", says="what the head keeps counts once")
+def memory_per_rank(model, plan):
+    return memory(
+        model, plan, activations=lambda m, p, r: kept_otherwise(m, p, r, heads=lambda alive: 1)
+    )
+
+
+@mistake("16.3", says="what the embeddings keep counts for every stage")
+def memory_per_rank(model, plan):
+    return memory(model, plan, activations=lambda m, p, r: kept_otherwise(m, p, r, embeddings=sum))
+
+
+@mistake("16.3", says="what the head keeps counts for every stage")
+def memory_per_rank(model, plan):
+    return memory(model, plan, activations=lambda m, p, r: kept_otherwise(m, p, r, heads=sum))
+
+
+@mistake("16.3", says="everything that is alive counts as the rank's largest stage")
+def memory_per_rank(model, plan):
+    return memory(
+        model, plan, activations=lambda m, p, r: kept_otherwise(m, p, r, each_stage=False)
+    )
+
+
+@mistake("16.3", says="the rank with the most activations")
+def memory_per_rank(model, plan):
+    found = memory(model, plan)
+    most = max(found.stages, key=lambda each: each.activations)
+    return replace(most, stages=found.stages)
+
+
+@mistake("16.3", says="what comes back is the last rank")
+def memory_per_rank(model, plan):
+    found = memory(model, plan)
+    return replace(found.stages[-1], stages=found.stages)
+
+
+@mistake("16.3", says="a Memory in stages does not say which pipeline rank")
+def memory_per_rank(model, plan):
+    found = memory(model, plan)
+    return replace(found, stages=tuple(replace(each, rank=0) for each in found.stages))
+
+
+@mistake("16.3", says="the outer Memory does not say which pipeline rank")
+def memory_per_rank(model, plan):
+    return replace(memory(model, plan), rank=0)
+
+
 # 16.4 step_time
 
 
-def work(model, plan, cluster, fitted, passes=3, again=True, head=True, memory=True, peak=None):
+def work(
+    model,
+    plan,
+    cluster,
+    fitted,
+    passes=3,
+    again=True,
+    head=True,
+    memory=True,
+    peak=None,
+    head_passes=None,
+    again_flops=("full", "selective"),
+    again_bytes=True,
+    fused=False,
+    trips=2,
+):
     """Seconds of compute of one micro-batch on each pipeline rank."""
     n = plan.micro_batch * model.seq_len
     kept_bytes = layer_bytes(model, plan)
-    flops, moved = passes * model.layer_flops, 2 * kept_bytes
+    flops, moved = passes * model.layer_flops, trips * kept_bytes
+    more, times = (0, 0), (plan.checkpoint in again_flops, again_bytes)
     if again and plan.checkpoint == "full":
-        flops, moved = flops + model.layer_flops, 3 * kept_bytes
-    if again and plan.checkpoint == "selective" and not model.fused_attention:
-        flops, moved = flops + model.attention_flops, moved + score_bytes(model, plan)
+        more = model.layer_flops, kept_bytes
+    if again and plan.checkpoint == "selective" and (fused or not model.fused_attention):
+        more = model.attention_flops, score_bytes(model, plan)
+    flops, moved = flops + times[0] * more[0], moved + times[1] * more[1]
     rate = peak or cluster.peak_flops * cluster.achievable * fitted.matmul * plan.tp
     layer = n * flops / rate
     layer += fitted.traffic * moved / cluster.memory_bandwidth if memory else 0
     stages = [sum(layers) * layer for layers in plan.layers(model)]
-    stages[-1] += passes * n * model.head_flops / rate if head else 0
+    head_passes = head_passes or passes
+    stages[-1] += head_passes * n * model.head_flops / rate if head else 0
     return stages
 
 
@@ -753,7 +1148,9 @@ def vectors(model, plan):
     )
 
 
-def reduces(model, plan, cluster, fitted, count=4, more=2, ring=2.0, link=None, latency=None):
+def reduces(
+    model, plan, cluster, fitted, count=4, more=2, ring=2.0, link=None, latency=None, layers=max
+):
     """Seconds of one micro-batch's all-reduces."""
     if plan.tp == 1:
         return 0.0
@@ -761,15 +1158,29 @@ def reduces(model, plan, cluster, fitted, count=4, more=2, ring=2.0, link=None, 
     rate = (link or cluster.link(plan.tp, 1)) * fitted.link
     each = ring * (plan.tp - 1) / plan.tp * vectors(model, plan) / rate
     each += cluster.latency if latency is None else latency
-    return max(map(sum, plan.layers(model))) * count * each
+    return layers([sum(own) for own in plan.layers(model)]) * count * each
 
 
-def passing(model, plan, cluster, fitted, ways=2, link=None, parts=None, chunks=None):
+def passing(
+    model,
+    plan,
+    cluster,
+    fitted,
+    ways=2,
+    link=None,
+    parts=None,
+    chunks=None,
+    stride=None,
+    latency=None,
+    share=None,
+):
     """Seconds of what one micro-batch sends between stages."""
     if plan.pp == 1:
         return 0.0
-    rate = (link or cluster.link(plan.pp, plan.num_gpus // plan.pp)) * fitted.link
-    each = vectors(model, plan) / (parts or plan.tp) / rate + cluster.latency
+    stride = stride or plan.num_gpus // plan.pp
+    rate = (link or cluster.link(plan.pp, stride)) * (share or fitted.link)
+    each = vectors(model, plan) / (parts or plan.tp) / rate
+    each += cluster.latency if latency is None else latency
     return ways * (chunks or plan.chunks) * each
 
 
@@ -778,23 +1189,42 @@ def most_parameters(model, plan):
 
 
 def exposed(
-    model, plan, cluster, fitted, one, parameters=None, link=None, twice=2, hidden=True, often=False
+    model,
+    plan,
+    cluster,
+    fitted,
+    one,
+    parameters=None,
+    link=None,
+    twice=2,
+    hidden=True,
+    often=False,
+    share=None,
+    least=0.0,
+    behind_of=2 / 3,
+    hides=(),
+    anyway=False,
+    zero3_of=1.0,
+    zero2_every=True,
 ):
     """Seconds of gradients and parameters that nothing hides; `one` is a micro-batch's compute."""
     if plan.dp == 1:
         return 0.0
     number = most_parameters(model, plan) if parameters is None else parameters
-    rate = (link or cluster.link(plan.dp, plan.tp)) * fitted.link
+    rate = (link or cluster.link(plan.dp, plan.tp)) * (share or fitted.link)
     byte = (plan.dp - 1) / plan.dp * number / rate
     weight, gradient, _ = STATE_BYTES[plan.precision]
     behind = one if plan.overlap and hidden else 0.0
     m = plan.num_micro_batches
     if plan.zero == 0:
-        return (m if often else 1) * max(0.0, twice * gradient * byte - behind * 2 / 3)
+        return (m if often else 1) * max(least, twice * gradient * byte - behind * behind_of)
     if plan.zero == 3:
-        return m * max(0.0, (2 * weight + gradient) * byte - behind)
-    times = m if plan.zero == 2 or often else 1
-    return times * max(0.0, gradient * byte - behind * 2 / 3) + weight * byte
+        behind = one if anyway else behind
+        return m * max(least, (2 * weight + gradient) * byte - behind * zero3_of)
+    times = m if (plan.zero == 2 and zero2_every) or often else 1
+    if plan.zero in hides:
+        return times * max(least, (gradient + weight / times) * byte - behind * behind_of)
+    return times * max(least, gradient * byte - behind * behind_of) + weight * byte
 
 
 def seconds(
@@ -1015,6 +1445,233 @@ def step_time(model, plan, cluster, fitted=FITTED):
     return seconds(model, plan, cluster, fitted, check=False)
 
 
+@mistake("16.4", says="a layer's backward is taken for one forward")
+def step_time(model, plan, cluster, fitted=FITTED):
+    return seconds(
+        model, plan, cluster, fitted, compute=lambda *case: work(*case, passes=2, head_passes=3)
+    )
+
+
+@mistake("16.4", says="the output matrix counts in forward alone")
+def step_time(model, plan, cluster, fitted=FITTED):
+    return seconds(model, plan, cluster, fitted, compute=lambda *case: work(*case, head_passes=1))
+
+
+@mistake("16.4", says="the output matrix's backward is taken for one forward")
+def step_time(model, plan, cluster, fitted=FITTED):
+    return seconds(model, plan, cluster, fitted, compute=lambda *case: work(*case, head_passes=2))
+
+
+@mistake("16.4", says="what backward computes again is no work")
+def step_time(model, plan, cluster, fitted=FITTED):
+    return seconds(model, plan, cluster, fitted, compute=lambda *case: work(*case, again_flops=()))
+
+
+@mistake("16.4", says="a layer that is computed again is no work")
+def step_time(model, plan, cluster, fitted=FITTED):
+    return seconds(
+        model, plan, cluster, fitted, compute=lambda *case: work(*case, again_flops=("selective",))
+    )
+
+
+@mistake("16.4", says="does not go through the memory once more")
+def step_time(model, plan, cluster, fitted=FITTED):
+    return seconds(
+        model, plan, cluster, fitted, compute=lambda *case: work(*case, again_bytes=False)
+    )
+
+
+@mistake("16.4", says="attention that is fused is computed again")
+def step_time(model, plan, cluster, fitted=FITTED):
+    return seconds(model, plan, cluster, fitted, compute=lambda *case: work(*case, fused=True))
+
+
+@mistake("16.4", says="goes through the memory once: forward writes")
+def step_time(model, plan, cluster, fitted=FITTED):
+    return seconds(model, plan, cluster, fitted, compute=lambda *case: work(*case, trips=1))
+
+
+@mistake("16.4", says="the output matrix comes on top of the slowest stage")
+def step_time(model, plan, cluster, fitted=FITTED):
+    def on_top(*case):
+        head = sum(work(*case)) - sum(work(*case, head=False))
+        return [max(work(*case, head=False)) + head]
+
+    return seconds(model, plan, cluster, fitted, compute=on_top)
+
+
+@mistake("16.4", says="the first stage is taken for the slowest")
+def step_time(model, plan, cluster, fitted=FITTED):
+    return seconds(model, plan, cluster, fitted, slowest=lambda stages: stages[0])
+
+
+@mistake("16.4", says="the last stage is taken for the slowest")
+def step_time(model, plan, cluster, fitted=FITTED):
+    return seconds(model, plan, cluster, fitted, slowest=lambda stages: stages[-1])
+
+
+@mistake("16.4", says="all stages are added up")
+def step_time(model, plan, cluster, fitted=FITTED):
+    return seconds(model, plan, cluster, fitted, slowest=sum)
+
+
+@mistake("16.4", says="the argument fitted is not used")
+def step_time(model, plan, cluster, fitted=FITTED):
+    return seconds(model, plan, cluster, FITTED)
+
+
+@mistake("16.4", says="a number has 2 bytes in float32 as well")
+def step_time(model, plan, cluster, fitted=FITTED):
+    got = seconds(model, plan, cluster, fitted)
+    if plan.precision == "mixed":
+        return got
+    half = got.tensor_parallel / 2 + plan.num_micro_batches * 2 * cluster.latency * (
+        max(map(sum, plan.layers(model))) * (plan.tp > 1)
+    )
+    return replace(got, tensor_parallel=half)
+
+
+@mistake("16.4", says="the layers of the whole model send")
+def step_time(model, plan, cluster, fitted=FITTED):
+    return seconds(
+        model,
+        plan,
+        cluster,
+        fitted,
+        tensor=lambda *case: reduces(*case, layers=lambda own: sum(own)),
+    )
+
+
+@mistake("16.4", says="the mean of the stages sends")
+def step_time(model, plan, cluster, fitted=FITTED):
+    return seconds(
+        model,
+        plan,
+        cluster,
+        fitted,
+        tensor=lambda *case: reduces(*case, layers=lambda own: sum(own) / len(own)),
+    )
+
+
+@mistake("16.4", says="stages are taken to stand tp apart")
+def step_time(model, plan, cluster, fitted=FITTED):
+    return seconds(
+        model, plan, cluster, fitted, pipeline=lambda *case: passing(*case, stride=plan.tp)
+    )
+
+
+@mistake("16.4", says="the latency of the pipeline's messages is left out")
+def step_time(model, plan, cluster, fitted=FITTED):
+    return seconds(model, plan, cluster, fitted, pipeline=lambda *case: passing(*case, latency=0.0))
+
+
+@mistake("16.4", says="the share of the link is not used for the pipeline")
+def step_time(model, plan, cluster, fitted=FITTED):
+    return seconds(model, plan, cluster, fitted, pipeline=lambda *case: passing(*case, share=1.0))
+
+
+@mistake("16.4", says="v stages a rank are left out")
+def step_time(model, plan, cluster, fitted=FITTED):
+    share = lambda plan: (plan.pp - 1) / (plan.num_micro_batches + plan.pp - 1)  # noqa: E731
+    return seconds(model, plan, cluster, fitted, bubble=share)
+
+
+@mistake("16.4", says="the bubble has one slot too many")
+def step_time(model, plan, cluster, fitted=FITTED):
+    share = lambda plan: plan.pp / (plan.chunks * plan.num_micro_batches)  # noqa: E731
+    return seconds(model, plan, cluster, fitted, bubble=share)
+
+
+@mistake("16.4", says="the parameters of embeddings and head are left out")
+def step_time(model, plan, cluster, fitted=FITTED):
+    def layers_alone(model, plan, *more):
+        number = max(map(sum, plan.layers(model))) * model.layer.on(plan.tp)
+        return exposed(model, plan, *more, parameters=number)
+
+    return seconds(model, plan, cluster, fitted, data=layers_alone)
+
+
+@mistake("16.4", says="a matrix that is tied counts twice")
+def step_time(model, plan, cluster, fitted=FITTED):
+    def twice(model, plan, *more):
+        ends = model.tied and plan.pp == 1
+        number = most_parameters(model, plan) + ends * model.head.cut // plan.tp
+        return exposed(model, plan, *more, parameters=number)
+
+    return seconds(model, plan, cluster, fitted, data=twice)
+
+
+@mistake("16.4", says="the mean rank's parameters travel")
+def step_time(model, plan, cluster, fitted=FITTED):
+    def mean(model, plan, *more):
+        number = sum(numbers_on(model, plan, rank) for rank in range(plan.pp)) / plan.pp
+        return exposed(model, plan, *more, parameters=number)
+
+    return seconds(model, plan, cluster, fitted, data=mean)
+
+
+@mistake("16.4", says="the ranks of dp are taken for neighbours: they")
+def step_time(model, plan, cluster, fitted=FITTED):
+    return seconds(
+        model,
+        plan,
+        cluster,
+        fitted,
+        data=lambda *case: exposed(*case, link=cluster.link(plan.dp, 1)),
+    )
+
+
+@mistake("16.4", says="the share of the link is not used for dp")
+def step_time(model, plan, cluster, fitted=FITTED):
+    return seconds(model, plan, cluster, fitted, data=lambda *case: exposed(*case, share=1.0))
+
+
+@mistake("16.4", says="what is left can be below 0")
+def step_time(model, plan, cluster, fitted=FITTED):
+    return seconds(
+        model, plan, cluster, fitted, data=lambda *case: exposed(*case, least=-float("inf"))
+    )
+
+
+@mistake("16.4", says="gradients hide behind a whole micro-batch")
+def step_time(model, plan, cluster, fitted=FITTED):
+    return seconds(model, plan, cluster, fitted, data=lambda *case: exposed(*case, behind_of=1.0))
+
+
+@mistake("16.4", says="the parameters that ZeRO-1 and 2 gather are hidden")
+def step_time(model, plan, cluster, fitted=FITTED):
+    return seconds(model, plan, cluster, fitted, data=lambda *case: exposed(*case, hides=(1, 2)))
+
+
+@mistake("16.4", says="the parameters that ZeRO-1 gathers are hidden")
+def step_time(model, plan, cluster, fitted=FITTED):
+    return seconds(model, plan, cluster, fitted, data=lambda *case: exposed(*case, hides=(1,)))
+
+
+@mistake("16.4", says="ZeRO-3's messages are hidden without overlap")
+def step_time(model, plan, cluster, fitted=FITTED):
+    return seconds(model, plan, cluster, fitted, data=lambda *case: exposed(*case, anyway=True))
+
+
+@mistake("16.4", says="ZeRO-3's messages hide behind backward alone")
+def step_time(model, plan, cluster, fitted=FITTED):
+    return seconds(model, plan, cluster, fitted, data=lambda *case: exposed(*case, zero3_of=2 / 3))
+
+
+@mistake("16.4", says="ZeRO-2 sends gradients once a step")
+def step_time(model, plan, cluster, fitted=FITTED):
+    return seconds(
+        model, plan, cluster, fitted, data=lambda *case: exposed(*case, zero2_every=False)
+    )
+
+
+@mistake("16.4", says="is refused")
+def step_time(model, plan, cluster, fitted=FITTED):
+    if plan.num_gpus != cluster.gpus:
+        raise ValueError(f"{plan.num_gpus} GPUs of {cluster.gpus}")
+    return seconds(model, plan, cluster, fitted)
+
+
 # 16.5 best_plans
 
 
@@ -1196,5 +1853,89 @@ def best_plans(model, cluster, batch, count=5):
         return search(model, cluster, batch, count)
     except ValueError:
         if batch == 0:
+            return []
+        raise
+
+
+KINDS = ("parameters", "gradients", "optimizer", "activations")
+
+
+def most_of(choice):
+    """The kind of bytes that a plan needs most of."""
+    return max(KINDS, key=lambda kind: getattr(choice.memory, kind))
+
+
+def complaining(words, model, cluster, batch, count):
+    """The right answer, but for what it says where no plan fits."""
+    found = search(model, cluster, batch, count, fail=False)
+    tried = search(model, cluster, batch, None, fits=lambda choice: True) if not found else []
+    if not found:
+        raise ValueError(words(tried) if tried else "no layout is possible")
+    return found
+
+
+@mistake("16.5", says="fewer plans fit than were asked for, and that is an error")
+def best_plans(model, cluster, batch, count=5):
+    found = search(model, cluster, batch, count)
+    if len(found) < count:
+        raise ValueError(f"{len(found)} plans fit, not {count}")
+    return found
+
+
+@mistake("16.5", says="nothing is found where some plans fit")
+def best_plans(model, cluster, batch, count=5):
+    def without_pipeline(*question):
+        return (plan for plan in layouts(*question) if plan.pp == 1)
+
+    return search(model, cluster, batch, count, plans=without_pipeline)
+
+
+@mistake("16.5", says="the bytes of units that are whole for a moment")
+def best_plans(model, cluster, batch, count=5):
+    found = search(model, cluster, batch, count)
+    whole = [gathered_bytes(model, each.plan) for each in found]
+    return [
+        replace(each, memory=replace(each.memory, gradients=each.memory.gradients + more))
+        for each, more in zip(found, whole, strict=True)
+    ]
+
+
+@mistake("16.5", says="a plan that needs exactly what can be used is left out")
+def best_plans(model, cluster, batch, count=5):
+    limit = USABLE * cluster.memory
+    return search(model, cluster, batch, count, fits=lambda each: needs(each, model) < limit)
+
+
+@mistake("16.5", says="no kind of bytes is named")
+def best_plans(model, cluster, batch, count=5):
+    return complaining(lambda tried: "too large", model, cluster, batch, count)
+
+
+@mistake("16.5", says="several kinds are named")
+def best_plans(model, cluster, batch, count=5):
+    return complaining(lambda tried: f"none of {KINDS} fits", model, cluster, batch, count)
+
+
+@mistake("16.5", says="one kind is named for every model")
+def best_plans(model, cluster, batch, count=5):
+    return complaining(lambda tried: "too many optimizer states", model, cluster, batch, count)
+
+
+@mistake("16.5", says="the kind is that of a plan that misses by far more")
+def best_plans(model, cluster, batch, count=5):
+    def farthest(tried):
+        return most_of(max(tried, key=lambda each: needs(each, model)))
+
+    return complaining(farthest, model, cluster, batch, count)
+
+
+@mistake("16.5", says="a batch of -4")
+def best_plans(model, cluster, batch, count=5):
+    if batch == 0:
+        raise ValueError("a batch of 0")
+    try:
+        return search(model, cluster, batch, count)
+    except ValueError:
+        if batch < 0:
             return []
         raise
