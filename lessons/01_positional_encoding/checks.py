@@ -194,7 +194,8 @@ def is_a_buffer(module_class) -> None:
 def drops(module_class) -> None:
     x = embeddings(8, 50, 16)
     module = module_class(16, max_len=60, dropout=0.2)
-    total = x + codes(range(50), 16)
+    places = codes(range(50), 16)
+    total = x + places
     hint = "dropout acts in training only: nn.Dropout knows, F.dropout must be told"
     expect_close(module.eval()(x), total, what="the output in eval mode", hint=hint)
     got = module.train()(x)
@@ -202,6 +203,12 @@ def drops(module_class) -> None:
     share = zero.float().mean().item()
     recognise(
         {
+            "dropout acts on x, before the encoding is added: it belongs on the sum": (
+                bool((got == places).float().mean() > 0.1)
+            ),
+            "dropout acts on the encoding alone: it belongs on the sum": (
+                bool((got == x).float().mean() > 0.1)
+            ),
             "dropout does not reach the output: no value of the sum is zero": share == 0,
             "the rate is 0.5 whatever `dropout` says": 0.45 < share < 0.55,
             "all sentences lose the same values: each is to draw its own": (
@@ -353,6 +360,9 @@ def turns_pairs(rotary) -> None:
             ),
             "the rows were turned by 0, 1, 2, 3: use the positions that are given": (
                 turned(x, range(4))
+            ),
+            "positions are counted from the first that is given: each is a place in the text": (
+                turned(x, [p - positions[0] for p in positions])
             ),
             "the turned pairs were put together half after half: neighbours must stay neighbours": (
                 torch.cat([want[:, 0::2], want[:, 1::2]], dim=1)

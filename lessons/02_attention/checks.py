@@ -58,6 +58,9 @@ def no_mask(attention) -> None:
                 "the scores are divided by K, not by its square root": scaled(1 / size),
                 "the scores are multiplied by sqrt(K)": scaled(root),
                 "the scale is 1/sqrt(H K), the whole vector's, not one head's": scaled(1 / whole),
+                "the scale is 1/sqrt(S), of the number of keys: K is what a product sums over": (
+                    scaled(s**-0.5)
+                ),
                 "the softmax runs over the queries, not over the keys": scaled(1 / root, dim=-2),
                 "the softmax is computed in float32: float64 inputs keep their digits": (
                     (q @ k.mT / root).float().softmax(-1).double() @ v
@@ -234,7 +237,15 @@ def padding_values(padding_mask) -> None:
                 ),
             },
         )
-    expect_device(padding_mask, torch.ones(2, 3, dtype=torch.long), what="padding_mask")
+    tokens = torch.ones(2, 3, dtype=torch.long)
+    expect_device(padding_mask, tokens, what="padding_mask")
+    expect(
+        not lab.made_on_cpu(padding_mask, tokens),
+        mistake="the mask is made on the CPU, wherever the tokens lie",
+        expected="the mask on the tokens' device",
+        seen="a tensor that is made without a look at tokens.device",
+        hint="device=tokens.device, or no new tensor at all: tokens != pad_id",
+    )
 
 
 @exercise_02_3.check("the lower triangle")
@@ -242,8 +253,9 @@ def triangle(causal_mask) -> None:
     for length in (4, 1, 600):
         index = torch.arange(length)
         past = (index[None, :] <= index[:, None])[None, None]  # key <= query
+        got = causal_mask(length)
         expect_mask(
-            causal_mask(length),
+            got,
             past,
             f"the mask of length {length}",
             looks_like={
@@ -251,6 +263,12 @@ def triangle(causal_mask) -> None:
                 "True marks what is hidden: it must mark what may be looked at": ~past,
                 "a word does not see itself: the diagonal belongs to it": past & ~past.mT,
                 "the mask is (T, T): it must have the scores' four dims": past[0, 0],
+                "a word sees the one after it: the diagonal is the last that is open": (
+                    torch.ones(1, 1, length, length, dtype=torch.bool).tril(1)
+                ),
+                "a stored mask is cut out, and ends at its own length: make one of any length": (
+                    lab.cut_to(past, got)
+                ),
             },
         )
 
@@ -408,13 +426,19 @@ def masks(module_class) -> None:
                 mistaken(mask=past | keep)
             ),
         }
+        looks_like_padding = {
+            "the mask is not used": mistaken(),
+            "the mask is read the wrong way round: True must mean 'may be looked at'": (
+                mistaken(mask=~keep)
+            ),
+        }
         looks_like_each = {
             "one head's mask serves all heads": mistaken(mask=each[:, :1]),
             "one query's mask serves all queries": mistaken(mask=each[:, :, :1]),
             "the mask of an earlier call is used again": mistaken(mask=keep),
         }
         for what, given, mask, looks_like in (
-            ("padding", {"mask": keep}, keep, {"the mask is not used": mistaken()}),
+            ("padding", {"mask": keep}, keep, looks_like_padding),
             ("causal", {"causal": True}, past, {"causal=True is not used": mistaken()}),
             ("both masks", {"mask": keep, "causal": True}, past & keep, looks_like_one),
             ("no mask after others", {}, None, {"causal=True stays on": mistaken(mask=past)}),
@@ -425,7 +449,8 @@ def masks(module_class) -> None:
             expect_close(got, want, what=where, looks_like=looks_like)
         y, longer = lab.vectors(2, 7, 12), torch.ones(7, 7, dtype=torch.bool).tril()[None, None]
         want, hint = lab.twin_output(module, 3, y, y, y, longer), "a kept mask has one length"
-        expect_close(module(y, y, y, causal=True), want, what="a longer causal sentence", hint=hint)
+        got = lab.longer(module, y)
+        expect_close(got, want, what="a longer causal sentence", hint=hint)
 
 
 @exercise_02_5.check("a sentence that is all padding")

@@ -172,9 +172,18 @@ def ffn_values(answer) -> None:
     for shape, d_ff in [((2, 5, 6), 11), ((3, 4), 4)]:
         ffn, x = lab.randomised(answer(shape[-1], d_ff)), lab.wide(*shape)
         up, down = copy.deepcopy(ffn.linear1), copy.deepcopy(ffn.linear2)
-        want = down(F.relu(up(x)))
+        want, got = down(F.relu(up(x))), ffn(x)
+        recognise(
+            {
+                "values are dropped although dropout is 0: its rate is not used": bool(
+                    (got - ffn(x)).any()
+                )
+            },
+            expected="two calls that agree, with dropout=0",
+            seen="they differ",
+        )
         expect_close(
-            ffn(x),
+            got,
             want,
             what=f"feed-forward of {shape}",
             looks_like={
@@ -206,11 +215,23 @@ def ffn_dropout(answer) -> None:
             "dropout is not used": levels == {2.0},
             "the rate is 0.5 whatever `dropout` says": levels == {1.0, 3.0},
             "what is kept is not divided by 1 - p": levels == {1.0, 2.0},
+            "whole positions are dropped: each number is to be drawn": levels in ({1.0}, {2.25}),
             "dropout does not act once, on the hidden units": levels != {1.0, 2.25},
         },
         expected="with dropout=0.2 hidden units of 1 become 0 or 1.25, outputs 1 or 2.25",
         seen=f"outputs {sorted(levels)[:5]}",
         hint="nn.Dropout(dropout) after the ReLU; the layer drops its sub-layers' outputs (03.3).",
+    )
+    several = ffn(torch.ones(2, 3, 400)).flatten(0, 1)
+    recognise(
+        {
+            "all positions lose the same hidden units: each number is to be drawn": (
+                torch.equal(several[0], several[1]) or torch.equal(several[0], several[3])
+            ),
+        },
+        expected="other hidden units at each position",
+        seen="the same",
+        hint="nn.Dropout draws for every number; do not give it a smaller tensor",
     )
     out, hint = ffn.eval()(torch.ones(1, 400)), "F.dropout must be told: training=self.training"
     expect_close(out, torch.full((1, 400), 2.0), what="output in eval mode", hint=hint)
@@ -478,6 +499,9 @@ def decoder_mistakes(twin: lab.LayerTwin, x: Tensor, memory: Tensor, mask: Tenso
         "the memory comes first, with norm2: self-attention, with norm1, belongs before it": (
             wired(look, back, norms=[second, first, third])
         ),
+        "norm2 is not used: the cross-attention reads and leaves x as it is": (
+            wired(back, look, norms=[first, nn.Identity(), third])
+        ),
         "norm2 and norm3 are exchanged: they stand in the order of use": (
             wired(back, look, norms=[first, third, second])
         ),
@@ -571,6 +595,12 @@ MODEL_MISTAKES = {
     "the encoder does not mask the source's padding": ["encoder mask"],
     "the decoder does not mask the memory's padding": ["decoder mask"],
     "the last norms of a pre-LN model are not applied": ["final norm"],
+    "the encoder's last norm comes after each of its layers": ["encoder norm each"],
+    "the decoder's last norm comes after each of its layers": ["decoder norm each"],
+    "the last norm of a stack comes after each of its layers": [
+        "encoder norm each",
+        "decoder norm each",
+    ],
     "softmax is applied: the loss wants logits": ["softmax"],
 }
 

@@ -104,6 +104,7 @@ def collate_source(collate) -> None:
         "the padding stands in front": lab.padded(rows, front=True),
         "eos comes after the padding": torch.tensor([[5, 6, 7, EOS], [4, PAD, PAD, EOS]]),
         "source and target are padded to one common length": F.pad(want, (0, 1), value=PAD),
+        "the source is filled up with eos: padding is pad_id": lab.padded(rows, EOS),
     }
     expect_close(collate(lab.example()).src, want, what="src", looks_like=mistakes)
 
@@ -123,6 +124,9 @@ def collate_shift(collate) -> None:
         "tgt_out is tgt_in: without the shift the model learns to copy what it reads": inputs,
         "tgt_out begins with bos": whole,
         "tgt_out has no eos: the model never learns to stop": bare,
+        "the end of tgt_out is filled up with eos: padding is pad_id": lab.padded(
+            lab.whole_rows(lab.example())["tgt_out"], EOS
+        ),
     }
     expect_close(batch.tgt_out, outputs, what="tgt_out", looks_like=mistakes)
 
@@ -141,6 +145,7 @@ def collate_masks(collate) -> None:
         "tgt_mask is True where it should be False": ~want,
         "a position does not see itself in tgt_mask": words & past.tril(-1),
         "tgt_mask lets a position see itself and what comes later": words & past.mT,
+        "tgt_mask opens a key that meets one of the two conditions: use &, not |": words | past,
     }
     expect_close(batch.tgt_mask, want, what="tgt_mask", looks_like=mistakes)
 
@@ -166,6 +171,16 @@ def collate_random(collate) -> None:
     few, words = len(batch.src) < len(pairs), "pairs are left out: an empty sentence is one, too"
     recognise({words: few}, expected=f"{len(pairs)} rows", seen=f"{len(batch.src)}")
     rows, default = lab.whole_rows(pairs, 12, 13), lab.whole_rows(pairs)
+    got, want = batch.src.tolist(), lab.padded(rows["src"], 11).tolist()
+    recognise(
+        {
+            "the pairs stand in another order than given": got != want
+            and sorted(got) == sorted(want)
+        },
+        expected="row i for pair i",
+        seen="the same rows, in another order",
+        hint="who sorts by length must do so before collate, where batches are made",
+    )
     for name, want in rows.items():
         unused = "pad_id, bos_id and eos_id are not used: 0, 1 and 2 are written instead"
         zeros = "padding is 0 instead of pad_id"
@@ -255,6 +270,8 @@ def expect_smoothed(label_smoothed_loss, e: float) -> None:
         "padding has a part of the smoothing that is not taken off": (
             mean((1 - e) * right) + e * (every / V).mean()
         ),
+        "padding has a part of the smoothing that is not taken off, and the sum is divided by the "
+        "words": (mean((1 - e) * right) + e * (every / V).sum() / words.sum()),
         "it is the divergence from the smoothed target (kl_div), not the cross-entropy: less by "
         "that target's entropy": mean((1 - e) * right + e * every / V) + (q * q.log()).sum(),
     }
@@ -344,6 +361,8 @@ def expect_warmup(warmup_schedule, d: int, w: int) -> None:
         "the warm-up has exponent -0.5 and ends too high": (
             lambda s: d**-0.5 * min(s**-0.5, s * w**-0.5)
         ),
+        "the warm-up has exponent -1 and ends too high": (lambda s: d**-0.5 * min(s**-0.5, s / w)),
+        "the factor is 1 / d_model, not its root": lambda s: paper(s) * d**-0.5,
         "steps count from 0: the first step has rate 0": lambda s: paper(s - 1) if s > 1 else 0.0,
         "each step has the rate of the one after it: step counts from 1 already": (
             lambda s: paper(s + 1)
@@ -378,6 +397,9 @@ def expect_cosine(cosine_schedule, w: int, n: int, peak: float, floor: float) ->
     mistakes = {
         "the cosine is counted from step 0: the rate drops where the warm-up ends": warm(early),
         "there is no warm-up": early,
+        "the cosine takes total_steps from the warm-up's end on: it ends at total_steps": (
+            warm(lab.falling(w, w + n, peak, floor))
+        ),
         "the warm-up starts at rate 0: its first step does nothing": (
             warm(right, lambda s: peak * (s - 1) / w)
         ),
@@ -415,8 +437,17 @@ def cosine_edges(cosine_schedule) -> None:
     def late(step: int) -> float:
         return cosine_schedule(step, 10, 100, 1.0, 0.2)
 
-    what, hint = "the rate at step 150 of 100, the floor of 0.2", "progress may not go beyond 1"
-    mistakes = {"the rate rises again after total_steps": lab.falling(10, 100, 1.0, 0.2)}
+    what, hint = (
+        "the rate at step 150 of 100, the floor of 0.2",
+        "at total_steps and after it the rate is floor",
+    )
+    mistakes = {
+        "the rate rises again after total_steps: progress may not go beyond 1": (
+            lab.falling(10, 100, 1.0, 0.2)
+        ),
+        "after total_steps the rate is 0: it stays at floor": lambda s: 0.0,
+        "after total_steps the rate is the peak again": lambda s: 1.0,
+    }
     expect_curve(late, lambda s: 0.2, range(150, 151), what, mistakes, hint)
     what, want = "the rates without warm-up", lab.falling(0, 10, 1.0)
     rate = partial(accepted, cosine_schedule, what="warmup_steps=0, no warm-up,")

@@ -5,8 +5,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from shared.exercises.expecting import recognise
+from shared.exercises.expecting import recognise, wrong
+from shared.exercises.properties import functions_called
 from shared.exercises.seeds import fresh_generator, fresh_seed, seed_all
 
 
@@ -124,3 +126,55 @@ def built(module_class, d_model: int, heads: int, **options) -> Any:
         hint="all heads share one nn.Linear(D, D) for each of w_q, w_k, w_v and w_o",
     )
     return module.double()
+
+
+def longer(module: Any, x: Tensor) -> Tensor:
+    """The causal output for a sentence that is longer than those before; a kept mask breaks it."""
+    try:
+        return module(x, x, x, causal=True)
+    except RuntimeError as error:
+        if "size" not in str(error) and "shape" not in str(error):
+            raise
+        wrong(
+            "the causal mask of an earlier call is used again, at a length that is not its own",
+            expected=f"a causal sentence of {x.shape[1]} words, after shorter ones",
+            seen=f"{type(error).__name__}: {error}",
+            hint="make the mask for the length at hand, in each call",
+        )
+
+
+def cut_to(mask: Tensor, got: Any) -> Tensor:
+    """The mask's upper left corner, as large as what an answer gave."""
+    length = got.shape[-1] if isinstance(got, Tensor) and got.dim() == 4 else 0
+    return mask[..., :length, :length]
+
+
+class _AsksForDevice(TorchFunctionMode):
+    """Notes whether any tensor's device is looked at."""
+
+    asked = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.asked |= func == DEVICE
+        return func(*args, **(kwargs or {}))
+
+
+DEVICE = Tensor.device.__get__
+READ = {"cpu", "numpy", "tolist", "item"}
+# Torch does not tell of from_numpy; who takes numpy's way has to come back on it.
+MAKE = {"numpy", "tensor", "as_tensor", "ones", "zeros", "full", "empty", "arange"}
+MOVE = {
+    *("to", "type_as", "new_tensor", "new_ones", "new_zeros", "new_full", "new_empty"),
+    *("ones_like", "zeros_like", "full_like", "empty_like"),
+}
+
+
+def made_on_cpu(answer: Any, tokens: Tensor) -> bool:
+    """Whether an answer reads its tokens' values, and makes its result without their device.
+
+    It cannot be asked on the device meta, which has no values, so its calls have to tell.
+    """
+    names = functions_called(lambda: answer(tokens))
+    with _AsksForDevice() as mode:
+        answer(tokens)
+    return bool(names & READ and names & MAKE) and not (mode.asked or names & MOVE)

@@ -258,11 +258,14 @@ def logits(
     for layer in model.encoder_layers:
         mask = None if "encoder mask" in change else pad
         x = through_engine(layer, config, x, src_key_padding_mask=mask)
-    x = normed(x, model.encoder_norm, config, change)
+        x = normed(x, model.encoder_norm, config, change) if "encoder norm each" in change else x
+    x = x if "encoder norm each" in change else normed(x, model.encoder_norm, config, change)
     for layer in model.decoder_layers:
         mask = None if "decoder mask" in change else pad
         y = through_engine(layer, config, y, x, tgt_mask=later, memory_key_padding_mask=mask)
-    out = normed(y, model.decoder_norm, config, change) @ model.output.weight.T
+        y = normed(y, model.decoder_norm, config, change) if "decoder norm each" in change else y
+    y = y if "decoder norm each" in change else normed(y, model.decoder_norm, config, change)
+    out = y @ model.output.weight.T
     return out.softmax(-1) if "softmax" in change else out
 
 

@@ -118,6 +118,9 @@ def count_mistakes(config: TransformerConfig) -> dict[str, int]:
             -L * (3 * attention + 2 * network + 10 * D) // 2
         ),
         "the output projection has no bias": config.vocab_size,
+        "w_o has one bias of d_model numbers, whatever the number of heads": (
+            (config.num_heads - 1) * L * 3 * D
+        ),
         "d_ff is taken as 4 d_model, whatever the configuration says": (
             L * 2 * (2 * D + 1) * (4 * D - F)
         ),

@@ -56,6 +56,20 @@ def token_by_token(tokens, pad_id=0):
     return torch.tensor(rows, dtype=torch.bool, device=tokens.device)
 
 
+def by_way_of_numpy(tokens, pad_id=0):
+    """Compared by numpy, and brought back to where the tokens lie."""
+    return torch.from_numpy(tokens.cpu().numpy() != pad_id).to(tokens.device)[:, None, None]
+
+
+def kept_one_by_one(tokens, pad_id=0):
+    """Looked at one token after another, in a tensor that the tokens make."""
+    mask = tokens.new_zeros(len(tokens), 1, 1, tokens.shape[1], dtype=torch.bool)
+    for b, row in enumerate(tokens.tolist()):
+        for s, token in enumerate(row):
+            mask[b, 0, 0, s] = token != pad_id
+    return mask
+
+
 # 02.3
 
 
@@ -201,7 +215,7 @@ class ByEinsum(nn.Module):
 
 ALTERNATIVES = {
     "02.1": [softmax_by_hand, query_by_query],
-    "02.2": [unequal_and_unsqueezed, token_by_token],
+    "02.2": [unequal_and_unsqueezed, token_by_token, by_way_of_numpy, kept_one_by_one],
     "02.3": [compared_places, filled_below_the_diagonal],
     "02.4a": [stacked_parts, reordered_by_einsum],
     "02.4b": [concatenated, written_into_place],

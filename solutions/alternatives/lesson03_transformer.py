@@ -24,6 +24,20 @@ from solutions.alternatives.layers import (
     NormByVarMean,
 )
 
+# 03.2
+
+
+class FeedForwardInSequence(nn.Sequential):
+    """A Sequential with the contract's names; dropout and ReLU, both by a factor, commute."""
+
+    def __init__(self, d_model, d_ff, dropout=0.0):
+        super().__init__()
+        self.add_module("linear1", nn.Linear(d_model, d_ff))
+        self.add_module("dropout", nn.Dropout(dropout))
+        self.add_module("relu", nn.ReLU(inplace=True))
+        self.add_module("linear2", nn.Linear(d_ff, d_model))
+
+
 # 03.5
 
 
@@ -140,7 +154,7 @@ def one_polynomial(config):
 
 ALTERNATIVES = {
     "03.1": [NormByVarMean, NormByLengths],
-    "03.2": [FeedForwardInOrder, FeedForwardByFunctions],
+    "03.2": [FeedForwardInOrder, FeedForwardByFunctions, FeedForwardInSequence],
     "03.3": [EncoderLayerOfClosures, EncoderLayerInLine],
     "03.4": [DecoderLayerOfClosures, DecoderLayerInLine],
     "03.5": [TransformerOfStacks, TransformerByFunctions],

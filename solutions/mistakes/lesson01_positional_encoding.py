@@ -187,6 +187,18 @@ class PositionalEncoding(_Right):
 @mistake("01.2", says="dropout does not reach the output")
 class PositionalEncoding(_Right):
     def forward(self, x, start=0):
+        return x + self.rows(x, start)
+
+
+@mistake("01.2", says="dropout acts on x, before the encoding is added")
+class PositionalEncoding(_Right):
+    def forward(self, x, start=0):
+        return self.dropout(x) + self.rows(x, start)
+
+
+@mistake("01.2", says="dropout acts on the encoding alone")
+class PositionalEncoding(_Right):
+    def forward(self, x, start=0):
         return x + self.dropout(self.rows(x, start))
 
 
@@ -404,6 +416,11 @@ def rotary(x, positions):
     first, second = x.chunk(2, dim=-1)
     turned = [first * cos - second * sin, first * sin + second * cos]
     return torch.cat(turned, dim=-1).to(x.dtype)
+
+
+@mistake("01.4", says="positions are counted from the first that is given")
+def rotary(x, positions):
+    return _rotate(x, *_cos_sin(x, positions - positions[..., :1])).to(x.dtype)
 
 
 @mistake("01.4", says="the pairs turn the other way")

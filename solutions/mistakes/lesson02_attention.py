@@ -38,6 +38,11 @@ def scaled_dot_product_attention(query, key, value, mask=None):
     return attention_with(query @ key.mT / math.sqrt(d_model), value, mask)
 
 
+@mistake("02.1", says="the scale is 1/sqrt(S), of the number of keys")
+def scaled_dot_product_attention(query, key, value, mask=None):
+    return attention_with(query @ key.mT / math.sqrt(key.shape[2]), value, mask)
+
+
 @mistake("02.1", says="the softmax runs over the queries")
 def scaled_dot_product_attention(query, key, value, mask=None):
     return attention_with(query @ key.mT / math.sqrt(query.shape[-1]), value, mask, dim=-2)
@@ -223,6 +228,11 @@ def padding_mask(tokens, pad_id=0):
     return (tokens != torch.full(tokens.shape, pad_id))[:, None, None]
 
 
+@mistake("02.2", says="the mask is made on the CPU, wherever the tokens lie")
+def padding_mask(tokens, pad_id=0):
+    return torch.from_numpy(tokens.cpu().numpy() != pad_id)[:, None, None]
+
+
 @mistake("02.2", says="the mask is (B, 1, S, S), a row for each query")
 def padding_mask(tokens, pad_id=0):
     return (tokens != pad_id)[:, None, None].repeat(1, 1, tokens.shape[1], 1)
@@ -244,6 +254,11 @@ def causal_mask(length, device=None):
 @mistake("02.3", says="a word does not see itself")
 def causal_mask(length, device=None):
     return torch.ones(1, 1, length, length, dtype=torch.bool, device=device).tril(-1)
+
+
+@mistake("02.3", says="a word sees the one after it")
+def causal_mask(length, device=None):
+    return torch.ones(1, 1, length, length, dtype=torch.bool, device=device).tril(1)
 
 
 @mistake("02.3", says="the mask is (T, T)")
@@ -270,7 +285,7 @@ def causal_mask(length, device=None):
 _table = right.causal_mask(512)
 
 
-@mistake("02.3", says="the mask of length 600 of shape (1, 1, 600, 600)")
+@mistake("02.3", says="a stored mask is cut out, and ends at its own length")
 def causal_mask(length, device=None):
     return _table[..., :length, :length].to(device or "cpu")
 
@@ -454,6 +469,25 @@ class MultiHeadAttention(Base):
 class MultiHeadAttention(Base):
     def forward(self, query, key, value, mask=None, causal=False):
         return super().forward(query, key, key, mask, causal)
+
+
+@mistake("02.5", says="the mask is read the wrong way round")
+class MultiHeadAttention(Base):
+    def both(self, mask, causal, q):
+        mask = super().both(mask, causal, q)
+        return ~mask if self.fused and mask is not None else mask
+
+
+@mistake("02.5", says="the causal mask of an earlier call is used again")
+class MultiHeadAttention(Base):
+    past = None
+
+    def both(self, mask, causal, q):
+        if causal and self.past is None:
+            self.past = right.causal_mask(q.shape[-2], q.device)
+        if not causal or (self.fused and mask is None):
+            return mask
+        return self.past if mask is None else mask & self.past
 
 
 @mistake("02.5", says="the mask is not used")

@@ -211,6 +211,26 @@ class PositionwiseFeedForward(layers.PositionwiseFeedForward):
         return self.linear2(self.dropout(F.relu(self.linear1(x)).data))
 
 
+@mistake("03.2", says="values are dropped although dropout is 0")
+class PositionwiseFeedForward(layers.PositionwiseFeedForward):
+    def __init__(self, d_model: int, d_ff: int, dropout: float = 0.0) -> None:
+        super().__init__(d_model, d_ff, 0.5)
+
+
+@mistake("03.2", says="all positions lose the same hidden units")
+class PositionwiseFeedForward(layers.PositionwiseFeedForward):
+    def forward(self, x: Tensor) -> Tensor:
+        units = self.linear1(x).relu()
+        return self.linear2(units * self.dropout(torch.ones_like(units[..., :1, :])))
+
+
+@mistake("03.2", says="whole positions are dropped")
+class PositionwiseFeedForward(layers.PositionwiseFeedForward):
+    def forward(self, x: Tensor) -> Tensor:
+        units = self.linear1(x).relu()
+        return self.linear2(units * self.dropout(torch.ones_like(units[..., :1])))
+
+
 @mistake("03.2", says="what is kept is not divided by 1 - p")
 class PositionwiseFeedForward(layers.PositionwiseFeedForward):
     def forward(self, x: Tensor) -> Tensor:
@@ -452,6 +472,14 @@ class DecoderLayer(layers.DecoderLayer):
             lambda h: self.cross_attention(h, memory, memory, memory_mask),
             lambda h: self.self_attention(h, h, h, causal=True),
         )
+
+
+@mistake("03.4", says="norm2 is not used")
+class DecoderLayer(layers.DecoderLayer):
+    def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor | None = None) -> Tensor:
+        x = self.residual(x, self.norm1, lambda h: self.self_attention(h, h, h, causal=True))
+        x = x + self.dropout(self.cross_attention(x, memory, memory, memory_mask))
+        return self.residual(x, self.norm3, self.feed_forward)
 
 
 @mistake("03.4", says="the memory comes first, with norm2")
@@ -779,10 +807,46 @@ class Transformer(transformer.Transformer):
         return self.kept[1]
 
 
+@mistake("03.5", says="the encoder's last norm comes after each of its layers")
+class Transformer(transformer.Transformer):
+    def encode(self, src: Tensor, src_mask: Tensor | None = None) -> Tensor:
+        x = transformer.embed(src, self.src_embedding, self.src_positions, self.config)
+        for layer in self.encoder_layers:
+            x = self.encoder_norm(layer(x, src_mask))
+        return x
+
+
+@mistake("03.5", says="the decoder's last norm comes after each of its layers")
+class Transformer(transformer.Transformer):
+    def decode(self, tgt: Tensor, memory: Tensor, src_mask: Tensor | None = None) -> Tensor:
+        x = transformer.embed(tgt, self.tgt_embedding, self.tgt_positions, self.config)
+        for layer in self.decoder_layers:
+            x = self.decoder_norm(layer(x, memory, src_mask))
+        return x
+
+
+@mistake("03.5", says="the last norm of a stack comes after each of its layers")
+class Transformer(transformer.Transformer):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config)
+        for norm, layers_ in (
+            (self.encoder_norm, self.encoder_layers),
+            (self.decoder_norm, self.decoder_layers),
+        ):
+            for layer in layers_[:-1]:
+                layer.register_forward_hook(lambda _, x, y, norm=norm: norm(y))
+
+
 @mistake("03.6", says="the biases are not counted")
 def count_parameters(config: TransformerConfig) -> int:
     biases = config.num_layers * (12 * config.d_model + 2 * (config.d_ff + config.d_model))
     return size.count_parameters(config) - biases
+
+
+@mistake("03.6", says="w_o has one bias of d_model numbers, whatever the number of heads")
+def count_parameters(config: TransformerConfig) -> int:
+    more = (config.num_heads - 1) * config.num_layers * 3 * config.d_model
+    return size.count_parameters(config) + more
 
 
 @mistake("03.6", says="is counted more than once")

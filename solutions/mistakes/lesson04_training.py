@@ -68,6 +68,33 @@ def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
     return _batch(*parts, pad_id, sum(map(len, tgt_out)))
 
 
+@mistake("04.1", says="the end of tgt_out is filled up with eos")
+def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
+    tgt_out = _pad([t for _, t in pairs], eos_id)
+    last = torch.full((len(pairs), 1), eos_id)
+    return _changed(pairs, pad_id, bos_id, eos_id, tgt_out=torch.cat([tgt_out, last], dim=1))
+
+
+@mistake("04.1", says="the source is filled up with eos")
+def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
+    src = _pad([[*s, eos_id] for s, _ in pairs], eos_id)
+    return _changed(pairs, pad_id, bos_id, eos_id, src=src)
+
+
+@mistake("04.1", says="opens a key that meets one of the two conditions")
+def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
+    batch = right_collate(pairs, pad_id, bos_id, eos_id)
+    T = batch.tgt_in.shape[1]
+    past = torch.ones(T, T, dtype=torch.bool).tril()
+    return replace(batch, tgt_mask=(batch.tgt_in != pad_id)[:, None, None, :] | past)
+
+
+@mistake("04.1", says="the pairs stand in another order than given")
+def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
+    ordered = sorted(pairs, key=lambda pair: len(pair[0]), reverse=True)
+    return right_collate(ordered, pad_id, bos_id, eos_id)
+
+
 @mistake("04.1", says="tgt_in holds eos")
 def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
     both = _pad([[bos_id, *t, eos_id] for _, t in pairs], pad_id)
@@ -273,6 +300,12 @@ def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
     return right_loss(logits.detach(), targets, smoothing, pad_id)
 
 
+@mistake("04.2", says="the sum is divided by the words")
+def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
+    right, every, real, V = _terms(logits, targets, pad_id)
+    return ((1 - smoothing) * right * real + smoothing * every / V).sum() / real.sum()
+
+
 @mistake("04.2", says="it is the divergence from the smoothed target")
 def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
     loss, V = right_loss(logits, targets, smoothing, pad_id), logits.shape[-1]
@@ -303,6 +336,16 @@ def warmup_schedule(step, d_model, warmup_steps):
 @mistake("04.3a", says="d_model is missing")
 def warmup_schedule(step, d_model, warmup_steps):
     return min(step**-0.5, step * warmup_steps**-1.5)
+
+
+@mistake("04.3a", says="the warm-up has exponent -1 and ends too high")
+def warmup_schedule(step, d_model, warmup_steps):
+    return d_model**-0.5 * min(step**-0.5, step / warmup_steps)
+
+
+@mistake("04.3a", says="the factor is 1 / d_model, not its root")
+def warmup_schedule(step, d_model, warmup_steps):
+    return min(step**-0.5, step * warmup_steps**-1.5) / d_model
 
 
 @mistake("04.3a", says="the rate does not fall after the warm-up")
@@ -407,6 +450,23 @@ def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
         return peak * step / warmup_steps
     progress = (step - warmup_steps) / (total_steps - warmup_steps)
     return floor + (peak - floor) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+@mistake("04.3b", says="the cosine takes total_steps from the warm-up's end on")
+def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
+    return right_cosine(step, warmup_steps, warmup_steps + total_steps, peak, floor)
+
+
+@mistake("04.3b", says="after total_steps the rate is 0")
+def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
+    rate = right_cosine(step, warmup_steps, total_steps, peak, floor)
+    return rate if step <= total_steps else 0.0
+
+
+@mistake("04.3b", says="after total_steps the rate is the peak again")
+def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
+    rate = right_cosine(step, warmup_steps, total_steps, peak, floor)
+    return rate if step <= total_steps else peak
 
 
 @mistake("04.3b", says="longer than the run is accepted")
