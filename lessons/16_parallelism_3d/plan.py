@@ -81,7 +81,8 @@ def choose_cluster(args: argparse.Namespace) -> Cluster:
     else:
         cluster = GPUS[args.gpu](args.gpus)
     if args.memory is not None:
-        text = f"{args.memory} GB" if args.memory.replace(".", "").isdecimal() else args.memory
+        number = args.memory.lstrip("-").replace(".", "", 1).isdecimal()
+        text = f"{args.memory} GB" if number else args.memory
         cluster = replace(cluster, memory=quantity(text, "bytes", "--memory"))
     if args.link is not None:
         cluster = replace(cluster, outer=quantity(args.link, "bytes/s", "--link"))
@@ -103,6 +104,8 @@ def check_asked(model: ModelSpec, cluster: Cluster, args: argparse.Namespace) ->
         )
     tp, pp = args.tp or 1, args.pp or 1
     check_shape(model, Plan(tp=tp, pp=pp))
+    if tp * pp > cluster.gpus:
+        raise InputError(f"tp {tp} x pp {pp} are {tp * pp} GPUs, here are {cluster.gpus}")
     if cluster.gpus % (tp * pp):
         over = cluster.gpus % (tp * pp)
         raise InputError(

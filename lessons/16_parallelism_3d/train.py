@@ -51,7 +51,10 @@ from solutions.lesson16_parallelism_3d import build_mesh, clip_gradients, memory
 
 def axis_size(text: str) -> int:
     """An argparse type: 1 or more, or -1 for what is left."""
-    return -1 if text == "-1" else positive_int(text)
+    try:
+        return -1 if text == "-1" else positive_int(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}; -1 takes what is left") from None
 
 
 def add_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

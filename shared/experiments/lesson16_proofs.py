@@ -19,7 +19,7 @@ from shared.model.language_model import LanguageModel
 from shared.parallel3d.batches import Text
 from shared.parallel3d.checkpoint import CutModel, OnMesh
 from shared.parallel3d.engine import Parallel3D
-from shared.parallel3d.mesh import Groups, make_groups
+from shared.parallel3d.mesh import Groups, Mesh3D, make_groups
 from shared.planner.models import spec_of
 from shared.planner.outcomes import Memory
 from shared.planner.specs import ModelSpec, Plan
@@ -68,10 +68,11 @@ def clipped(engine: Parallel3D, clip: Clip, limit: float) -> Tensor:
     return clip(engine.pipeline.parameters(), limit, mesh.tp.group, mesh.pp.group)
 
 
-def mesh_engine(model: Any, groups: Groups, **options: Any) -> Parallel3D:
+def mesh_engine(model: Any, mesh: Groups | Mesh3D, **options: Any) -> Parallel3D:
     """A model of the reference run on a mesh, two micro-batches a replica if nobody says."""
     given: dict[str, Any] = {"num_micro_batches": 2, **options}
-    return Parallel3D(model, make_groups(groups), torch.optim.AdamW, **given, **SETTINGS)
+    mesh = mesh if isinstance(mesh, Mesh3D) else make_groups(mesh)
+    return Parallel3D(model, mesh, torch.optim.AdamW, **given, **SETTINGS)
 
 
 def twin_curve(steps: int, limit: float) -> Curve:
@@ -182,12 +183,14 @@ def bytes_of(rank: int, plans: Sequence[tuple[Plan, Groups]]) -> list[Memory]:
     draw = torch.Generator().manual_seed(0)
     rows = torch.randint(1, CONFIG.vocab_size, (ROWS, LENGTH + 1), generator=draw)
     batch = Text(rows[:, :-1].contiguous(), rows[:, 1:].contiguous())
-    found = []
+    found, meshes = [], dict[str, Mesh3D]()
     for plan, groups in plans:
         torch.manual_seed(0)
+        if str(groups) not in meshes:  # making groups takes longer than a step
+            meshes[str(groups)] = make_groups(groups)
         engine = Parallel3D(
             LanguageModel(CONFIG),
-            make_groups(groups),
+            meshes[str(groups)],
             torch.optim.AdamW,
             num_micro_batches=plan.num_micro_batches,
             schedule="interleaved" if plan.chunks > 1 else "1f1b",
@@ -204,8 +207,12 @@ def fullest(memories: Sequence[Memory]) -> Memory:
     return max(memories, key=lambda each: each.total)
 
 
-def across_nodes(rank: int, groups: Groups, per_node: int) -> tuple[int, int]:
-    """Bytes that this rank handed in during a step: for groups in one node, and for others."""
+def across_nodes(rank: int, layouts: Sequence[Groups], per_node: int) -> list[tuple[int, int]]:
+    """By layout, bytes that this rank handed in during a step: inside a node, and between nodes."""
+    return [_across_nodes(groups, per_node) for groups in layouts]
+
+
+def _across_nodes(groups: Groups, per_node: int) -> tuple[int, int]:
     draw = torch.Generator().manual_seed(0)
     rows = torch.randint(1, CONFIG.vocab_size, (ROWS, LENGTH + 1), generator=draw)
     engine = mesh_engine(LanguageModel(CONFIG), groups, num_micro_batches=4)

@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from shared.errors import InputError
 from shared.experiments.lesson10_text import Recipe
 from shared.experiments.lesson15_drawing import draw_events, legend
 from shared.experiments.lesson15_runs import measured_bubble
@@ -66,7 +67,13 @@ def choose_plan(args: argparse.Namespace, recipe: Recipe, world_size: int) -> Pl
         order = free[turn % len(free) :] + free[: turn % len(free)]
         axis = next((x for x in order if fits(x, sizes[x] * prime)), order[0])
         sizes[axis] *= prime
-    count = args.micro_batches or _micro_batches(recipe.batch // sizes["dp"], sizes["pp"])
+    most = recipe.batch // sizes["dp"]
+    if args.micro_batches and args.micro_batches > most > 0:
+        raise InputError(
+            f"--micro-batches {args.micro_batches}: a copy has {most} of the {recipe.batch} rows "
+            f"of a step, take {most} at most"
+        )
+    count = args.micro_batches or _micro_batches(most, sizes["pp"])
     return Plan(
         **sizes,
         chunks=chunks if sizes["pp"] > 1 else 1,
@@ -234,15 +241,19 @@ def conclude(
     }
     memory = {"predicted": _by_kind(predicted), "measured": _by_kind(measured)}
     figures = {"parallel3d.png": draw(training.losses, memory, runs)}
-    given: dict[str, Any] = {"headline": headline(row), "table": [row], "figures": figures}
+    given: dict[str, Any] = {"table": [row], "figures": figures}
+    given["headline"] = headline(row, args.schedule)
     given["bytes_sent"] = {axis: size for axis, (_, size) in sent.items()}
     write_results(args, rank, losses=training.losses, memory=memory, **given)
 
 
-def headline(row: dict[str, Any]) -> str:
+def headline(row: dict[str, Any], schedule: str) -> str:
     """What the row says in a line."""
     words = f"{row['mesh']}: {row['measured']:g} MiB on the fullest rank, predicted "
-    words += f"{row['MiB, predicted']:g}; messages of rank 0 a step: "
+    words += f"{row['MiB, predicted']:g}"
+    if schedule == "gpipe":
+        words += " for 1F1B (GPipe keeps all micro-batches of a step)"
+    words += "; messages of rank 0 a step: "
     words += ", ".join(f"{axis} {row[f'{axis} messages']}" for axis in AXES)
     return f"{words}; loss {row['last loss']}"
 

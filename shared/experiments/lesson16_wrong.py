@@ -9,8 +9,15 @@ from torch import Tensor, nn
 from shared.experiments.lesson16_proofs import Clip, Group, clipped, mesh_engine, train
 from shared.model.transformer import Transformer
 from shared.parallel3d.engine import Parallel3D
-from shared.parallel3d.mesh import Groups
-from shared.training.reference_run import CONFIG, reference_batches
+from shared.parallel3d.mesh import Groups, make_groups
+from shared.training.reference_run import (
+    CONFIG,
+    learning_rate,
+    loss_of,
+    reference_batches,
+    reference_optimizer,
+)
+from shared.training.schedules import set_learning_rate
 
 
 def clip_by_own_norm(
@@ -45,9 +52,9 @@ def first_norms(
     rank: int, groups: Groups, seeds: Sequence[int], clips: Sequence[Clip]
 ) -> list[list[float]]:
     """By seed, the norm of the first step's gradient as each function has it on this rank."""
-    found = []
+    found, mesh = [], make_groups(groups)
     for seed in seeds:
-        engine = mesh_engine(seeded(seed), groups)
+        engine = mesh_engine(seeded(seed), mesh)
         engine.forward_backward(reference_batches()[0])
         engine.average_gradients()
         found.append([clipped(engine, clip, 1e9).item() for clip in clips])
@@ -55,18 +62,25 @@ def first_norms(
 
 
 def clipped_runs(
-    rank: int, groups: Groups, seeds: Sequence[int], clip: Clip, max_norm: float, steps: int
-) -> list[tuple[list[float], float]]:
-    """By seed, the losses, and how far apart copies of one parameter have come on the ranks of tp.
+    rank: int,
+    groups: Groups,
+    seeds: Sequence[int],
+    clips: Sequence[Clip],
+    max_norm: float,
+    steps: int,
+) -> list[list[tuple[list[float], float]]]:
+    """By function and seed, the losses, and how far apart copies of one parameter have come.
 
-    The latter is the largest difference of any number that is not cut.
+    The latter is the largest difference on the ranks of tp of any number that is not cut.
     """
-    found = []
-    for seed in seeds:
-        engine = mesh_engine(seeded(seed), groups)
+    mesh = make_groups(groups)
+
+    def run(seed: int, clip: Clip) -> tuple[list[float], float]:
+        engine = mesh_engine(seeded(seed), mesh, num_micro_batches=1)  # half of the messages
         losses = [loss for loss, _ in train(engine, steps, max_norm, clip)]
-        found.append((losses, _apart(engine)))
-    return found
+        return losses, _apart(engine)
+
+    return [[run(seed, clip) for seed in seeds] for clip in clips]
 
 
 def _apart(engine: Parallel3D) -> float:
@@ -76,3 +90,21 @@ def _apart(engine: Parallel3D) -> float:
     dist.all_reduce(most, dist.ReduceOp.MAX, engine.mesh.tp.group)
     dist.all_reduce(least, dist.ReduceOp.MIN, engine.mesh.tp.group)
     return (most - least).max().item()
+
+
+def clipped_otherwise(seed: int, max_norm: float, steps: int, rate: float | None) -> list[float]:
+    """Losses of one process that clips at `max_norm`: SGD at `rate`, or the run's AdamW if None."""
+    model = seeded(seed)
+    parameters, losses = list(model.parameters()), []
+    adam = reference_optimizer(parameters)
+    optimizer = adam if rate is None else torch.optim.SGD(parameters, lr=rate)
+    for number, batch in enumerate(reference_batches()[:steps], start=1):
+        if rate is None:
+            set_learning_rate(optimizer, learning_rate(number))
+        optimizer.zero_grad()
+        loss = loss_of(model, batch, batch.num_tokens)
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, max_norm)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses

@@ -107,8 +107,10 @@ def cut_model(
     The model is used up: what this rank does not have of it is freed. A weight that several stages
     have is marked with `tied_copy` on all of their ranks but the first's.
     """
-    for tensor in (*model.parameters(), *model.buffers()):
-        dist.broadcast(tensor.detach(), 0)
+    tensors = [x.detach() for x in (*model.parameters(), *model.buffers())]
+    for work in [dist.broadcast(x, 0, async_op=True) for x in tensors]:  # one wait, not one each
+        assert work is not None
+        work.wait()
     parallel_model(model, mesh.tp.group, sequence_parallel)
     parts = parts_of(model)
     for part in parts if sequence_parallel else ():

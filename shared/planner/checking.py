@@ -15,7 +15,8 @@ def at_least(spec: object, names: Sequence[str], least: int) -> None:
             value, int if name in whole else int | float
         )
         if not good or not value >= least:  # NaN is not
-            raise InputError(f"{name} must be a number, {least} or more, got {value!r}")
+            what = "a whole number" if name in whole else "a number"
+            raise InputError(f"{name} must be {what}, {least} or more, got {value!r}")
 
 
 def one_of(spec: object, name: str, allowed: Sequence[object]) -> None:

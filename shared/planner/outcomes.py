@@ -40,7 +40,7 @@ class Fitted:
     traffic: float
 
 
-FITTED = Fitted(matmul=0.87, link=0.49, traffic=3.1)
+FITTED = Fitted(matmul=0.90, link=0.45, traffic=3.6)
 
 
 @dataclass(frozen=True)

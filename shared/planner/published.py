@@ -3,8 +3,9 @@
 Narayanan et al. 2021 and Korthikanti et al. 2022 used the same machines. Micro-batches and chunks
 of the first are those of its authors' scripts (NVIDIA/Megatron-LM, examples/sc21/run_table_1.sh):
 interleaved from 76 B on, but for the largest; those of the second stand in its section 6 and table
-3. Both reduce gradients after backward, without overlap (the second says so). Of Llama 3 the
-paper says that the first and last stage have a layer less, so that one chunk has the embedding
+3. By the same scripts the first's runs without a pipeline reduce gradients while backward goes on
+(`--DDP-impl torch`) and the others after it (`local`), as in the second, which says so. Of Llama 3
+the paper says that the first and last stage have a layer less, so that one chunk has the embedding
 alone: stages of one layer, 8 on a rank. Micro-batches of one sequence are our reading of its batch
 sizes. It shards gradients as well; when they travel it does not say, and they are planned for once
 a step (ZeRO-1).
@@ -82,7 +83,7 @@ def narayanan() -> list[Run]:
             micro_batch=micro,
             num_micro_batches=batch // (dp * micro),
             checkpoint="full",
-            overlap=False,
+            overlap=pp == 1,  # torch's DDP
         )
         each = model.flops + layers * model.layer_flops
         flops = each * batch * model.seq_len / gpus

@@ -127,4 +127,4 @@ def describe(plan: Plan) -> str:
 
 
 def _gb(size: float) -> str:
-    return f"{size / 1e9:.1f} GB"
+    return f"{size / 1e9:.1f} GB" if size >= 5e7 else f"{size / 1e6:.1f} MB"

@@ -260,6 +260,8 @@ class Cluster:
         for name in rates:
             if not getattr(self, name):
                 raise InputError(f"{name} must be above 0, got {getattr(self, name)}")
+        if self.achievable > 1:
+            raise InputError(f"achievable is a share of the peak, 1 at most, got {self.achievable}")
 
 
 @cache

@@ -3,7 +3,7 @@
 import pytest
 
 from shared.exercises.lessons import ROOT
-from shared.experiments.lesson16_run import RECIPES, choose_plan
+from shared.experiments.lesson16_run import RECIPES, choose_plan, headline
 from shared.ranks.launching import LaunchFailed
 
 SCRIPT = ROOT / "lessons" / "16_parallelism_3d" / "train.py"
@@ -73,12 +73,19 @@ def test_a_mesh_is_chosen_for_any_number_of_ranks(ranks, given, mesh, preset):
     assert plan.bubble <= 0.5
 
 
+def test_the_line_says_that_gpipe_was_not_what_was_predicted():
+    row = dict.fromkeys(("measured", "MiB, predicted", "last loss"), 1.0) | {"mesh": "a mesh"}
+    row |= dict.fromkeys(("dp messages", "tp messages", "pp messages"), 0)
+    assert "predicted 1 for 1F1B (GPipe keeps" in headline(row, "gpipe")
+    assert "1F1B" not in headline(row, "interleaved")
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
         (("--tp", "2"), "dp 1 x tp 2 x pp 1 is a mesh of 2 ranks, here are 1"),
-        (("--dp", "0"), "whole number from 1 up"),
-        (("--micro-batches", "121"), "a batch of 120 rows cannot be cut into 121"),
+        (("--dp", "0"), "whole number from 1 up, got '0'; -1 takes what is left"),
+        (("--micro-batches", "121"), "has 120 of the 120 rows of a step, take 120 at most"),
         (("--zero", "4"), "invalid choice"),
         (("--schedule", "pipedream"), "invalid choice"),
         (("--load", "/nowhere"), "checkpoint /nowhere cannot be read"),
