@@ -9,6 +9,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from shared.exercises.checks import checks_for
 from shared.exercises.expecting import (
     accepted,
@@ -22,6 +24,7 @@ from shared.exercises.seeds import fresh_seed
 from shared.laboratories import lesson15 as lab
 from shared.laboratories import lesson15_chain as chains
 from shared.laboratories import lesson15_cuts as cutting
+from shared.laboratories import lesson15_orders as order_lab
 from shared.laboratories import lesson15_tables as tables
 
 ENGINE = ("torch.distributed.pipelining.", "shared.pipeline.executor.")
@@ -52,8 +55,13 @@ exercise_15_1 = checks_for(
 
 def expect_cut(costs, num_stages, cuts) -> None:
     parts = [i for cut in cuts for i in cut]
+    ends = [(cut.start, cut.stop) for cut in cuts if isinstance(cut, range)]
+    one_short = [b for _, b in ends] == [*(a - 1 for a, _ in ends[1:]), len(costs) - 1]
     recognise(
         {
+            "a range ends before its last number: the last part of each stage is missing": (
+                one_short and len(ends) == len(cuts)
+            ),
             "the stages are not given as ranges": not all(isinstance(cut, range) for cut in cuts),
             "a stage has no part: its rank would have nothing to do": not all(map(len, cuts)),
             "there are more or fewer stages than were asked for": len(cuts) != num_stages,
@@ -74,13 +82,14 @@ def best_cut(answer) -> None:
         ([1.0] * 6 + [4.0], 3),
         ([0, 0, 9, 0], 2),
         ([1, 8, 3, 5], 3),
+        ([2, 1, 1, 2], 2),
         ([9, 1, 1, 1, 1], 3),
         ([5, 1, 3, 2, 6], 3),
     ]
     for count in range(1, 8):
         for k in range(1, count + 1):
             cases.append(([draw.choice((0, 1, 2, 5, 9)) for _ in range(count)], k))
-            cases.append(([draw.random() for _ in range(count)], k))
+            cases.append(([round(draw.uniform(0, 4), 2) for _ in range(count)], k))
     found = []
     for costs, k in cases:
         free = min(costs) == 0
@@ -90,10 +99,15 @@ def best_cut(answer) -> None:
         expect_cut(costs, k, cuts)
     equal = all(max(map(len, cuts)) - min(map(len, cuts)) <= 1 for *_, cuts in found)
     equal |= all(len(set(map(len, cuts[:-1]))) <= 1 for *_, cuts in found)  # the rest in the last
-    as_greedy = all(
-        cutting.slowest(costs, cuts) == cutting.slowest(costs, cutting.greedy(costs, k))
-        for costs, k, cuts in found
+    as_greedy = any(
+        all(
+            cutting.slowest(costs, cuts) == cutting.slowest(costs, fill(costs, k))
+            for costs, k, cuts in found
+        )
+        for fill in (cutting.greedy, cutting.filled)
     )
+    rounded = cutting.best_of(found, lambda costs, cuts: cutting.slowest([*map(int, costs)], cuts))
+    alike = any(cutting.best_of(found, each) for each in (cutting.squares, cutting.spread))
     for costs, k, cuts in found:
         best = min(cutting.slowest(costs, each) for each in cutting.every_cut(len(costs), k))
         got = cutting.slowest(costs, cuts)
@@ -102,6 +116,10 @@ def best_cut(answer) -> None:
                 "every stage has as many parts: they cost differently": equal and got > best,
                 "each stage is filled to its share before the next: what is left over is in the "
                 "last one": as_greedy and got > best,
+                "the costs are rounded to whole numbers": rounded and got > best * (1 + 1e-9),
+                "the stages' costs are made alike: the slowest one counts": (
+                    alike and got > best * (1 + 1e-9)
+                ),
                 "there is a cut whose slowest stage is faster": got > best * (1 + 1e-9),
             },
             expected=f"a slowest stage of {best:.4g} for costs {costs} in {k} stages",
@@ -219,6 +237,7 @@ def expect_pairs(got, want, what) -> None:
                 f"{what}: the two tensors are exchanged": pair[1 - i],
                 f"{what}: one micro-batch's memory is used again for the next": want[1 - m][i],
                 f"{what}: all are 1, not what came": x.new_ones(x.shape),
+                f"{what}: divided by the number of tensors": x / 2,
             }
             expect_close(got[m][i], x, what=number, atol=0, rtol=0, looks_like=looks_like)
 
@@ -241,6 +260,15 @@ def sends(answer) -> None:
 def sends_back(answer) -> None:
     apart = "backward waits for gradients where none come: they come on link.gradients, in order"
     seen = lab.sending(answer).seen("backward", apart=apart)[lab.SENDER]
+    came = [call.op for call in seen.backward]
+    recognise(
+        {
+            "a gradient is received only for a tensor that requires one: the other side sends one "
+            "for each": came == ["recv"] * 3
+        },
+        expected="4 gradients, one of them for a tensor that requires none",
+        seen=say(seen.backward),
+    )
     expect_way(seen.backward, "recv", "gradients", "the gradients")
     expect_pairs(seen.back, seen.gradients, "the gradient")
     recognise(
@@ -275,9 +303,22 @@ def receives(answer) -> None:
     expect_equal(seen.results, ["tuple of 2"] * 2, what="what comes back for two shapes")
     expect_equal(seen.came[0][0].dtype, lab.DTYPE, what="the dtype", mistake="dtype is not used")
     expect_way(seen.calls, "recv", "activations", "the activations")
+    pairs = zip(*map(itertools.chain.from_iterable, (seen.came, seen.given)), strict=True)
+    other = any(not torch.equal(got, want) for got, want in pairs)
+    late = {"what comes is not waited for: the tensors are empty yet": other and seen.waits < 4}
+    recognise(late, expected="what was sent, waited for", seen=f"{seen.waits} waits for 4 messages")
     expect_pairs(seen.came, seen.given, "what arrives")
     ends = {"what arrives needs no gradient: backward ends here": seen.kept < 4}
     recognise(ends, expected="tensors that require a gradient", seen=f"{seen.kept} of 4 do")
+
+
+@exercise_15_2b.check("one shape")
+def receives_one(answer) -> None:
+    apart = "it waits where nothing comes: one shape is one message"
+    seen = lab.receiving(answer).seen("one", apart=apart)[lab.RECEIVER]
+    words = {"a single tensor comes back bare: a tuple of one is asked for": ["Tensor of 2"]}
+    what = "what comes back for one shape"
+    expect_equal(seen.results, ["tuple of 1"], what=what, looks_like=words)
 
 
 @exercise_15_2b.check("backward: every gradient is sent back, in order, without waiting")
@@ -354,7 +395,7 @@ exercise_15_4 = checks_for(
 @exercise_15_4.check("one forward, one backward; at most p - s alive")
 def one_f_one_b(answer) -> None:
     for p, m, _ in sizes():
-        table = tables.made(answer, p, m)
+        table = tables.made(answer, p, m, signs_of=order_lab.turns_signs)
         tables.expect_valid(table, p, m, 1)
         for rank in range(p):
             tables.expect_turns(table, rank, m, 1)
@@ -385,26 +426,14 @@ def interleaved(answer) -> None:
     for p, m, v in sizes(3):
         if m % p:
             continue
-        table = tables.made(answer, p, m, v)
+        table = tables.made(answer, p, m, v, order_lab.interleaved_signs)
         tables.expect_valid(table, p, m, v)
         for rank, row in enumerate(table):
-            own = [*range(rank, p * v, p)]
-            groups = [range(a, a + p) for a in range(0, m, p)]
-            forwards = [(i, s) for group in groups for s in own for i in group]
-            backwards = [(i, s) for group in groups for s in own[::-1] for i in group]
-            stages_first = [(i, s) for s in own for i in range(m)]
-            got, back = tables.of_kind(row, "F"), tables.of_kind(row, "B")
             where = f"rank {rank} of {p}, {m} micro-batches, {v} stages a rank"
             recognise(
-                {
-                    "all micro-batches go through a stage before the next stage begins: they come "
-                    "in groups of p": got == stages_first != forwards,
-                    "the forwards come in another order than by groups of p": got != forwards,
-                    "the backwards take a rank's stages from first to last: the last is where "
-                    "gradients come from": v > 1 and back == forwards,
-                    "the backwards come in another order than by groups of p": back != backwards,
-                },
-                expected=f"groups of {p} micro-batches through the stages {own} ({where})",
+                order_lab.groups_of(row, rank, p, m, v),
+                expected=f"groups of {p} micro-batches through the stages "
+                f"{[*range(rank, p * v, p)]} ({where})",
                 seen=tables.say(row),
             )
             tables.expect_turns(table, rank, m, v)
@@ -449,7 +478,7 @@ def recognised(answer) -> None:
     bad = "a word that is no kind of schedule"
     expect(known, mistake=bad, expected=words, seen=f"{given!r}")
     for letter, table in pictures.items():
-        why = tables.signs(table).get(given[letter], "")
+        why = order_lab.signs(table).get(given[letter], "")
         expect(
             not why,
             mistake=f"{letter} is not {given[letter]!r}: {why}",

@@ -4,6 +4,7 @@ The laboratory itself is the other side: it receives when it has seen what was s
 """
 
 import functools
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from shared.exercises.rank_cases import RankCases
 from shared.exercises.remembered import once_an_answer
 from shared.exercises.seeds import fresh_seed, seed_all
+from shared.laboratories.lesson13 import noted_waits
 from shared.laboratories.lesson15_tables import read_orders
 from shared.measuring.traffic import Call, count_traffic
 from shared.pipeline.schedules import Table, timetable
@@ -26,6 +28,7 @@ SHAPE = (2, 3)
 DTYPE = torch.bfloat16
 BYTES = 12  # of one tensor
 SENDER, RECEIVER = 1, 2  # of three ranks
+LATE = 0.05  # seconds by which the laboratory sends later than the answer asks for it
 BACKWARDS = (1, 0)  # the order in which two micro-batches go back
 WAYS = {"activations": 2, "gradients": 3}  # ranks in the group: the count tells which it was
 
@@ -43,6 +46,7 @@ class Sent:
     held: int = 0  # tensors that are in memory when they have left and only the answer has them
     gradients: list[list[Tensor]] = field(default_factory=list)  # what should come back
     back: list[list[Tensor | None]] = field(default_factory=list)
+    waits: int = 0  # for messages, while the answer received
 
 
 def draw(seed: int, number: int) -> list[list[Tensor]]:
@@ -93,6 +97,7 @@ def sending(answer: Answer) -> RankCases:
     def observe(back: bool, rank: int) -> Sent:
         link, seen = link_of(rank), Sent(draw(seed, 2), gradients=draw(seed + 1, 2))
         leaves = [[x.clone().requires_grad_() for x in pair] for pair in seen.given]
+        leaves[1][0].requires_grad_(False)  # its gradient comes all the same
         results, memories = list[Any](), list[StorageWeakRef]()
         if rank == SENDER:
             outputs = [[x * 1 for x in pair] for pair in leaves]
@@ -130,6 +135,7 @@ def _gradients_to_sender(
             for m in BACKWARDS:
                 results[m].backward()
         seen.backward, seen.back = traffic.calls, [[x.grad for x in pair] for pair in leaves]
+        seen.back[1][0] = seen.gradients[1][0]  # nobody asked for it
     seen.backward = told(seen.backward, SENDER)
     if rank == RECEIVER and sum(c.op == "recv" for c in seen.backward) == 4:
         link.finish()
@@ -137,6 +143,22 @@ def _gradients_to_sender(
 
 
 KEPT: list[Link] = []  # a message that nobody took must not be torn down while ranks are at work
+
+
+def _receive_one(answer: Answer, seed: int, rank: int) -> Sent:
+    """An answer to 15.2b on rank 2, for one shape."""
+    link, seen = link_of(rank), Sent(draw(seed, 1))
+    if rank == SENDER:
+        link.send(seen.given[0][0], link.activations)
+    if rank == RECEIVER:
+        with count_traffic() as traffic:
+            came = answer(link, [SHAPE], DTYPE)
+        seen.results, seen.calls = [f"{type(came).__name__} of {len(came)}"], traffic.calls
+    seen = told(seen, RECEIVER)
+    KEPT.append(link)
+    if rank == SENDER and len(seen.calls) == 1:
+        link.finish()
+    return seen
 
 
 @once_an_answer
@@ -149,13 +171,14 @@ def receiving(answer: Answer) -> RankCases:
         seen.gradients[1][0] = torch.zeros(SHAPE, dtype=DTYPE)
         came: list[Any] = []
         if rank == SENDER:
+            time.sleep(LATE)
             for pair in seen.given:
                 for x in pair:
                     link.send(x, link.activations)
         if rank == RECEIVER:
-            with count_traffic() as traffic:
+            with count_traffic() as traffic, noted_waits() as waits:
                 came = [answer(link, [SHAPE, SHAPE], DTYPE, "cpu") for _ in range(2)]
-            seen.calls = traffic.calls
+            seen.calls, seen.waits = traffic.calls, len(waits)
             seen.results = [f"{type(x).__name__} of {len(x)}" for x in came]
             seen.came = [[x.detach() for x in pair] for pair in came]
             seen.kept = sum(x.requires_grad for pair in came for x in pair)
@@ -167,7 +190,7 @@ def receiving(answer: Answer) -> RankCases:
             _gradients_from_receiver(link, rank, seen, came)
         return seen
 
-    return _cases(observe)
+    return _cases(observe, one=functools.partial(_receive_one, answer, seed))
 
 
 def _gradients_from_receiver(link: Link, rank: int, seen: Sent, came: list[Any]) -> None:
@@ -190,9 +213,10 @@ def _gradients_from_receiver(link: Link, rank: int, seen: Sent, came: list[Any])
         seen.back = told(pairs, SENDER)
 
 
-def _cases(observe: Callable[[bool, int], Sent]) -> RankCases:
+def _cases(observe: Callable[[bool, int], Sent], **more: Callable[[int], Sent]) -> RankCases:
     both = {False: "forward", True: "backward"}
-    return RankCases(3, {name: functools.partial(observe, back) for back, name in both.items()})
+    own = {name: functools.partial(observe, back) for back, name in both.items()}
+    return RankCases(3, own | more)
 
 
 # The four pictures of 15.6: what each rank does, in its order.

@@ -1,7 +1,7 @@
 """Lesson 15: all cuts of a model into stages, and one that people like."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from shared.exercises.expecting import wrong
 
@@ -57,6 +57,41 @@ def every_cut(count: int, num_stages: int) -> Iterator[list[range]]:
     """All cuts of so many parts."""
     for ends in itertools.combinations(range(1, count), num_stages - 1):
         yield [range(a, b) for a, b in itertools.pairwise((0, *ends, count))]
+
+
+def squares(costs: Sequence[float], cuts: Sequence[range]) -> float:
+    """The sum of the squares of all stages' costs."""
+    return sum(sum(costs[i] for i in cut) ** 2 for cut in cuts)
+
+
+def spread(costs: Sequence[float], cuts: Sequence[range]) -> float:
+    """By how much the slowest stage costs more than the fastest."""
+    sums = [sum(costs[i] for i in cut) for cut in cuts]
+    return max(sums) - min(sums)
+
+
+def best_of(
+    found: Sequence[tuple[Sequence[float], int, Sequence[range]]],
+    badness: Callable[[Sequence[float], Sequence[range]], float],
+) -> bool:
+    """Whether all these cuts are the best ones by another measure."""
+    return all(
+        badness(costs, cuts)
+        <= min(badness(costs, each) for each in every_cut(len(costs), k)) * (1 + 1e-9)
+        for costs, k, cuts in found
+    )
+
+
+def filled(costs: Sequence[float], num_stages: int) -> list[range]:
+    """A stage takes parts until it has its share or more, or none would be left for the others."""
+    ends, here = [0], 0.0
+    for i, cost in enumerate(costs):
+        here += cost
+        left = num_stages - len(ends)
+        if left and (here >= sum(costs) / num_stages or len(costs) - i - 1 == left):
+            ends.append(i + 1)
+            here = 0.0
+    return [range(a, b) for a, b in itertools.pairwise((*ends, len(costs)))]
 
 
 def greedy(costs: Sequence[float], num_stages: int) -> list[range]:

@@ -79,11 +79,33 @@ def too_early(table: Any, num_stages: int) -> tuple[Cell, Cell] | None:
     return None
 
 
+def given_to_timetable(error: BaseException) -> list[Order]:
+    """The orders that timetable() had when it raised; none if it was not there."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code is not timetable.__code__:
+        trace = trace.tb_next
+    return [] if trace is None else [list(order) for order in trace.tb_frame.f_locals["orders"]]
+
+
+def no_signs(orders: list[Order], p: int, m: int, v: int) -> dict[str, bool]:
+    """Nothing is known of the order."""
+    return {}
+
+
 DEADLOCK = "the order ends in a deadlock: each rank waits for work that nobody does before it"
 
 
-def made(answer: Callable[..., Table], p: int, m: int, v: int | None = None) -> Table:
-    """The table for sizes that can be done; an order that cannot is named, and so is a refusal."""
+def made(
+    answer: Callable[..., Table],
+    p: int,
+    m: int,
+    v: int | None = None,
+    signs_of: Callable[..., dict[str, bool]] = no_signs,
+) -> Table:
+    """The table for sizes that can be done; an order that cannot is named, and so is a refusal.
+
+    `signs_of(orders, p, m, v)` are mistakes that an order may show although it ends in a deadlock.
+    """
     size = f"{p} ranks, {m} micro-batches" + ("" if v is None else f", {v} stages a rank")
     try:
         return answer(p, m) if v is None else answer(p, m, v)
@@ -100,6 +122,7 @@ def made(answer: Callable[..., Table], p: int, m: int, v: int | None = None) -> 
                 ),
                 "the backwards take a rank's stages from first to last: the last is where "
                 "gradients come from": bool(every) and (v or 1) > 1 and first,
+                **signs_of(given_to_timetable(error), p, m, v or 1),
                 DEADLOCK: bool(every),
                 "sizes are refused that can be done": True,
             },
@@ -132,11 +155,15 @@ def expect_valid(table: Any, p: int, m: int, v: int) -> None:
     )
     cells = [cell for row in table for cell in order_of(row)]
     wanted = {(k, i, s) for k in "FB" for i in range(m) for s in range(p * v)}
+    exchanged = {(kind, s, i) for kind, i, s in wanted}
     strange = sorted({cell[:] for cell in cells} - wanted)
     missing = sorted(wanted - {cell[:] for cell in cells})
     place = [(r, c) for r, row in enumerate(table) for c in row if c and c.stage % p != r]
     recognise(
         {
+            "micro-batch and stage are exchanged in the cells": (
+                bool(strange) and {cell[:] for cell in cells} == exchanged
+            ),
             "a micro-batch or a stage that there is not: they are counted from 0": bool(strange),
             "a rank has stages that belong to another: rank r has r, r + p, ...": bool(place),
             "a piece of work is missing": bool(missing),
@@ -258,26 +285,3 @@ def expect_turns(table: Table, rank: int, m: int, v: int) -> None:
         expected=f"F0 ... F{m - 1} on {where}",
         seen=say(row),
     )
-
-
-def signs(table: Table) -> dict[str, str]:
-    """Why a picture is not of that kind; no entry for what it is."""
-    p = len(table)
-    orders = [order_of(row) for row in table]
-    m = 1 + max(cell.micro_batch for cell in orders[0])
-    v = len({cell.stage for cell in orders[0]})
-    kinds = ["".join(cell.kind for cell in order) for order in orders]
-    why = {}
-    if not all(each == "F" * (v * m) + "B" * (v * m) for each in kinds):
-        why["gpipe"] = "a rank begins a backward before its last forward"
-    warm = [(v - 1) * p + (2 if v > 1 else 1) * (p - 1 - rank) for rank in range(p)]
-    turns = all(k == in_turns(w, v * m) for k, w in zip(kinds, warm, strict=True))
-    if not turns or v > 1:
-        why["1f1b"] = (
-            "a rank has several stages" if v > 1 else "the last rank does not turn back at once"
-        )
-    if not turns or v == 1:
-        why["interleaved"] = "each rank has one stage"
-    if len(why) < 3:
-        why["none"] = "every rank keeps to the order of one of the three"
-    return why

@@ -51,7 +51,12 @@ def split_stages(costs, num_stages):
 @mistake("15.1", says="there is a cut whose slowest stage is faster")
 def split_stages(costs, num_stages):
     refuse(costs, num_stages)
-    return best(costs, num_stages, lambda sums: max(sums) - min(sums))
+    cuts = [range(i, i + 1) for i in range(len(costs))]
+    while len(cuts) > num_stages:  # the two neighbours that cost the least together become one
+        pairs = [sum(costs[a.start : b.stop]) for a, b in itertools.pairwise(cuts)]
+        at = pairs.index(min(pairs))
+        cuts[at : at + 2] = [range(cuts[at].start, cuts[at + 1].stop)]
+    return cuts
 
 
 @mistake("15.1", says="a stage has no part")
@@ -95,6 +100,23 @@ def split_stages(costs, num_stages):
 def split_stages(costs, num_stages):
     refuse([abs(x) for x in costs], num_stages)
     return right.split_stages([abs(x) for x in costs], num_stages)
+
+
+@mistake("15.1", says="the last part of each stage is missing")
+def split_stages(costs, num_stages):
+    return [range(cut.start, cut.stop - 1) for cut in right.split_stages(costs, num_stages)]
+
+
+@mistake("15.1", says="the costs are rounded to whole numbers")
+def split_stages(costs, num_stages):
+    refuse(costs, num_stages)
+    return right.split_stages([int(x) for x in costs], num_stages)
+
+
+@mistake("15.1", says="the stages' costs are made alike")
+def split_stages(costs, num_stages):
+    refuse(costs, num_stages)
+    return best(costs, num_stages, lambda sums: sum(x**2 for x in sums))
 
 
 # 15.2 send_activation
@@ -231,6 +253,23 @@ def send_activation(link, *tensors):
     return sender(send_all, one)(link, *tensors)
 
 
+@mistake("15.2", says="a gradient is received only for a tensor that requires one")
+def send_activation(link, *tensors):
+    def some(link, empty):
+        pairs = zip(empty, [x.requires_grad for x in tensors], strict=True)
+        return [link.receive(x, link.gradients) if asked else None for x, asked in pairs]
+
+    return sender(send_all, some)(link, *tensors)
+
+
+@mistake("15.2", says="the gradient: divided by the number of tensors")
+def send_activation(link, *tensors):
+    def mean(link, empty):
+        return [x / len(empty) for x in receive_all(link, empty)]
+
+    return sender(send_all, mean)(link, *tensors)
+
+
 # 15.2b recv_activation
 
 
@@ -279,6 +318,29 @@ def recv_activation(link, shapes, dtype=torch.float32, device="cpu"):
 @mistake("15.2b", says="what comes back for two shapes")
 def recv_activation(link, shapes, dtype=torch.float32, device="cpu"):
     return receiver(back)(link, shapes[:1], dtype, device)
+
+
+@mistake("15.2b", says="a tuple of one is asked for")
+def recv_activation(link, shapes, dtype=torch.float32, device="cpu"):
+    came = receiver(back)(link, shapes, dtype, device)
+    return came if len(came) > 1 else came[0]
+
+
+@mistake("15.2b", says="what comes is not waited for")
+def recv_activation(link, shapes, dtype=torch.float32, device="cpu"):
+    class Started(Function):
+        @staticmethod
+        def forward(ctx, _):
+            empty = [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes]
+            for x in empty:
+                dist.irecv(x, link.peer, group=link.activations)
+            return tuple(empty)
+
+        @staticmethod
+        def backward(ctx, *gradients):
+            back(link, gradients)
+
+    return Started.apply(torch.zeros((), requires_grad=True))
 
 
 @mistake("15.2b", says="what arrives: the two tensors are exchanged")
@@ -431,6 +493,14 @@ def gpipe_schedule(num_stages, num_micro_batches):
     return [list(column) for column in zip(*table, strict=True)]
 
 
+@mistake("15.3", says="micro-batch and stage are exchanged in the cells")
+def gpipe_schedule(num_stages, num_micro_batches):
+    return [
+        [cell and Cell(cell.kind, cell.stage, cell.micro_batch) for cell in row]
+        for row in right.gpipe_schedule(num_stages, num_micro_batches)
+    ]
+
+
 @mistake("15.3", says="cells that are neither a Cell nor None")
 def gpipe_schedule(num_stages, num_micro_batches):
     table = right.gpipe_schedule(num_stages, num_micro_batches)
@@ -462,6 +532,11 @@ def one_f_one_b_schedule(num_stages, num_micro_batches):
 @mistake("15.4", says="the warm-up is too short")
 def one_f_one_b_schedule(num_stages, num_micro_batches):
     return one_each(num_stages, num_micro_batches, lambda s: max(0, num_stages - 2 - s))
+
+
+@mistake("15.4", says="the forwards ahead are counted from the wrong end")
+def one_f_one_b_schedule(num_stages, num_micro_batches):
+    return one_each(num_stages, num_micro_batches, lambda s: s)
 
 
 @mistake("15.4", says="the backwards begin with the newest micro-batch")
