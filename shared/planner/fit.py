@@ -1,12 +1,29 @@
-"""The three numbers of `step_time`, fitted to published runs by least squares."""
+"""The three numbers of `step_time`, fitted to timed runs by least squares."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
 from shared.planner.outcomes import Fitted
-from shared.planner.published import Run
 from shared.planner.seconds import step_time
+from shared.planner.specs import Cluster, ModelSpec, Plan
+
+
+class Run(Protocol):
+    """A step that somebody has timed: a published run, or one of your own."""
+
+    @property
+    def model(self) -> ModelSpec: ...
+
+    @property
+    def plan(self) -> Plan: ...
+
+    @property
+    def cluster(self) -> Cluster: ...
+
+    @property
+    def seconds(self) -> float: ...
 
 
 def errors(runs: Sequence[Run], fitted: Fitted) -> list[float]:

@@ -20,8 +20,11 @@ def main() -> None:
     for ranks in (1, 2):
         for stage in range(4):
             repeats = args.repeats if (stage, ranks) == (3, 2) else 1
-            asked = {"config": parity_config(stage), "steps": NUM_STEPS, "timeout": 600.0}
-            runs = [ask_deepspeed("curve", ranks, **asked)[0] for _ in range(repeats)]
+            config = parity_config(stage)
+            runs = [
+                ask_deepspeed("curve", ranks, config=config, steps=NUM_STEPS, timeout=600.0)[0]
+                for _ in range(repeats)
+            ]
             gaps = [compare_with_record(run["losses"]) for run in runs]
             rows.append({"stage": stage, "ranks": ranks, "runs": repeats, "largest": max(gaps)})
             print(rows[-1], flush=True)

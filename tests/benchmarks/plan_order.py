@@ -27,7 +27,7 @@ from shared.experiments.lesson16_order import (
     small_spec,
     step_seconds,
 )
-from shared.planner.fit import fit
+from shared.planner.fit import fit, mean_error
 from shared.planner.outcomes import Fitted
 from shared.planner.search import describe
 from shared.planner.seconds import step_time
@@ -66,7 +66,7 @@ def main() -> None:
             f"fitted on {words:4} plans: products {numbers.matmul:.2f} of the device, messages "
             f"{numbers.link:.2f} of the link; on the "
             f"{'same' if train is test else 'others'}: rank correlation "
-            f"{rank_correlation(test, numbers):.3f}, mean error {mean_off(test, numbers):.1%}"
+            f"{rank_correlation(test, numbers):.3f}, mean error {mean_error(test, numbers):.1%}"
         )
     print(format_table([row(each, numbers) for each in sorted(timed, key=lambda x: x.seconds)]))
     if args.figure:
@@ -105,16 +105,11 @@ def over_nodes(args: argparse.Namespace, order: Sequence[str]) -> dict[str, obje
 
 def rank_correlation(timed: Sequence[Timed], numbers: Fitted) -> float:
     """Spearman's: 1 where the predicted order is the measured one, 0 where it is arbitrary."""
-    places = [
+    clock, planner = (
         np.argsort(np.argsort(seconds))
         for seconds in ([t.seconds for t in timed], [t.predicted(numbers) for t in timed])
-    ]
-    return float(np.corrcoef(*places)[0, 1])
-
-
-def mean_off(timed: Sequence[Timed], numbers: Fitted) -> float:
-    """The mean error of the predicted seconds, without its sign."""
-    return sum(abs(t.predicted(numbers) / t.seconds - 1) for t in timed) / len(timed)
+    )
+    return float(np.corrcoef(clock, planner)[0, 1])
 
 
 def row(timed: Timed, numbers: Fitted) -> dict[str, object]:

@@ -11,6 +11,7 @@ import itertools
 import random
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import torch.utils.data
 
@@ -35,7 +36,7 @@ def differs(setting: Setting) -> int | None:
     """The first rank whose indices, or whose length, are not torch's."""
     length, ranks, shuffle, drop_last, seed, epoch = setting
     for rank in range(ranks):
-        arguments = (range(length), ranks, rank, shuffle, seed, drop_last)
+        arguments: tuple[Any, ...] = (range(length), ranks, rank, shuffle, seed, drop_last)
         ours = DistributedSampler(*arguments)
         theirs = torch.utils.data.DistributedSampler(*arguments)
         ours.set_epoch(epoch)

@@ -45,8 +45,8 @@ def global_batches(way: str, length: int, seed: int) -> list[list[int]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=20)
-    sizes = {"type": int, "nargs": "+", "default": [8192, 4096, 2048]}
-    parser.add_argument("--samples", **sizes, help="divisors of 32,768")
+    default = [8192, 4096, 2048]
+    parser.add_argument("--samples", type=int, nargs="+", default=default, help="divisors of 32768")
     args = parser.parse_args()
     torch.set_num_threads(1)
     corpus, rows = load_corpus("grammar"), []

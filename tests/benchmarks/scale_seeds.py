@@ -32,9 +32,8 @@ def gradient_ratios(head_dim: int, seed: int) -> tuple[float, float]:
     for scale in (1.0, head_dim**-0.5):
         leaf = query.clone().requires_grad_()
         scores = leaf @ key.T * scale
-        scores.retain_grad()
-        scores.softmax(dim=-1).backward(upstream)
-        norms.append([x.grad.norm(dim=-1).median().item() for x in (scores, leaf)])
+        gradients = torch.autograd.grad(scores.softmax(dim=-1), (scores, leaf), upstream)
+        norms.append([gradient.norm(dim=-1).median().item() for gradient in gradients])
     return norms[0][0] / norms[1][0], norms[0][1] / norms[1][1]
 
 

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -159,7 +160,7 @@ def compare_losses(
 
 
 def contender(
-    name: str, model: nn.Module, data: tuple[Tensor, Tensor, Tensor], device: torch.device
+    name: str, model: Any, data: tuple[Tensor, Tensor, Tensor], device: torch.device
 ) -> Contender:
     """A model with its optimizer and the step that is timed."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
