@@ -294,6 +294,9 @@ def shift_by_three(shift_matrix) -> None:
             "every pair turns by the same angle: pair i turns by offset / 10000^(2i / d_model)": (
                 turn([3.0] * 3).float() @ here
             ),
+            "the blocks hold 1 and the angle, which turns by small angles only: cos and sin": (
+                torch.block_diag(*(torch.tensor([[1, b], [-b, 1]]) for b in angles)).float() @ here
+            ),
             "the angle is 1 / 10000^(2i / d_model) for every offset: multiply it by the offset": (
                 turn(pair_angles(1, 6)).float() @ here
             ),

@@ -319,6 +319,7 @@ def split_values(split_heads) -> None:
                 ),
                 "heads stand after positions: (B, L, H, K)": x.unflatten(-1, (heads, k)),
                 "heads stand before the batch: (H, B, L, K)": torch.stack(x.split(k, dim=-1)),
+                "positions stand before the batch: (L, H, B, K)": want.transpose(0, 2),
                 "num_heads is taken for a head's width, K": (
                     x.unflatten(-1, (k, heads)).transpose(1, 2)
                 ),
@@ -350,6 +351,8 @@ def combine_values(combine_heads) -> None:
                     x.permute(0, 2, 3, 1).reshape(b, length, heads * k)
                 ),
                 "the heads stand in reverse order": torch.cat(x.flip(1).unbind(1), dim=-1),
+                "the heads are added up, in place of standing side by side": x.sum(1),
+                "the mean of the heads is taken: they are to stand side by side": x.mean(1),
             },
         )
         expect_gradients(got, want, {"x": x}, "the joined tensor")

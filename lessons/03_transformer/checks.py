@@ -340,7 +340,8 @@ def expect_dropout(answer, sublayers: int) -> None:
     """In pre-LN a value that every sub-layer drops comes out as it went in: chance p each."""
     want = 0.3**sublayers
     for pre in (True, False):
-        layer = answer(replace(LAYER, norm="pre" if pre else "post", dropout=0.3, d_ff=8))
+        config = replace(LAYER, norm="pre" if pre else "post", dropout=0.3, d_ff=8)
+        layer = answer(config)
         inputs = lab.layer_inputs(layer)
         out, again = layer.train()(*inputs), layer(*inputs)
         passed = (out == inputs[0]).float().mean().item()
@@ -367,7 +368,22 @@ def expect_dropout(answer, sublayers: int) -> None:
             else "dropout on each sub-layer's output, and never on the sum",
             seen=f"{100 * passed:.1f} % do" if pre else "something else in post-LN",
         )
+        for name in ("self_attention", "cross_attention", "feed_forward"):
+            expect_dropped(answer(config), name, inputs)
     expect_settings(answer)
+
+
+def expect_dropped(layer: nn.Module, name: str, inputs: tuple[Tensor, ...]) -> None:
+    """Two calls in training differ where this sub-layer alone gives anything but zeros."""
+    if not hasattr(layer, name):
+        return
+    alone = lab.silenced(layer, but=name).train()
+    expect(
+        not torch.equal(alone(*inputs), alone(*inputs)),
+        mistake="dropout is missing on the output of one sub-layer",
+        expected=f"dropout on the output of {name}",
+        seen="two calls in training that agree, where it alone adds anything",
+    )
 
 
 def expect_settings(answer) -> None:

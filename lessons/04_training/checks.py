@@ -23,6 +23,7 @@ from shared.exercises.expecting import (
 from shared.exercises.properties import expect_by_hand
 from shared.exercises.stand_in import StandIn
 from shared.laboratories.lesson04 import BOS, EOS, PAD
+from shared.laboratories.lesson04_watched import Watched
 
 exercise_04_1 = checks_for(
     "04.1",
@@ -471,7 +472,7 @@ def expect_translations(
 ) -> None:
     """The answer's tokens (B, T), in which nothing follows a row's eos, are those wanted."""
     trains = len(case.src) > 1
-    model = StandIn(case.rule).train(trains)
+    model = Watched(case.rule).train(trains)
     got = decode(model, case.src, max_len)
     recognise(
         {
@@ -511,6 +512,12 @@ def expect_translations(
         hint="cache = cache.select(the rows that the new prefixes continue)",
     )
     expect_close(got, case.want, what=what, looks_like=mistakes, hint=hint)
+    expect(
+        not model.padding_encoded,
+        mistake="the encoder sees the source's padding: encode takes src_mask as well",
+        expected="encode(src, src_mask), and the same mask for start_cache",
+        seen="a source with padding, encoded without a mask that hides it",
+    )
 
 
 def expect_by_table(decode, table, max_len, want, mistakes, what="the translation") -> None:
@@ -522,9 +529,22 @@ def expect_by_table(decode, table, max_len, want, mistakes, what="the translatio
 def expect_other_ids(decode) -> None:
     """Special tokens are those that are given: the stand-in knows 6, 7 and 5."""
     decode = partial(decode, bos_id=6, eos_id=7, pad_id=5)
-    what = "the translations with bos_id=6, eos_id=7, pad_id=5"
+    case, what = lab.other_ids_case(), "the translations with bos_id=6, eos_id=7, pad_id=5"
+    got = decode(StandIn(case.rule), case.src, 5)
+    fixed = {
+        "the source's padding is looked for as 0, whatever pad_id is": [[1] * 5, [7, 5, 5, 5, 5]],
+        "the first token is 1, whatever bos_id is": [[1] * 5, [1] * 5],
+        "a translation ends at 2, whatever eos_id is": [[3, 4, 7, 3, 3], [7, 3, 3, 3, 3]],
+        "the result is filled up with 0, whatever pad_id is": [[3, 4, 7], [7, 0, 0]],
+    }
+    recognise(
+        {words: lab.same(got, torch.tensor(rows)) for words, rows in fixed.items()},
+        expected=what,
+        seen=f"{got.tolist()}",
+        hint="no 0, 1 or 2 in the body: bos_id, eos_id and pad_id",
+    )
     hint = "no 0, 1 or 2 in the body: bos_id, eos_id and pad_id"
-    expect_translations(decode, lab.other_ids_case(), 5, {}, what, hint)
+    expect_translations(decode, case, 5, {}, what, hint)
 
 
 def expect_cost(model: StandIn, rows: int, who: str) -> None:

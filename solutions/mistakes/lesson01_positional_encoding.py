@@ -352,6 +352,12 @@ def shift_matrix(offset, d_model):
     return _turn(torch.full((d_model // 2,), float(offset)))
 
 
+@mistake("01.3", says="the blocks hold 1 and the angle")
+def shift_matrix(offset, d_model):
+    angles = (offset * _frequencies(d_model)).tolist()
+    return torch.block_diag(*(torch.tensor([[1, a], [-a, 1]]) for a in angles))
+
+
 @mistake("01.3", says="multiply it by the offset")
 def shift_matrix(offset, d_model):
     return _turn(_frequencies(d_model))

@@ -340,6 +340,11 @@ def split_heads(x, num_heads):
     return right.split_heads(x, num_heads).transpose(0, 1)
 
 
+@mistake("02.4a", says="positions stand before the batch")
+def split_heads(x, num_heads):
+    return right.split_heads(x, num_heads).permute(2, 1, 0, 3)
+
+
 @mistake("02.4a", says="num_heads is taken for a head's width")
 def split_heads(x, num_heads):
     return right.split_heads(x, x.shape[-1] // num_heads)
@@ -362,6 +367,16 @@ def combine_heads(x):
 @mistake("02.4b", says="the heads stand in reverse order")
 def combine_heads(x):
     return torch.cat([*reversed(x.unbind(1))], dim=-1)
+
+
+@mistake("02.4b", says="the heads are added up")
+def combine_heads(x):
+    return x.sum(dim=1)
+
+
+@mistake("02.4b", says="the mean of the heads is taken")
+def combine_heads(x):
+    return x.mean(dim=1)
 
 
 @mistake("02.4b", says="view size is not compatible")

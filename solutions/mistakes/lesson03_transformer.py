@@ -347,6 +347,14 @@ class EncoderLayer(layers.EncoderLayer):
         super().__init__(replace(config, fused=False))
 
 
+@mistake("03.3", says="dropout is missing on the output of one sub-layer")
+class EncoderLayer(layers.EncoderLayer):
+    def residual(self, x: Tensor, norm: Any, sublayer: Any) -> Tensor:
+        if self.pre or norm is self.norm1:
+            return super().residual(x, norm, sublayer)
+        return norm(x + sublayer(x))
+
+
 @mistake("03.3", says="with post-LN no sub-layer's output is dropped")
 class EncoderLayer(layers.EncoderLayer):
     def residual(self, x: Tensor, norm: Any, sublayer: Any) -> Tensor:
@@ -480,6 +488,14 @@ class DecoderLayer(layers.DecoderLayer):
         x = self.residual(x, self.norm1, lambda h: self.self_attention(h, h, h, causal=True))
         x = x + self.dropout(self.cross_attention(x, memory, memory, memory_mask))
         return self.residual(x, self.norm3, self.feed_forward)
+
+
+@mistake("03.4", says="dropout is missing on the output of one sub-layer")
+class DecoderLayer(layers.DecoderLayer):
+    def residual(self, x: Tensor, norm: Any, sublayer: Any) -> Tensor:
+        if self.pre or norm is not self.norm2:
+            return super().residual(x, norm, sublayer)
+        return norm(x + sublayer(x))
 
 
 @mistake("03.4", says="the memory comes first, with norm2")

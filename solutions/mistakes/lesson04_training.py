@@ -553,6 +553,39 @@ def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
     return torch.stack(made, dim=1)
 
 
+@mistake("04.4", says="the source's padding is looked for as 0, whatever pad_id is")
+@torch.no_grad()
+def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
+    zeros = (src != 0)[:, None, None, :]
+    return right_greedy(_Masked(model, zeros), src, max_len, bos_id, eos_id, pad_id)
+
+
+@mistake("04.4", says="a translation ends at 2, whatever eos_id is")
+def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
+    return right_greedy(model, src, max_len, bos_id, 2, pad_id)
+
+
+@mistake("04.4", says="the result is filled up with 0, whatever pad_id is")
+def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
+    made = right_greedy(model, src, max_len, bos_id, eos_id, pad_id)
+    return made.masked_fill(made == pad_id, 0)
+
+
+@mistake("04.4", says="the encoder sees the source's padding")
+@torch.no_grad()
+def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
+    seen = (src != pad_id)[:, None, None, :]
+    cache, token = model.start_cache(model.encode(src), seen), torch.full_like(src[:, 0], bos_id)
+    ended, made = torch.zeros_like(token, dtype=torch.bool), []
+    while len(made) < max_len and not ended.all():
+        logits = model.step(token, cache)
+        logits[:, pad_id] = -math.inf
+        token = logits.argmax(-1).masked_fill(ended, pad_id)
+        made.append(token)
+        ended |= token == eos_id
+    return torch.stack(made, dim=1)
+
+
 @mistake("04.4", says="the padding of the source is not masked")
 @torch.no_grad()
 def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
@@ -627,7 +660,7 @@ def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
     return torch.stack(made, dim=1)
 
 
-@mistake("04.4", says="the translations with bos_id=6")
+@mistake("04.4", says="the first token is 1, whatever bos_id is")
 def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
     return right_greedy(model, src, max_len)
 
@@ -677,7 +710,8 @@ def _beam(model, src, max_len, k, penalty, bos_id, eos_id, pad_id, **faults):
     src_mask = (src != pad_id)[:, None, None, :]
     if faults.get("no_mask"):
         src_mask = torch.ones_like(src_mask)
-    cache = model.start_cache(model.encode(src, src_mask), src_mask)
+    memory = model.encode(src) if faults.get("bare_encoder") else model.encode(src, src_mask)
+    cache = model.start_cache(memory, src_mask)
     beam = Beam.start(src, max_len, k, bos_id, pad_id)
     if faults.get("copies"):
         beam.log_p.zero_()
@@ -771,6 +805,13 @@ def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, 
     return _beam(
         model, src, max_len, beam_size, length_penalty, bos_id, eos_id, pad_id, no_mask=True
     )
+
+
+@mistake("04.5", says="the encoder sees the source's padding")
+@torch.no_grad()
+def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
+    rest = (beam_size, length_penalty, bos_id, eos_id, pad_id)
+    return _beam(model, src, max_len, *rest, bare_encoder=True)
 
 
 @mistake("04.5", says="decoded one after the other")
