@@ -27,17 +27,49 @@ def clip_by_own_norm(
     return nn.utils.clip_grad_norm_(parameters, max_norm)
 
 
-def clip_copies_counted_often(
+def clip_all_squares(
     parameters: Iterable[nn.Parameter], max_norm: float, tp: Group = None, pp: Group = None
 ) -> Tensor:
-    """The squares of all ranks are added, also of what every rank of tp has a copy of."""
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    total = sum((x.square().sum() for x in gradients), torch.zeros(()))
+    """The squares of all ranks are added: of tp's copies, and of a tied weight's on two stages."""
+    return _clip_counting(parameters, max_norm, tp, pp, copies=True, tied=True)
+
+
+def clip_copies_often(
+    parameters: Iterable[nn.Parameter], max_norm: float, tp: Group = None, pp: Group = None
+) -> Tensor:
+    """What every rank of tp has a copy of counts on each of them; a tied weight counts once."""
+    return _clip_counting(parameters, max_norm, tp, pp, copies=True, tied=False)
+
+
+def clip_tied_often(
+    parameters: Iterable[nn.Parameter], max_norm: float, tp: Group = None, pp: Group = None
+) -> Tensor:
+    """A tied weight counts on both of its stages; what every rank of tp has counts once."""
+    return _clip_counting(parameters, max_norm, tp, pp, copies=False, tied=True)
+
+
+def _clip_counting(
+    parameters: Iterable[nn.Parameter],
+    max_norm: float,
+    tp: Group,
+    pp: Group,
+    *,
+    copies: bool,
+    tied: bool,
+) -> Tensor:
+    own = [p for p in parameters if p.grad is not None]
+    total = torch.zeros(())
+    for p in own:
+        whole = copies or hasattr(p, "cut_dim")
+        share = 1.0 if whole else 1.0 / dist.get_world_size(tp)
+        if p.grad is not None and (tied or not getattr(p, "tied_copy", False)):
+            total += share * p.grad.square().sum()
     for group in (tp, pp):
         dist.all_reduce(total, group=group)
     norm = total.sqrt()
-    for x in gradients:
-        x.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
+    for p in own:
+        if p.grad is not None:
+            p.grad.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
     return norm
 
 

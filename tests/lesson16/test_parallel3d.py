@@ -12,7 +12,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from shared.errors import InputError
-from shared.experiments.lesson16_wrong import clipped_otherwise
+from shared.experiments.lesson16_wrong import (
+    clip_all_squares,
+    clip_copies_often,
+    clip_tied_often,
+    clipped_otherwise,
+    first_norms,
+)
 from shared.measuring.traffic import count_traffic
 from shared.model.config import TransformerConfig
 from shared.model.language_model import LanguageModel
@@ -321,6 +327,18 @@ def test_the_norm_over_tp_and_over_pp_is_torchs_on_the_whole_model():
             assert found[axis] == pytest.approx(whole, rel=1e-6)
             assert found[f"{axis} clipped"] == found[axis]
             assert found[f"{axis} then"] == pytest.approx(0.1, rel=1e-5)
+
+
+def test_of_all_squares_the_tied_weight_is_most_of_the_excess():
+    clips = [clip_gradients, clip_all_squares, clip_copies_often, clip_tied_often]
+    for right, everything, copies, tied in run_ranks(
+        first_norms, 4, build_mesh(1, 2, 2), range(5), clips, timeout=200
+    )[0]:
+        assert 1.16 < everything / right < 1.21
+        assert 1.01 < copies / right < 1.03
+        assert 1.15 < tied / right < 1.20
+        excess = [x**2 / right**2 - 1 for x in (copies, tied, everything)]
+        assert excess[0] + excess[1] == pytest.approx(excess[2], rel=1e-3)
 
 
 def test_adam_hides_most_of_a_wrong_factor_and_sgd_does_not():
