@@ -111,8 +111,11 @@ def expect_own_dtype(seen: Exchange, num_bytes: int) -> None:
     )
 
 
-def expect_ring(seen: Exchange, steps: int, whole: int) -> None:
-    """Every rank sends `steps` chunks of a tensor of `whole` numbers, all to one neighbour."""
+def expect_ring(seen: Exchange, steps: int, whole: int, onward: bool = True) -> None:
+    """Every rank sends `steps` chunks of a tensor of `whole` numbers, all to one neighbour.
+
+    `onward`: the next one, as the contract says it of both halves.
+    """
     n, sent, size = seen.case.n, sends(seen), seen.case.dtype.itemsize
     whole, chunk = size * whole, size * -(-whole // n)
     expect_own_dtype(seen, chunk)
@@ -139,6 +142,12 @@ def expect_ring(seen: Exchange, steps: int, whole: int) -> None:
         expected=f"messages of {chunk} bytes: one of the {n} chunks of the padded tensor",
         seen=f"messages of up to {longest} bytes for {n} ranks and shape {seen.case.shape}",
         hint="that is right and costs n times as much: send in each step one chunk alone",
+    )
+    back = all({call.peer for call in sent[rank]} == {(rank - 1) % n} for rank in range(n))
+    recognise(
+        {"the ring runs backwards: every rank sends to the one before it": back and onward},
+        expected="messages from rank r to rank r + 1, the last to rank 0",
+        seen="messages from rank r to rank r - 1",
     )
     for rank, each in enumerate(sent):
         peers = {call.peer for call in each if call.peer is not None}
@@ -190,6 +199,15 @@ def own_chunk(ring_reduce_scatter: Any) -> None:
     for rank, came in enumerate(seen.came):
         own = [given.view(3, -1)[rank] for given in seen.given]
         expect_tensor(came)
+        recognise(
+            {
+                "where n divides the tensor, a chunk has one number too many: its size is rounded "
+                "up, not numel // n + 1": came.shape == (5,)
+            },
+            expected="chunks of ceil(numel / n) numbers: 4 for 12 numbers on 3 ranks",
+            seen="5",
+            hint="-(-numel // n)",
+        )
         expect_close(
             came,
             chunks[rank],
@@ -232,7 +250,21 @@ def odd_sizes(ring_reduce_scatter: Any) -> None:
                 seen=f"{came.numel() if short else 0} numbers",
                 hint="pad with zeros to n * ceil(numel / n); tensor.chunk(n) alone does not",
             )
-            expect_close(came, want, what=what)
+            pieces = seen.total().reshape(-1).tensor_split(case.n)
+            even = [torch.cat([each, each.new_zeros(len(want) - len(each))]) for each in pieces]
+            by_column = torch.zeros_like(want)
+            if len(case.shape) == 2:
+                columns = seen.total().T.reshape(-1)
+                padded = torch.cat([columns, columns.new_zeros(-numel % case.n)])
+                by_column = padded.view(case.n, -1)[rank]
+            looks_like = {
+                "every chunk is padded for itself: the whole is padded at its end, and then cut": (
+                    even[rank]
+                ),
+                "the numbers are taken in the order in which they lie in memory: a transposed "
+                "tensor is flattened row by row": by_column,
+            }
+            expect_close(came, want, what=what, looks_like=looks_like)
 
 
 @exercise_05_1.check("bytes that leave each rank")
@@ -275,6 +307,10 @@ def order_of_chunks(ring_all_gather: Any) -> None:
                         torch.cat(chunks[rank:] + chunks[:rank])
                     ),
                     "every place holds this rank's own chunk": torch.cat(n * [own]),
+                    "turned by one place: the chunks stand in the order of ranks, but rank 1's "
+                    "comes first": torch.cat(chunks[1:] + chunks[:1]),
+                    "turned by one place: the chunks stand in the order of ranks, but the last "
+                    "rank's comes first": torch.cat(chunks[-1:] + chunks[:-1]),
                     "the chunks are stacked as rows: the result has to be flat": (
                         torch.stack(chunks)
                     ),
@@ -335,6 +371,19 @@ def expect_sums(seen: Exchange) -> None:
     for rank, came in enumerate(seen.came):
         chunk = -(-total.numel() // n)
         part = slice(rank * chunk, (rank + 1) * chunk)
+        more = torch.ones(total.numel(), dtype=torch.bool)
+        more[part] = False
+        recognise(
+            {
+                "the second half of the ring adds what comes: the chunks are whole by then, and "
+                "take the places of what is there": several
+                and bool(more.any())
+                and torch.equal(came.reshape(-1) > total.reshape(-1), more)
+            },
+            expected="the sum in every chunk",
+            seen=f"more than the sum in every chunk but rank {rank}'s own",
+            hint="+= in the reduce-scatter, an assignment in the all-gather",
+        )
         alone = before[rank].reshape(-1).clone()
         alone[part] = total.reshape(-1)[part]
         alone = alone.view(case.shape)
@@ -367,7 +416,8 @@ def all_reduce_values(ring_all_reduce: Any) -> None:
 @exercise_05_3.check("bytes that leave each rank")
 def bytes_of_all_reduce(ring_all_reduce: Any) -> None:
     for case in lab.LONG:
-        expect_ring(lab.reduced(ring_all_reduce)[case], 2 * (case.n - 1), whole=case.shape[0])
+        steps, whole = 2 * (case.n - 1), case.shape[0]
+        expect_ring(lab.reduced(ring_all_reduce)[case], steps, whole, onward=False)
 
 
 @exercise_05_3.check("the same bits on every rank, every dtype")

@@ -149,6 +149,8 @@ def sampler_epochs(candidate: Any) -> None:
                 under_way != first
             ),
             "set_epoch of one sampler sets the epoch of another": lambda: list(other) != first,
+            "set_epoch changes nothing once the sampler was iterated over: it keeps the order that "
+            "it drew first": lambda: list(sampler) == first != epochs[1][1],
             "epochs add up: set_epoch(1) after set_epoch(17) is not epoch 1": (
                 lambda: list(sampler) != epochs[1][1]
             ),
@@ -159,7 +161,10 @@ def sampler_epochs(candidate: Any) -> None:
     )
     for epoch in (1, 17):
         want = parts(TorchSampler, 40, 2, epoch)
-        expect_equal(epochs[epoch], want, what=f"the indices of epoch {epoch}", hint=SEED_HINT)
+        words = f"epoch 0 is torch's and epoch {epoch} is not: its generator is not seeded with "
+        words += "seed + epoch"
+        what = f"the indices of epoch {epoch}"
+        expect_equal(epochs[epoch], want, what=what, mistake=words, hint=SEED_HINT)
 
 
 @exercise_07_1.check("10 samples for 4 ranks")
@@ -175,8 +180,15 @@ def sampler_padding(candidate: Any) -> None:
     got = parts(candidate, 10, 4, shuffle=False)
     expect_equal(got, padded, what="the ranks' indices", looks_like=looks_like, hint=hint)
     got = parts(candidate, 10, 4, shuffle=False, drop_last=True)
-    cut, unused = [part[:2] for part in padded], {"drop_last is not used": padded}
-    expect_equal(got, cut, what="the ranks' indices with drop_last", looks_like=unused)
+    cut = [part[:2] for part in padded]
+    looks_like = {
+        "drop_last is not used": padded,
+        "with drop_last the tail is shared out all the same: the first ranks get one sample more": [
+            *padded[:2],
+            *cut[2:],
+        ],
+    }
+    expect_equal(got, cut, what="the ranks' indices with drop_last", looks_like=looks_like)
     seed = fresh_seed() % 1000
     got, want = (parts(each, 10, 4, seed=seed) for each in (candidate, TorchSampler))
     padding = [part[:2] for part in got] == [part[:2] for part in want]
@@ -243,6 +255,8 @@ def expect_mean(runs: list[Evaluation], want: float, looks_like: dict[str, float
             "range(0, len(mine), batch_size) counts it in": not any(run.batches for run in runs),
             "nothing is returned": all(result is None for result in results),
             "only rank 0 has the result": results[0] is not None and None in results[1:],
+            "dist.reduce gives the sums to one rank alone: all of them return the mean, and need "
+            "both sums": apart and any(op == "reduce" for run in runs for op, _ in run.sent),
             "the result is no float: tensor.item()": not floats,
             "a rank without samples makes the result NaN": math.isnan(mean),
             "each rank has a figure of its own": apart,
@@ -435,6 +449,12 @@ def resumable_same_ranks(candidate: Any) -> None:
         expected=f"{before}, now and later, and of one sampler alone",
         seen=f"{loaded} after loading, {state} after more steps",
     )
+    twice = lab.group(candidate, 24, 2, before, seed=seed)
+    take(twice, 2)
+    words = "stopped a second time in the epoch, a run goes back: the position is counted from the "
+    words += "resume, not from the epoch's beginning"
+    rest = take(lab.group(candidate, 24, 2, common_state(twice), seed=seed))
+    expect_from(14, order, rest, {words: order[4:]})
 
 
 @exercise_07_3.check("resumed on another number of ranks")

@@ -251,6 +251,8 @@ def random_continue(random_states: Any) -> None:
             "CUDA is asked where it is not in use: torch.cuda.is_initialized()": bool(cuda),
             "nothing is returned": states is None,
             f"a generator is left out: {missing}": bool(missing),
+            "'cuda' is there although CUDA is not in use: set_random_states would put it back on "
+            "a machine that has CUDA": "cuda" in known and not torch.cuda.is_initialized(),
         },
         expected="a dict of python, numpy and torch, and 'cuda' once CUDA is in use",
         seen=cuda or (f"{sorted(known)}" if known else in_short(states)),
@@ -274,7 +276,11 @@ def random_continue(random_states: Any) -> None:
     mine, kept = states["numpy"], "has_gauss and cached_gaussian are left out: numpy draws normal "
     kept += "numbers in pairs, and the second of a pair waits there"
     cut = equal(mine[:3], whole[:3]) and mine[3:] != whole[3:]
-    moved = {kept: cut} | {f"{name}{words}": again[name] != after[name] for name in after}
+    place = "of numpy's state the place in its array is left out: the array alone does not say "
+    place += "which of its numbers comes next"
+    moved = {kept: cut, place: equal(mine[1], whole[1]) and mine[2] != whole[2]} | {
+        f"{name}{words}": again[name] != after[name] for name in after
+    }
     hint = "was a number drawn, or a seed set, before the state was taken?"
     recognise(moved, expected="the numbers that came next", seen="others", hint=hint)
     words = "asked once more, it says where the generators stood the first time"
@@ -293,6 +299,22 @@ def random_plain(random_states: Any, folder: Path) -> None:
     words = "a checkpoint with this in it could be written and never read: numpy's array is no "
     words += "plain value"
     read_back(folder / "states.pt", words, "torch.from_numpy(keys.astype(np.int64))")
+
+
+@exercise_08_1b.check("CUDA's generator once CUDA is in use")
+def random_cuda(random_states: Any) -> None:
+    seen = runs.asked_with_cuda(random_states)
+    recognise(
+        {
+            "CUDA's generator is left out once CUDA is in use": seen == "nothing",
+            "'cuda' is not the state of the current device as set_random_states takes it": (
+                bool(seen)
+            ),
+        },
+        expected="'cuda': torch.cuda.get_rng_state()",
+        seen=seen,
+        hint="set_random_states puts it back by torch.cuda.set_rng_state, which takes one tensor",
+    )
 
 
 # 08.1c save_checkpoint
@@ -593,12 +615,14 @@ def load_foreign(load_checkpoint: Any, folder: Path) -> None:
         ("a checkpoint of another format", toy(1), {"format": 0}),
     ):
         files.write_checkpoint(folder, state, origin={**origin(state), **changes})
-        files.write_checkpoint(folder, other)  # older, and it would fit
+        older = files.write_checkpoint(folder, other)  # it would fit
         before = runs.content_of(other)
         got = files.load(load_checkpoint, folder, other)
         changed = not equal(before, runs.content_of(other))
         recognise(
             {
+                f"{what} is passed over as if it were torn, and an older one is taken: the run "
+                "would go on from there, and write over what is newer": got.path == older,
                 f"{what} is accepted": got.error is None,
                 f"{what} ends in an error that no user understands": not got.refused,
                 "it is refused after half of it was loaded": changed,
@@ -617,7 +641,9 @@ def load_two_ranks(load_checkpoint: Any, folder: Path) -> None:
     begun = {**origin(state), "world_size": 2}
     path = files.write_checkpoint(folder, state, random=list(states), origin=begun)
     apart = "one rank alone takes part in a collective"
-    told = on_two_ranks(ranks.load_on_rank, folder, load_checkpoint, alone=apart)
+    hint = "rank 0 alone looks, and sends what it found: rank 1, whose machine has no such folder, "
+    hint += "would find nothing and leave"
+    told = on_two_ranks(ranks.load_on_rank, folder, load_checkpoint, alone=apart, hint=hint)
     steps, drawn = zip(*told, strict=True)
     recognise(
         {

@@ -55,6 +55,13 @@ FAILURES: list[tuple[Callable[[RankFailed], bool], str, str, str]] = [
         "dist.recv(buffer, group_src=other); the order of arrival leaves the last bits to chance",
     ),
     (
+        lambda failed: "has to be contiguous" in failed.error_text,
+        "what is sent or received is not contiguous: so is all that keeps the layout of a "
+        "transposed tensor, as empty_like and clone do",
+        "messages that lie in memory row by row",
+        "tensor.contiguous(), or torch.empty(tensor.shape, dtype=tensor.dtype)",
+    ),
+    (
         lambda failed: LEAF in failed.error_text,
         "a parameter is refused: autograd forbids to overwrite a leaf that needs a gradient",
         "a tensor with requires_grad=True, overwritten",

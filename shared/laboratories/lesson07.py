@@ -200,6 +200,9 @@ def evaluated(candidate: Any, dataset: Samples, *, ranks: int, batch_size: int) 
     """Return what every rank did; one that waits, has left or raised is a finding."""
     early = "a rank is already gone while another still waits for it in a collective"
     zero = "a rank without samples divides by 0"
+    if len(dataset) >= ranks:
+        zero = "a rank that has scored nothing divides by 0: a share that is smaller than "
+        zero += "batch_size is a batch as well"
     return on_all(
         watched_evaluation, ranks, candidate, dataset, batch_size, hint="one all-reduce, last",
         known={

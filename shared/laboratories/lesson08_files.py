@@ -78,11 +78,15 @@ def read(path: Path) -> tuple[Any, str]:
 
 
 def raised(kind: type[OSError], act: Callable[..., Any], *args: Any) -> str:
-    """Act, and return an error of that kind in short; "" for none."""
+    """Act, and return an error of that kind, or one made from it, in short; "" for none."""
     try:
         act(*args)
     except kind as error:
         return f"{type(error).__name__}: {error.strerror}"
+    except ValueError as error:
+        if not isinstance(error.__context__, kind):
+            raise
+        return f"{type(error).__name__} from {type(error.__context__).__name__}"
     return ""
 
 

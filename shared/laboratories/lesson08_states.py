@@ -1,5 +1,6 @@
 """Lesson 08: small runs with every kind of state, and a loop that is watched while it trains."""
 
+import contextlib
 import itertools
 import random
 from collections.abc import Callable, Iterator
@@ -173,6 +174,26 @@ def asked_without_cuda(random_states: Callable[[], Any]) -> tuple[Any, str]:
         return None, f"{type(error).__name__}: {error}"
     started = unused and torch.cuda.is_initialized()
     return states, "CUDA started by asking, after which no process can fork" if started else ""
+
+
+def asked_with_cuda(random_states: Callable[[], Any]) -> str:
+    """Return what is said of CUDA's generator where CUDA is in use; "" if it is its state.
+
+    The CUDA is made up, so an answer that asks it otherwise than by torch.cuda gets no verdict.
+    """
+    state = torch.arange(16, dtype=torch.uint8)
+    known: dict[str, Any] = {"is_initialized": True, "is_available": True, "device_count": 2}
+    known |= {"current_device": 0, "get_rng_state": state, "get_rng_state_all": [state, state + 1]}
+    with contextlib.ExitStack() as stack:
+        for name, value in known.items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, return_value=value))
+        try:
+            found = random_states()
+        except (AssertionError, LookupError, RuntimeError):
+            return ""
+    if "cuda" not in found:
+        return "nothing"
+    return "" if equal(found["cuda"], state) else f"a {type(found['cuda']).__name__}"
 
 
 def content_of(state: TrainingState) -> dict[str, Any]:

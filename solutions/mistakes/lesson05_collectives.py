@@ -64,6 +64,40 @@ def ring_reduce_scatter(tensor, group=None):
     return chunks[(rank + 1) % n]
 
 
+@mistake("05.1", says="the ring runs backwards")
+def ring_reduce_scatter(tensor, group=None):
+    rank, n = _place(group)
+    chunks = _padded(tensor, n)
+    for step in range(n - 1):
+        came = torch.empty_like(chunks[0])
+        _pass_on(chunks[(rank + 1 + step) % n], came, group, (rank - 1) % n, (rank + 1) % n)
+        chunks[(rank + 2 + step) % n] += came
+    return chunks[rank]
+
+
+@mistake("05.1", says="where n divides the tensor, a chunk has one number too many")
+def ring_reduce_scatter(tensor, group=None):
+    n = _place(group)[1]
+    flat = tensor.detach().reshape(-1)
+    longer = flat.new_zeros(n * (flat.numel() // n + 1))
+    longer[: flat.numel()] = flat
+    return right_scatter(longer, group)
+
+
+@mistake("05.1", says="every chunk is padded for itself")
+def ring_reduce_scatter(tensor, group=None):
+    n = _place(group)[1]
+    pieces = tensor.detach().reshape(-1).tensor_split(n)
+    size = max(len(each) for each in pieces)
+    even = [torch.cat([each, each.new_zeros(size - len(each))]) for each in pieces]
+    return right_scatter(torch.cat(even), group)
+
+
+@mistake("05.1", says="the numbers are taken in the order in which they lie in memory")
+def ring_reduce_scatter(tensor, group=None):
+    return right_scatter(tensor.detach().as_strided((tensor.numel(),), (1,)), group)
+
+
 @mistake("05.1", says="what came is written over the chunk, not added to it")
 def ring_reduce_scatter(tensor, group=None):
     rank, n = _place(group)
@@ -273,6 +307,29 @@ def ring_all_gather(chunk, group=None):
     return right_gather(chunk, group).view(n, -1).roll(-rank, 0).reshape(-1)
 
 
+@mistake("05.2", says="but rank 1's comes first")
+def ring_all_gather(chunk, group=None):
+    n = _place(group)[1]
+    return right_gather(chunk, group).view(n, -1).roll(-1, 0).reshape(-1)
+
+
+@mistake("05.2", says="but the last rank's comes first")
+def ring_all_gather(chunk, group=None):
+    n = _place(group)[1]
+    return right_gather(chunk, group).view(n, -1).roll(1, 0).reshape(-1)
+
+
+@mistake("05.2", says="the ring runs backwards")
+def ring_all_gather(chunk, group=None):
+    rank, n = _place(group)
+    gathered = chunk.new_zeros(n, chunk.numel())
+    gathered[rank] = chunk.reshape(-1)
+    for step in range(n - 1):
+        own, other = (rank + step) % n, (rank + step + 1) % n
+        _pass_on(gathered[own], gathered[other], group, (rank - 1) % n, (rank + 1) % n)
+    return gathered.view(-1)
+
+
 @mistake("05.2", says="it forwards its own chunk in each step, not what came last")
 def ring_all_gather(chunk, group=None):
     return _gather(chunk, group, lambda rank, step: rank).view(-1)
@@ -409,6 +466,17 @@ def _central(tensor, group, combine=_add, back=True):
         for other in range(1, n):
             dist.send(_bytes(total), group_dst=other, group=group)
     return total
+
+
+@mistake("05.3", says="the second half of the ring adds what comes")
+def ring_all_reduce(tensor, group=None):
+    rank, n = _place(group)
+    chunks = _padded(tensor, n)
+    for step in range(2 * (n - 1)):
+        came = torch.empty_like(chunks[0])
+        _pass_on(chunks[(rank - 1 - step) % n], came, group)
+        chunks[(rank - 2 - step) % n] += came
+    tensor.detach().copy_(chunks.view(-1)[: tensor.numel()].view(tensor.shape))
 
 
 @mistake("05.3", says="the tensor is as it was: the sum must be copied into it")
@@ -657,6 +725,22 @@ def tree_broadcast(tensor, src=0, group=None):
 @mistake("05.5", says="only rank 0 has the sum: nobody sent it back")
 def central_all_reduce(tensor, group=None):
     tensor.detach().copy_(_central(tensor, group, back=False))
+
+
+@mistake("05.5", says="what is sent or received is not contiguous")
+def central_all_reduce(tensor, group=None):
+    rank, n = _place(group)
+    total = tensor.detach().clone()
+    came = torch.empty_like(total)
+    for other in range(1, n) if rank == 0 else ():
+        dist.recv(came, group_src=other, group=group)
+        total += came
+    if rank > 0:
+        dist.send(total, group_dst=0, group=group)
+        dist.recv(total, group_src=0, group=group)
+    for other in range(1, n) if rank == 0 else ():
+        dist.send(total, group_dst=other, group=group)
+    tensor.detach().copy_(total)
 
 
 @mistake("05.5", says="it is the mean, not the sum")

@@ -227,6 +227,27 @@ class DistributedSampler(Base):
         return torch.Generator().manual_seed(self.seed + self.at_hand)
 
 
+@mistake("07.1", says="set_epoch changes nothing once the sampler was iterated over")
+class DistributedSampler(Base):
+    kept = None
+
+    def order(self):
+        self.kept = self.kept or super().order()
+        return self.kept
+
+
+@mistake("07.1", says="its generator is not seeded with seed + epoch")
+class DistributedSampler(Base):
+    def generator(self):
+        return torch.Generator().manual_seed(self.seed + 1000 * self.epoch)
+
+
+@mistake("07.1", says="with drop_last the tail is shared out all the same")
+class DistributedSampler(Base):
+    def divisible(self, order):
+        return order if self.drop_last else super().divisible(order)
+
+
 @mistake("07.1", says="epochs add up")
 class DistributedSampler(Base):
     def set_epoch(self, epoch):
@@ -317,6 +338,22 @@ def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
         return total / divisor * len(samples), len(samples)
 
     return right_evaluation(by_number, dataset, batch_size, device)
+
+
+@mistake("07.2", says="dist.reduce gives the sums to one rank alone")
+def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
+    totals = added(score, dataset, share(dataset), batch_size)
+    dist.reduce(totals, 0)
+    return (totals[0] / totals[1]).item()
+
+
+@mistake("07.2", says="a rank that has scored nothing divides by 0")
+def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
+    own = list(share(dataset))
+    full = own[: len(own) // batch_size * batch_size]
+    totals = added(score, dataset, full, batch_size)
+    dist.all_reduce(totals)
+    return totals[0].item() / totals[1].item()
 
 
 @mistake("07.2", says="only rank 0 has the result")
@@ -427,6 +464,15 @@ def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
 
 
 # 07.3 ResumableSampler
+
+
+@mistake("07.3", says="stopped a second time in the epoch, a run goes back")
+class ResumableSampler(sampling.ResumableSampler):
+    def __iter__(self):
+        begun = self._start
+        for index in super().__iter__():
+            self._consumed -= begun
+            yield index
 
 
 @mistake("07.3", says="the epoch begins again")

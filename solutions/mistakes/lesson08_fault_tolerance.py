@@ -125,6 +125,13 @@ def write_atomically(path, content):
     _flush_folder(path.parent)
 
 
+@mistake("08.1a", says="the folder is not made")
+def write_atomically(path, content):
+    with _told(path):
+        path.parent.mkdir(exist_ok=True)
+    right_write(path, content)
+
+
 @mistake("08.1a", says="renamed without os.fsync")
 def write_atomically(path, content):
     with _told(path):
@@ -223,6 +230,30 @@ def random_states():
 def random_states():
     states = right_states()
     return {**states, "numpy": (*states["numpy"][:3], 0, 0.0)}
+
+
+@mistake("08.1b", says="of numpy's state the place in its array is left out")
+def random_states():
+    states = right_states()
+    return {**states, "numpy": (*states["numpy"][:2], 624, *states["numpy"][3:])}
+
+
+@mistake("08.1b", says="'cuda' is there although CUDA is not in use")
+def random_states():
+    return {"cuda": None, **right_states()}
+
+
+@mistake("08.1b", says="CUDA's generator is left out once CUDA is in use")
+def random_states():
+    return {name: state for name, state in right_states().items() if name != "cuda"}
+
+
+@mistake("08.1b", says="'cuda' is not the state of the current device")
+def random_states():
+    states = right_states()
+    if "cuda" in states:
+        states["cuda"] = torch.cuda.get_rng_state_all()
+    return states
 
 
 @mistake("08.1b", says="CUDA is asked where it is not in use")
@@ -749,7 +780,7 @@ def load_checkpoint(folder, state):
     return path
 
 
-@mistake("08.2", says="a checkpoint of another model is accepted")
+@mistake("08.2", says="is passed over as if it were torn, and an older one is taken")
 def load_checkpoint(folder, state):
     def newest_that_fits(folder):
         for path in reversed(checkpoints_in(folder)):
