@@ -172,6 +172,9 @@ def unit_gradients(answer) -> None:
                 "gradients are all-reduced: every rank gets all of them": any(
                     call.op == "all_reduce" for call in calls
                 ),
+                "the whole gradients stay alive after finish(): this rank's part is enough": (
+                    seen.kinds["whole gradients kept"]
+                ),
                 "shard.grad has another dtype than the shard": seen.kinds["grad"]
                 not in (False, seen.kinds["dtype"]),
             },
@@ -198,8 +201,18 @@ def unit_gradients(answer) -> None:
         }
         check(both, want + more, what="shard.grad after a second", looks_like=looks_like)
         padded = n * part(sum(x.numel() for x in seen.first), n)
+        scattered = lab.sizes_of(calls, "reduce_scatter")
+        recognise(
+            {
+                "gradients travel in float32 where 16 bits compute": (
+                    case.computes.itemsize == 2 and scattered == [4 * padded]
+                )
+            },
+            expected=f"a reduce_scatter of {padded * case.computes.itemsize} bytes",
+            seen=f"{scattered} bytes",
+        )
         expect_equal(
-            lab.sizes_of(calls, "reduce_scatter"),
+            scattered,
             [padded * case.computes.itemsize],
             what="the bytes of each reduce_scatter",
         )
@@ -208,6 +221,14 @@ def unit_gradients(answer) -> None:
 @exercise_13_1.check("after an update")
 def unit_updated(answer) -> None:
     for case, _, seen in each_unit(answer):
+        recognise(
+            {
+                "own_part() gives a copy: it is a view": not seen.kinds["own part written"],
+                "pieces() gives copies: they are views": not seen.kinds["pieces written"],
+            },
+            expected="what is written into a part to be in the flat tensor",
+            seen="a flat tensor as before",
+        )
         new = seen.tensors["shard at the end"][0]
         size = sum(x.numel() for x in seen.first)
         exact = all(x.dtype == new.dtype for x in seen.tensors["full"])
@@ -234,7 +255,12 @@ def unit_updated(answer) -> None:
 
 FREED = "a module computes with parameters that are freed: a unit is freed after its last use"
 EMPTY = ("size of tensor a (0)", "storage of size 0", "must be 2-D")
-KNOWN = dict.fromkeys(EMPTY, (FREED, "count a unit's users"))
+KNOWN = dict.fromkeys(EMPTY, (FREED, "count a unit's users")) | {
+    "cannot register a hook on a tensor that doesn't require gradient": (
+        "frozen and trained parameters are in one unit, or a frozen one is waited for",
+        "a unit for each requires_grad",
+    )
+}
 
 
 def expect_weights(observed, *cases, apart: str = HANG) -> None:
@@ -285,6 +311,7 @@ WRONG = {
     "the gradients are summed over the replicas, not averaged": "replicas",
     "the mean of a node is divided by all ranks once more": "again",
 }
+NOT_WAITED = "the message between replicas is not waited for: some gradients lack the others'"
 
 
 def expect_steps(case, seed, start, seen, rank) -> None:
@@ -298,6 +325,12 @@ def expect_steps(case, seed, start, seen, rank) -> None:
         }
         words = "each rank trains on its own gradients: nothing is averaged"
         looks_like[words] = partial(nets.nearest_own, case, seed, start, step, nets.flat(got))
+        close = torch.allclose(nets.flat(got), nets.flat(want), rtol=1e-3, atol=1e-4)
+        recognise(
+            {NOT_WAITED: case.mesh is not None and seen.unwaited > 0 and not close},
+            expected="a wait for each message",
+            seen=f"{seen.unwaited} messages of a step without one, and other weights",
+        )
         start_flat = nets.flat({n: start[n] for n in want})
         looks_like["nothing is trained: the shards get no gradient"] = start_flat
         expect(
@@ -320,7 +353,7 @@ def expect_steps(case, seed, start, seen, rank) -> None:
         expect_close(torch.tensor(seen.evaluated), loss, what="the loss of an evaluation")
 
 
-def expect_calls(observed, world_sizes=(2, 3)) -> None:
+def expect_calls(observed, ahead: int, world_sizes=(2, 3)) -> None:
     """Two all-gathers and one reduce-scatter a unit, of its size."""
     for n in world_sizes:
         for choice in orders.CHOICES:
@@ -330,12 +363,20 @@ def expect_calls(observed, world_sizes=(2, 3)) -> None:
             for calls in observed.seen((n, "calls", choice), HANG):
                 gathers = lab.sizes_of(calls, "all_gather")
                 scatters = lab.sizes_of(calls, "reduce_scatter")
+                way = "".join(
+                    {"all_gather": "g", "reduce_scatter": "s"}.get(c.op, "") for c in calls
+                )
                 ops = {call.op for call in calls if call.num_bytes > 16}
                 recognise(
                     {
                         "gradients are all-reduced: every rank gets all of them": "all_reduce"
                         in ops,
                         "parameters travel by broadcast": "broadcast" in ops,
+                        "the gradients leave after backward: a unit's leave when they are there": (
+                            choice != "root"
+                            and not ahead  # gathers of later units may all have begun
+                            and way == "g" * len(gathers) + "s" * len(parts)
+                        ),
                         "the units are kept whole from forward to backward: one gather a unit": (
                             gathers == parts
                         ),
@@ -470,7 +511,7 @@ def expect_ahead(moments, number: int) -> None:
                 "more than two units are whole at a time": len(each.whole) > 2,
                 "the order is that of a first step for ever: it is that of the step before": again
                 and (none or bool(wrong)),
-                "nothing is on its way after an evaluation: its forward counts into the order": (
+                "nothing is on its way after an evaluation, which must not touch the order": (
                     none and number == 2
                 ),
                 "nothing is on its way while a unit computes": none and forward,
@@ -552,20 +593,24 @@ for exercise, ahead in ((exercise_13_2, 0), (exercise_13_3, 1)):
     def values(answer, sharding=sharding) -> None:
         expect_weights(sharding(answer), *orders.VALUES)
 
-    @exercise.check("a unit called twice, and one that a rank does not use all of")
     def uses(answer, sharding=sharding) -> None:
         expect_weights(sharding(answer), orders.TWICE, apart=HANG)
         expect_weights(sharding(answer), orders.SHORT, apart=UNUSED_HANG)
 
-    @exercise.check("messages: two gathers and one reduce-scatter a unit")
-    def messages(answer, sharding=sharding) -> None:
-        expect_calls(sharding(answer))
+    def messages(answer, sharding=sharding, ahead=ahead) -> None:
+        expect_calls(sharding(answer), ahead)
 
-    if ahead:
+    def ahead_of_use(answer, sharding=sharding) -> None:
+        expect_order(sharding(answer))
 
-        @exercise.check("the next unit on its way, no third one whole")
-        def ahead_of_use(answer, sharding=sharding) -> None:
-            expect_order(sharding(answer))
+    # A wrong order of gathers hangs where ranks use different units: its own check comes first.
+    titles = {
+        uses: "a unit called twice, and one that a rank does not use all of",
+        messages: "messages: two gathers and one reduce-scatter a unit",
+        ahead_of_use: "the next unit on its way, no third one whole",
+    }
+    for each in (messages, ahead_of_use, uses) if ahead else (uses, messages):
+        exercise.check(titles[each])(each)
 
     @exercise.check("bytes: the shards and two units" + ", and the one on its way" * ahead)
     def live_bytes(answer, sharding=sharding, ahead=ahead) -> None:
@@ -607,6 +652,37 @@ def options(answer) -> None:
         expect_equal(gathers, 3, what="all_gathers of three units", looks_like={words: 6})
 
 
+@exercise_13_2.check("each use is told to acquire(); a group of its own")
+def uses_and_group(answer) -> None:
+    for forward, backward in orders.observed_sharding(answer).seen("acquired", HANG):
+        recognise(
+            {
+                "acquire() is not called in forward: what overrides it learns of no use": (
+                    forward < 3
+                ),
+                "acquire() is not called in backward: what overrides it learns of no use there": (
+                    backward < 3
+                ),
+            },
+            expected="a call for each of three units, forward and backward",
+            seen=f"{forward} and {backward}",
+        )
+    alone = orders.observed_sharding(answer).seen("alone", HANG)
+    kept, numel = [seen.kept for seen in alone], alone[0].numel
+    sizes = sorted(set().union(*(seen.group_sizes for seen in alone)))
+    recognise(
+        {
+            "units are sharded over all ranks, not over the group": min(kept) < numel,
+            "numbers or buffers come from outside of the group": not all(
+                seen.own for seen in alone
+            ),
+            "something is sent outside of the group": sizes != [1],
+        },
+        expected=f"{numel} numbers of its own on each of two ranks, a group each",
+        seen=f"{kept}, messages among {sizes} ranks",
+    )
+
+
 @exercise_13_4.check("one process's weights on every mesh")
 def mesh_values(answer) -> None:
     expect_weights(orders.observed_mesh(answer), *orders.MESHES)
@@ -626,8 +702,8 @@ def mesh_calls(answer) -> None:
                 {
                     "parameters are gathered across nodes": ("all_gather", 4) in seen
                     or (n != replicas and ("all_gather", replicas) in seen),
-                    "whole gradients cross the nodes: a shard's is enough": any(
-                        c.num_bytes > shard for c in across
+                    "whole gradients cross the nodes: a shard's is enough": (
+                        sum(c.num_bytes for c in across) > 3 * shard
                     ),
                     "gradients are averaged over all ranks at once": ("all_reduce", 4) in seen
                     and replicas != 4,
@@ -650,6 +726,13 @@ def mesh_groups(answer) -> None:
         expect_equal(
             others, want, what=f"the ranks that share a unit with rank {rank}", looks_like=columns
         )
+
+
+@exercise_13_4.check("compute_dtype")
+def mesh_half(answer) -> None:
+    for dtype in orders.observed_mesh(answer).seen("half", HANG):
+        words = "compute_dtype is not handed on: float32 computes"
+        expect_equal(dtype, lab.HALF, what="the output's dtype", looks_like={words: torch.float32})
 
 
 @exercise_13_4.check("what is refused")

@@ -51,6 +51,7 @@ class Trained:
     evaluated: float = 0.0
     left: int = 0  # elements of the module's parameters after an evaluation
     between: int = 0  # and after finish_gradient_sync
+    unwaited: int = 0  # messages of a step that nobody waits for
     small: int = 0  # elements of those that may stay whole
 
 
@@ -68,9 +69,11 @@ def observe_training(make: Make, case: Course, seed: int, rank: int) -> Trained:
     seen.kept = sum(p.numel() for p in model.parameters())
     for step in range(NUM_STEPS):
         optimizer.zero_grad()
-        for part in range(case.passes(step)):
-            case.loss(model, seed, step, part, rank).backward()
-        model.finish_gradient_sync()
+        with count_traffic() as traffic, noted_waits() as waits:
+            for part in range(case.passes(step)):
+                case.loss(model, seed, step, part, rank).backward()
+            model.finish_gradient_sync()
+        seen.unwaited = max(seen.unwaited, len(traffic.calls) - len(waits))
         large = [p for n, p in net.named_parameters() if own[n].numel() >= case.keep_whole]
         seen.between = max(seen.between, sum(p.numel() for p in large))
         seen.small = sum(p.numel() for p in net.parameters()) - sum(p.numel() for p in large)

@@ -22,6 +22,7 @@ from shared.laboratories.lesson13 import (
     refusals,
 )
 from shared.laboratories.lesson13_nets import Course, Net
+from shared.laboratories.lesson13_options import observe_acquired, observe_alone, observe_output
 from shared.measuring.traffic import count_traffic
 
 NUM_LAYERS = 4
@@ -180,7 +181,7 @@ BAD_UNITS: dict[str, Callable[[Net], Any]] = {
 BAD_MESHES: dict[str, Callable[[Net], Any]] = {
     "a mesh of 2 x 2 on 3 ranks": lambda net: (None, (2, 2)),
     "a mesh of 1 x 2 on 3 ranks": lambda net: (None, (1, 2)),
-    "a mesh of -1 x -3 on 3 ranks": lambda net: (None, (-1, -3)),
+    "a mesh of 2 x 3 on 3 ranks": lambda net: (None, (2, 3)),
 }
 
 
@@ -211,6 +212,8 @@ def observed_sharding(answer: Any) -> Observed:
     for choice in CHOICES:
         rows[2]["bytes", choice] = functools.partial(observe_bytes, make, choice)
     rows[2]["orders"] = functools.partial(_orders, make, seed)
+    rows[2]["acquired"] = functools.partial(observe_acquired, answer)
+    rows[2]["alone"] = functools.partial(observe_alone, answer)
     return Observed(rows)
 
 
@@ -224,6 +227,7 @@ def observed_mesh(answer: Any) -> Observed:
     for mesh in ((2, 2), (4, 1)):
         rows[4]["calls", mesh] = functools.partial(observe_calls, make, "block", mesh=mesh)
     rows[4]["neighbours"] = functools.partial(observe_neighbours, make)
+    rows[4]["half"] = functools.partial(observe_output, make)
     rows[3]["refused"] = functools.partial(refusals, make, BAD_MESHES)
     return Observed(rows)
 

@@ -1,6 +1,7 @@
 """Lesson 13: flat units under observation."""
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,6 +63,9 @@ UNIT_CASES = (
 )
 
 
+SLACK = 64  # bytes of small things that may be alive besides
+
+
 class UnitTrial:
     """Takes a unit through its moments on one rank, and notes what is seen."""
 
@@ -78,6 +82,14 @@ class UnitTrial:
         settle(0.02)
         self.seen.bytes[name], self.seen.waits[name] = self.live.now(), len(self.waits)
         self.seen.calls[name] = list(self.traffic.calls)
+
+    def comes_down_to(self, most: int) -> bool:
+        """Whether no more bytes are alive soon: gloo's thread may hold a tensor for a while."""
+        for _ in range(50):
+            if self.live.now() <= most:
+                return True
+            settle(0.02)
+        return False
 
     def elements(self) -> int:
         """How many elements the parameters have now."""
@@ -130,12 +142,17 @@ class UnitTrial:
         unit.free()
         self.traffic.calls.clear()
         self.waits.clear()
+        settle(0.02)
+        whole = sum(p.grad.nbytes for p in self.parameters if p.grad is not None)
+        before = self.live.now()
         unit.reduce()
         seen.waits["reduce"] = len(self.waits)
         seen.kinds["gradients left"] = sum(p.grad is not None for p in self.parameters)
         unit.finish()
         seen.calls["reduce"] = list(self.traffic.calls)
         seen.kinds["grad"] = unit.shard.grad is not None and unit.shard.grad.dtype
+        room = before - whole + unit.shard.nbytes + SLACK
+        seen.kinds["whole gradients kept"] = not self.comes_down_to(room)
         seen.tensors["grad"] = [] if unit.shard.grad is None else [unit.shard.grad.clone()]
         unit.gather()
         unit.wait()
@@ -157,6 +174,13 @@ class UnitTrial:
         unit.wait()
         self.seen.tensors["after an update"] = [p.detach().clone() for p in self.parameters]
         unit.free()
+        flat = torch.zeros(unit.shard.numel() * self.case.num_ranks)
+        unit.own_part(flat).fill_(1)
+        self.seen.kinds["own part written"] = int(flat.sum()) == unit.shard.numel()
+        for piece in unit.pieces(flat):
+            piece.fill_(2)
+        size = sum(math.prod(shape) for shape in self.case.shapes)
+        self.seen.kinds["pieces written"] = bool((flat[:size] == 2).all())
 
 
 def observe_unit(answer: Callable[..., Any], case: UnitCase, seed: int, rank: int) -> UnitSeen:

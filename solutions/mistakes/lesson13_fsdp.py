@@ -1,12 +1,16 @@
 """Wrong answers to lesson 13 that people really give, and what the check must say to each."""
 
+import contextlib
+import functools
+import time
+
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from shared.exercises.mistakes import mistake
 from shared.fsdp.hybrid import HybridShard, mesh_groups
-from shared.zero.flat import all_gather, partition
+from shared.zero.flat import all_gather, partition, reduce_scatter
 from solutions import lesson13_fsdp as right
 
 # 13.1 FlatUnit
@@ -254,6 +258,42 @@ class FlatUnit(right.FlatUnit):
                 parameter.data = piece
 
 
+@mistake("13.1", says="the whole gradients stay alive after finish()")
+class FlatUnit(right.FlatUnit):
+    """What has been sent is kept until the next reduce() takes its place."""
+
+    def reduce(self):
+        super().reduce()
+        self.sent = self._filling.clone()
+
+
+@mistake("13.1", says="own_part() gives a copy")
+class FlatUnit(right.FlatUnit):
+    def gather(self):
+        self.viewing = True
+        super().gather()
+        self.viewing = False
+
+    def own_part(self, flat):
+        part = super().own_part(flat)
+        return part if getattr(self, "viewing", True) else part.clone()
+
+
+@mistake("13.1", says="pieces() gives copies")
+class FlatUnit(right.FlatUnit):
+    def pieces(self, flat):
+        inside = flat is self.flat or flat is self._filling
+        return [piece if inside else piece.clone() for piece in super().pieces(flat)]
+
+
+@mistake("13.1", says="gradients travel in float32")
+class FlatUnit(right.FlatUnit):
+    def _send(self):
+        self._filling = self._filling.float()
+        self._reduced = self._filling.new_empty(len(self.shard))
+        self._reducing = reduce_scatter(self._reduced, self._filling, self.group)
+
+
 # 13.2 FullyShard
 
 
@@ -405,6 +445,59 @@ class FullyShard(right.FullyShard):
 
 @mistake("13.2", says="every unit is whole at the worst moment")
 class FullyShard(right.FullyShard):
+    """What backward has gathered is freed at its end."""
+
+    def _passed(self, units):
+        with self.kept(units):
+            super()._passed(units)
+
+    def _reduce(self, unit):
+        with self.kept([unit]):
+            super()._reduce(unit)
+
+    @contextlib.contextmanager
+    def kept(self, units):
+        """Units that nobody can free inside."""
+        for unit in units:
+            unit.free = lambda: None
+        yield
+        for unit in units:
+            unit.__dict__.pop("free", None)
+
+
+@mistake("13.2", says="acquire() is not called in backward")
+class FullyShard(right.FullyShard):
+    def forward(self, *args, **kwargs):
+        self.__dict__.pop("acquire", None)
+        output = super().forward(*args, **kwargs)
+        self.__dict__["acquire"] = functools.partial(right.FullyShard.acquire, self)
+        return output
+
+
+@mistake("13.2", says="units are sharded over all ranks, not over the group")
+class FullyShard(right.FullyShard):
+    def __init__(self, *args, group=None, **kwargs):
+        super().__init__(*args, **kwargs)
+
+
+@mistake("13.2", says="numbers or buffers come from outside of the group")
+class FullyShard(right.FullyShard):
+    def __init__(self, module, *args, **kwargs):
+        super().__init__(module, *args, **kwargs)
+        for buffer in module.buffers():
+            dist.broadcast(buffer, 0)
+
+
+@mistake("13.2", says="frozen and trained parameters are in one unit")
+class FullyShard(right.FullyShard):
+    def __init__(self, module, *args, **kwargs):
+        super().__init__(module, *args, **kwargs)
+        for parameter in module.parameters():
+            parameter.register_post_accumulate_grad_hook(lambda p: None)
+
+
+@mistake("13.2", says="the gradients leave after backward")
+class FullyShard(right.FullyShard):
     """The gradients are reduced together, in finish_gradient_sync()."""
 
     def _on_gradient(self, parameter):
@@ -533,7 +626,7 @@ class PrefetchingShard(right.PrefetchingShard):
             self._order[0].gather()
 
 
-@mistake("13.3", says="its forward counts into the order")
+@mistake("13.3", says="must not touch the order")
 class PrefetchingShard(right.PrefetchingShard):
     def forward(self, *args, **kwargs):
         self._training = True
@@ -606,9 +699,29 @@ def hybrid_shard(module, mesh, units=None, compute_dtype=None):
     return right.hybrid_shard(module, (world // size, size), units, compute_dtype)
 
 
-@mistake("13.4", says="a mesh of -1 x -3 on 3 ranks is accepted")
+@mistake("13.4", says="a mesh of 2 x 3 on 3 ranks is accepted")
 def hybrid_shard(module, mesh, units=None, compute_dtype=None):
-    return right.hybrid_shard(module, (abs(mesh[0]), abs(mesh[1])), units, compute_dtype)
+    nodes, left = divmod(dist.get_world_size(), mesh[1])
+    if left:
+        raise ValueError("nodes of another size")
+    return right.hybrid_shard(module, (nodes, mesh[1]), units, compute_dtype)
+
+
+@mistake("13.4", says="compute_dtype is not handed on")
+def hybrid_shard(module, mesh, units=None, compute_dtype=None):
+    return right.hybrid_shard(module, mesh, units)
+
+
+@mistake("13.4", says="the message between replicas is not waited for")
+def hybrid_shard(module, mesh, units=None, compute_dtype=None):
+    class Started(HybridShard):
+        def on_shard_gradient(self, unit):
+            time.sleep(0.03 * (dist.get_rank(self.replicas) > 0))  # so that it shows
+            unit.shard.grad.div_(mesh[0])
+            dist.all_reduce(unit.shard.grad, group=self.replicas, async_op=True)
+
+    group, others = mesh_groups(*mesh)
+    return Started(module, units, compute_dtype, replicas=others, group=group)
 
 
 @mistake("13.4", says="whole gradients cross the nodes")
