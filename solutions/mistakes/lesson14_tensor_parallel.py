@@ -1,5 +1,7 @@
 """Wrong answers to lesson 14, each with the words that the check must say to it."""
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -412,7 +414,8 @@ class ColumnParallelLinear(Columns):
 @mistake("14.2", says="enter is called although it is None")
 class ColumnParallelLinear(Columns):
     def forward(self, x):
-        return F.linear(self.enter(x, self.group), self.weight, self.bias)
+        enter: Any = self.enter
+        return F.linear(enter(x, self.group), self.weight, self.bias)
 
 
 @mistake("14.2", says="each rank keeps its own bias")
