@@ -286,7 +286,7 @@ def norms_of_mistakes(world, model, rank) -> dict[str, Tensor]:
         "the copies of the first stage alone count": root(parts + stages[0].copies),
         "None is given to torch.distributed as a group: there it is all ranks, here nothing is "
         "sent": root(lab.none_is_all_ranks(world, of, rank)),
-        "the parts are summed over all ranks of the world, the copies over none": (
+        "the copies are this stage's alone: those of the other stages count as well": (
             root(sum(s.parts for s in everything) + own.copies)
         ),
         "the root is missing": torch.tensor(parts + copies),
@@ -776,7 +776,8 @@ def uneven(answer) -> None:
         looks_like = {
             "the optimizer's parts are rounded down: some numbers are on no rank": (
                 12 * (number // dp)
-            )
+            ),
+            "bytes are rounded up: a part has a whole number of parameters": -(-12 * number // dp),
         }
         what = f"the optimizer of {number} parameters in {dp} parts"
         expect_equal(got, 12 * -(-number // dp), what=what, looks_like=looks_like)

@@ -54,6 +54,9 @@ class Bytes:
     head: str = "last"
     tied_once: bool = True  # where both ends are on one rank
     tied_copy: bool = True  # where they are on two
+    tied_part: bool = True  # 1 / tp of the matrix is taken off, not all of it
+    tied_alone: bool = True  # nothing is taken off where nothing is tied
+    first_chunk: bool = False  # of each rank
     uneven: bool = True
     zero: bool = True
     zero_since: States = (3, 2, 1)  # the stage that cuts parameters, gradients, optimizer
@@ -71,6 +74,7 @@ class Bytes:
     head_freed: str = "with its stage"
     embedding_alive: str = "its stage"  # of which micro-batches it is kept: also "all", "once"
     head_alive: str = "its stage"
+    embedding_once: bool = True  # on the first rank alone
     each_stage: bool = True  # not all that is alive times the rank's largest stage
     sequence_parallel: bool = True
     checkpoint: bool = True
@@ -82,7 +86,8 @@ class Bytes:
             return [model.num_layers] * plan.pp
         if not self.uneven:
             return [model.num_layers // plan.pp] * plan.pp
-        return [sum(stages) for stages in plan.layers(model)]
+        own = plan.layers(model)
+        return [stages[0] if self.first_chunk else sum(stages) for stages in own]
 
     def items(self, model: ModelSpec, plan: Plan, rank: int) -> Items:
         """The parameters of a pipeline rank."""
@@ -99,8 +104,10 @@ class Bytes:
         every = everywhere or self.embeddings == self.head == "every"
         both = first and last and (plan.pp == 1 or every)
         shared = self.tied_once if both else not self.tied_copy  # what the embedding has
-        if model.tied and last and shared:
+        if (model.tied or not self.tied_alone) and last and shared:
             items.remove(matrix)
+            less = matrix[0] // plan.tp - matrix[0]
+            items += [] if self.tied_part else [(less, False)]
         return items
 
     def states(self, model: ModelSpec, plan: Plan, rank: int) -> States:
@@ -176,7 +183,7 @@ class Bytes:
         layers = plan.layers(model)[rank]
         embedding, head = self.ends_bytes(model, plan) if self.act_ends else (0, 0)
         head = head if rank == plan.pp - 1 else 0
-        embedding = embedding if rank == 0 else 0
+        embedding = embedding if rank == 0 or not self.embedding_once else 0
         most = 0
         for alive, chunk in self.moments(plan, rank):
             now = kept * sum(n * count for n, count in zip(alive, layers, strict=True))

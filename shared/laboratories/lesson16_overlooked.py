@@ -10,6 +10,11 @@ WRONG_STATES = {
     "every rank has embeddings and head: they are on the first and on the last": (
         Bytes(embeddings="every", head="every")
     ),
+    "of a matrix that is tied all is taken off, where a rank has 1 / tp of it": (
+        Bytes(tied_part=False)
+    ),
+    "the output matrix is taken off where it is not tied as well": Bytes(tied_alone=False),
+    "the layers of each rank's first stage alone count": Bytes(first_chunk=True),
     "the embeddings are left out": Bytes(embeddings="none"),
     "the head, norm and output matrix, is left out": Bytes(head="none"),
     "every rank has the embeddings: they are on the first": Bytes(embeddings="every"),
@@ -75,6 +80,9 @@ WRONG_ACTIVATIONS = {
     "what the embeddings keep counts once, not for each micro-batch that is alive": (
         Bytes(embedding_alive="once")
     ),
+    "every rank keeps what the embeddings keep: they are on the first": (
+        Bytes(embedding_once=False)
+    ),
     "what the head keeps counts once, not for each micro-batch that is alive": (
         Bytes(head_alive="once")
     ),
@@ -110,6 +118,10 @@ WRONG_SECONDS = {
         "what backward computes again does not go through the memory once more": (
             Seconds(again_bytes=False)
         ),
+        "scores that are computed again do not go through the memory once more": (
+            Seconds(score_bytes=False)
+        ),
+        "the output matrix is not shared over tp": Seconds(head_shared=False),
         "attention that is fused is computed again: selective recomputation is for scores": (
             Seconds(again_fused=True)
         ),
@@ -174,6 +186,9 @@ WRONG_SECONDS = {
         "(p - 1) / (m + p - 1) is a share of the whole step, and v stages a rank are left out": (
             Seconds(bubble="(p - 1) / (m + p - 1)")
         ),
+        "dp's messages wait in the bubble as well: they come once, when it is over": (
+            Seconds(bubble_of="the step")
+        ),
         "the bubble has one slot too many: p - 1 stages wait": Seconds(bubble="p / (v m)"),
         "interleaving is left out: v stages a rank make the bubble smaller": Seconds(
             bubble="(p - 1) / m"
@@ -184,6 +199,7 @@ WRONG_SECONDS = {
     },
     "model_flops": {
         "what is computed again counts as useful work": Seconds(again_counts=True),
+        "the FLOPs are those of one sequence": Seconds(of_batch=False),
         "the FLOPs are those of all GPUs together": Seconds(a_gpu=False),
     },
     "data_parallel": {
@@ -221,6 +237,9 @@ WRONG_SECONDS = {
             Seconds(hides_parameters=(1,))
         ),
         "ZeRO-3's messages are hidden without overlap as well": Seconds(hides_anyway=True),
+        "ZeRO-3 gathers parameters once a micro-batch: it does in forward and in backward": (
+            Seconds(zero3_gathers=1)
+        ),
         "ZeRO-3's messages hide behind backward alone: they travel in forward as well": (
             Seconds(zero3_hides=2 / 3)
         ),
@@ -244,6 +263,7 @@ WRONG_SECONDS = {
 }
 # What any of the kinds may overlook.
 WRONG_ANYWHERE = {
+    "a micro-batch is taken for one sequence": Seconds(sequences=False),
     "the argument fitted is not used": Seconds(fitted=False),
     "a number has 2 bytes in float32 as well: there it has 4": Seconds(two_bytes=True),
 }

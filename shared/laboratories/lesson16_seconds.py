@@ -52,6 +52,9 @@ class Seconds:
     again_flops: bool = True
     full_flops: bool = True
     again_bytes: bool = True
+    score_bytes: bool = True
+    head_shared: bool = True
+    sequences: bool = True  # micro_batch of them
     again_fused: bool = False  # attention that keeps no scores
     trips: int = 2  # of what a layer keeps through the memory
     head: bool = True
@@ -90,12 +93,18 @@ class Seconds:
     below_0: bool = False
     zero2_every: bool = True
     dp_numbers: Bytes = RIGHT
+    zero3_gathers: int = 2
     mean_rank: bool = False
     every_batch: bool = False
     zero: bool = True
     # FLOPs
     again_counts: bool = False
     a_gpu: bool = True
+    of_batch: bool = True
+
+    def tokens(self, at: Case) -> int:
+        """Tokens of a micro-batch."""
+        return at.tokens if self.sequences else at.model.seq_len
 
     def compute(self, at: Case) -> float:
         """Seconds of compute of one micro-batch."""
@@ -108,22 +117,17 @@ class Seconds:
         if self.again and plan.checkpoint == "full":
             again, bytes_moved = layer * self.full_flops, bytes_moved + self.again_bytes * kept
         if self.again and plan.checkpoint == "selective" and (score_bytes or self.again_fused):
-            again, bytes_moved = scores, bytes_moved + self.again_bytes * score_bytes
+            moved = score_bytes if self.again_bytes and self.score_bytes else 0
+            again, bytes_moved = scores, bytes_moved + moved
         again = again if self.again_flops else 0
         rate = at.cluster.peak_flops * (plan.tp if self.tp_shares else 1)
         rate *= at.fitted.matmul if self.matmul else 1
         rate *= at.cluster.achievable if self.achievable else 1
-        one = at.tokens * (self.passes * layer + again) / rate
+        one = self.tokens(at) * (self.passes * layer + again) / rate
         one += self.memory * at.fitted.traffic * bytes_moved / at.cluster.memory_bandwidth
-        head = (
-            self.head
-            * self.head_passes
-            * at.tokens
-            * 2
-            * at.model.vocab_size
-            * at.model.d_model
-            / rate
-        )
+        head = self.head * self.head_passes * self.tokens(at) / rate
+        head *= 2 * at.model.vocab_size * at.model.d_model
+        head *= 1 if self.head_shared else plan.tp
         stages = [sum(each) * one for each in plan.layers(at.model)]
         behind = max(stages) + head
         stages[-1] += head
@@ -153,7 +157,7 @@ class Seconds:
         count = self.all_reduces
         count += 2 if at.plan.checkpoint == "full" and self.again else 0
         sent = self.ring * ((t - 1) / t if self.ring_share else 1)
-        sent *= at.tokens * at.model.d_model * (2 if self.two_bytes else at.size)
+        sent *= self.tokens(at) * at.model.d_model * (2 if self.two_bytes else at.size)
         wait = at.cluster.latency if self.latency else 0.0
         return layers * count * (sent / self.link(at, self.tp_link, t, 1) + wait)
 
@@ -162,7 +166,7 @@ class Seconds:
         p = at.plan.pp
         if p == 1:
             return 0.0
-        sent = at.tokens * at.model.d_model * (2 if self.two_bytes else at.size)
+        sent = self.tokens(at) * at.model.d_model * (2 if self.two_bytes else at.size)
         sent /= at.plan.tp if self.pp_parts else 1
         rate = self.link(at, self.pp_link, p, at.plan.num_gpus // p)
         wait = at.cluster.latency if self.latency else 0.0
@@ -209,7 +213,7 @@ class Seconds:
             times = m if self.every_batch else 1
             return times * max(least, (1 + self.dp_twice) * gradient * byte - behind)
         if zero == 3:
-            return m * max(least, (2 * weight + gradient) * byte - whole)
+            return m * max(least, (self.zero3_gathers * weight + gradient) * byte - whole)
         times = m if (zero == 2 and self.zero2_every) or self.every_batch else 1
         if zero in self.hides_parameters:
             return times * max(least, (gradient + weight / times) * byte - behind)
@@ -222,14 +226,20 @@ class Seconds:
         m = at.plan.num_micro_batches if self.batches else 1
         one = self.compute(at)
         work = [m * one, m * self.tensor_parallel(at), m * self.pipeline(at)]
-        whole = sum(work) if self.bubble_of == "all" else work[0]
-        bubble, apart = self.waiting(at) * whole, self.data_parallel(at, one)
+        whole = work[0] if self.bubble_of == "compute" else sum(work)
+        apart = self.data_parallel(at, one)
+        whole += apart if self.bubble_of == "the step" else 0.0
+        bubble = self.waiting(at) * whole
         layer, _ = layer_flops(at.model)
         a_token = at.model.num_layers * layer + 2 * at.model.vocab_size * at.model.d_model
         done = 3 * a_token
         if self.again_counts and at.plan.checkpoint == "full":
             done += at.model.num_layers * layer
-        done *= at.model.seq_len * at.plan.batch / (at.plan.num_gpus if self.a_gpu else 1)
+        done *= (
+            at.model.seq_len
+            * (at.plan.batch if self.of_batch else 1)
+            / (at.plan.num_gpus if self.a_gpu else 1)
+        )
         return dict(zip(KINDS, (*work, bubble, apart, done), strict=True))
 
     def of(self, *kinds: str) -> Callable[..., Numbers]:

@@ -429,7 +429,7 @@ def gradient_norm(parameters, tp=None, pp=None):
     return total.sqrt()
 
 
-@mistake("16.2", says="the copies over none")
+@mistake("16.2", says="the copies are this stage's alone")
 def gradient_norm(parameters, tp=None, pp=None):
     parts, copies = split(parameters)
     if tp is not None or pp is not None:
@@ -724,11 +724,12 @@ def kept_otherwise(
     freed_by=None,
     again_on=bool,
     each_stage=True,
+    embedding_of=None,
 ):
     """Activations of a pipeline rank, with one thing taken for another."""
     each, again = kept_and_again(model, plan)
     layers = plan.layers(model)[rank]
-    first = embedding_bytes(model, plan) if rank == 0 else 0
+    first = embedding_bytes(model, plan) if rank == 0 else embedding_of or 0
     head = head_bytes(model, plan) if rank == plan.pp - 1 else 0
     most = 0
     for *alive, chunk in in_flight(plan, rank if moments_of is None else moments_of):
@@ -1103,6 +1104,52 @@ def memory_per_rank(model, plan):
     return replace(memory(model, plan), rank=0)
 
 
+@mistake("16.3", says="of a matrix that is tied all is taken off")
+def memory_per_rank(model, plan):
+    def numbers(model, plan, rank):
+        more = model.head.cut - model.head.cut // plan.tp
+        return numbers_on(model, plan, rank) - more * (model.tied and plan.pp == 1)
+
+    return memory(model, plan, numbers)
+
+
+@mistake("16.3", says="the output matrix is taken off where it is not tied")
+def memory_per_rank(model, plan):
+    def numbers(model, plan, rank):
+        return numbers_on(replace(model, tied=True), plan, rank)
+
+    return memory(model, plan, numbers)
+
+
+@mistake("16.3", says="first stage alone count")
+def memory_per_rank(model, plan):
+    def numbers(model, plan, rank):
+        return numbers_on(model, plan, rank, layers=plan.layers(model)[rank][0])
+
+    return memory(model, plan, numbers)
+
+
+@mistake("16.3", says="bytes are rounded up: a part")
+def memory_per_rank(model, plan):
+    def states(numbers, plan):
+        over = [plan.dp if plan.zero >= stage else 1 for stage in (3, 2, 1)]
+        sizes = STATE_BYTES[plan.precision]
+        return [-(-size * numbers // n) for size, n in zip(sizes, over, strict=True)]
+
+    return memory(model, plan, states=states)
+
+
+@mistake("16.3", says="every rank keeps what the embeddings keep")
+def memory_per_rank(model, plan):
+    def activations(model, plan, rank):
+        own = kept(model, plan, rank)
+        each = embedding_bytes(model, plan)
+        first = kept_otherwise(model, plan, rank, embedding_of=each)
+        return own if rank == 0 else first
+
+    return memory(model, plan, activations=activations)
+
+
 # 16.4 step_time
 
 
@@ -1206,6 +1253,7 @@ def exposed(
     anyway=False,
     zero3_of=1.0,
     zero2_every=True,
+    zero3_gathers=2,
 ):
     """Seconds of gradients and parameters that nothing hides; `one` is a micro-batch's compute."""
     if plan.dp == 1:
@@ -1220,7 +1268,7 @@ def exposed(
         return (m if often else 1) * max(least, twice * gradient * byte - behind * behind_of)
     if plan.zero == 3:
         behind = one if anyway else behind
-        return m * max(least, (2 * weight + gradient) * byte - behind * zero3_of)
+        return m * max(least, (zero3_gathers * weight + gradient) * byte - behind * zero3_of)
     times = m if (plan.zero == 2 and zero2_every) or often else 1
     if plan.zero in hides:
         return times * max(least, (gradient + weight / times) * byte - behind * behind_of)
@@ -1670,6 +1718,52 @@ def step_time(model, plan, cluster, fitted=FITTED):
     if plan.num_gpus != cluster.gpus:
         raise ValueError(f"{plan.num_gpus} GPUs of {cluster.gpus}")
     return seconds(model, plan, cluster, fitted)
+
+
+@mistake("16.4", says="scores that are computed again do not go through the memory")
+def step_time(model, plan, cluster, fitted=FITTED):
+    def none(model, plan, *more):
+        stages = work(model, plan, *more)
+        if plan.checkpoint == "selective":
+            stages = work(model, plan, *more, again_bytes=False)
+        return stages
+
+    return seconds(model, plan, cluster, fitted, compute=none)
+
+
+@mistake("16.4", says="the output matrix is not shared over tp")
+def step_time(model, plan, cluster, fitted=FITTED):
+    def alone(*case):
+        stages, bare = work(*case), work(*case, head=False)
+        return [*stages[:-1], bare[-1] + (stages[-1] - bare[-1]) * plan.tp]
+
+    return seconds(model, plan, cluster, fitted, compute=alone)
+
+
+@mistake("16.4", says="dp's messages wait in the bubble as well")
+def step_time(model, plan, cluster, fitted=FITTED):
+    got = seconds(model, plan, cluster, fitted)
+    return replace(got, bubble=got.bubble + plan.bubble * got.data_parallel)
+
+
+@mistake("16.4", says="ZeRO-3 gathers parameters once a micro-batch")
+def step_time(model, plan, cluster, fitted=FITTED):
+    return seconds(model, plan, cluster, fitted, data=lambda *case: exposed(*case, zero3_gathers=1))
+
+
+@mistake("16.4", says="the FLOPs are those of one sequence")
+def step_time(model, plan, cluster, fitted=FITTED):
+    return seconds(model, plan, cluster, fitted, flops=lambda model, plan: model.flops / plan.batch)
+
+
+@mistake("16.4", says="a micro-batch is taken for one sequence")
+def step_time(model, plan, cluster, fitted=FITTED):
+    def one_sequence(*case):
+        flops = [a - b for a, b in zip(work(*case), work(*case, peak=float("inf")), strict=True)]
+        bytes_ = work(*case, peak=float("inf"))
+        return [a / plan.micro_batch + b for a, b in zip(flops, bytes_, strict=True)]
+
+    return seconds(model, plan, cluster, fitted, compute=one_sequence)
 
 
 # 16.5 best_plans
