@@ -131,16 +131,26 @@ def expect_gradients(case: Case, seen: Sequence[Seen]) -> None:
         expected="weights that only the optimizer changes",
         seen="they move before optimizer.step()",
     )
+    last: dict[str, Tensor] = {}
     for step, local in enumerate(nets.twin_steps(case, seen[0].seed, seen[0].started)):
         want = {name: grad for name, grad in nets.mean_of(local).items() if grad is not None}
         for rank, one in enumerate(seen):
-            expect_means(want, one.steps[step].grads, local, rank, step)
+            expect_means(want, one.steps[step].grads, local, rank, step, last)
+        last |= want
 
 
 def expect_means(
-    want: Mapping[str, Tensor], got: Grads, local: Sequence[Grads], rank: int, step: int
+    want: Mapping[str, Tensor],
+    got: Grads,
+    local: Sequence[Grads],
+    rank: int,
+    step: int,
+    last: Mapping[str, Tensor],
 ) -> None:
-    """All gradients of one rank at once, so that a mistake is seen as a whole."""
+    """All gradients of one rank at once, so that a mistake is seen as a whole.
+
+    `last` has the means of the steps before.
+    """
     n, there = len(local), {name: grad for name in want if (grad := got.get(name)) is not None}
     recognise(
         {f"{name} has no gradient on rank {rank}": name not in there for name in want},
@@ -162,6 +172,13 @@ def expect_means(
         seen="a message was left out, or not written back",
     )
     mine, mean, alone = flat_grads(there), flat_grads(want), flat_grads(own)
+    again = [
+        {
+            name: last.get(name, zero) if each[name] is None else each[name]
+            for name, zero in own.items()
+        }
+        for each in local
+    ]
     try:
         expect_close(
             mine,
@@ -175,6 +192,8 @@ def expect_means(
                 "each rank's own gradient, divided by the world size: nothing is summed, or the "
                 "sum is not waited for": alone / n,
                 "the sum is divided by 2, which is not the number of ranks": mean * n / 2,
+                "for a parameter that a rank did not use, the mean of the step before is sent once "
+                "more: its place in the bucket still holds it": flat_grads(nets.mean_of(again)),
             },
         )
     except Wrong as fault:
@@ -209,7 +228,7 @@ def expect_messages(case: Case, step: Step, *, one_each: bool) -> None:
             "parameters() yields once and a loop over modules twice": (
                 case.tied and extra == net.middle.weight.nbytes
             ),
-            "frozen parameters are sent as well: they have no gradient": (
+            "frozen parameters are sent as well: they take no part, whatever .grad they have": (
                 case.frozen and extra >= frozen
             ),
             "digits are lost: gradients are converted to a smaller dtype before they travel": (
@@ -234,9 +253,9 @@ def expect_messages(case: Case, step: Step, *, one_each: bool) -> None:
     )
 
 
-def expect_one_order(engine: Engines) -> None:
+def expect_one_order(engine: Engines, case: Case = lab.ALONE) -> None:
     """One rank by itself, with a layer left out and without: the same messages, in one order."""
-    seen = engine.trained(lab.ALONE, apart="a single rank waits and never returns")[0]
+    seen = engine.trained(case, apart="a single rank waits and never returns")[0]
     without, with_it = seen.steps[2].messages, seen.steps[3].messages
     recognise(
         {
@@ -264,6 +283,9 @@ def broadcast_values(broadcast_parameters: Any) -> None:
         for rank, (before, after, same) in enumerate(runs):
             for name in sorted(after, key=lambda name: (name == "cache", name in BUFFERS)):
                 left = f"{name} is left as it was"
+                if name == "cache":
+                    left += ": a buffer with persistent=False is in named_buffers(), and not in "
+                    left += "state_dict()"
                 if name in BUFFERS:
                     left = "the buffers are left as they were"
                 elif name in FROZEN:
@@ -319,7 +341,8 @@ def broadcast_mismatch(broadcast_parameters: Any) -> None:
 def average_values(average_gradients: Any) -> None:
     for case in lab.AVERAGED:
         seen = lab.averaged(average_gradients).trained(case, apart=HANG)
-        expect_frozen(seen)
+        if case.frozen:
+            expect_frozen(seen)
         for step in seen[0].steps:
             expect_messages(case, step, one_each=True)
         what, words = "bytes of the all-reduces", "they do not go in the order of parameters()"
@@ -332,6 +355,8 @@ def average_unused(average_gradients: Any) -> None:
     engine = lab.averaged(average_gradients)
     expect_one_order(engine)
     expect_gradients(lab.UNUSED, engine.trained(lab.UNUSED, apart=HANG))
+    seen = engine.trained(lab.OLD, apart=HANG)
+    expect_messages(lab.OLD, seen[0].steps[0], one_each=True)
 
 
 # 06.2b
@@ -358,6 +383,10 @@ def flat_values(average_gradients_flat: Any) -> None:
             expect_messages(case, step, one_each=False)
             each = "every gradient is a message of its own, as in 06.2"
             looks_like = {each: sorted(case.trainable_bytes())}
+            more = "gradients of one dtype travel in several messages: those of another dtype lie "
+            more += "between them"
+            if len(sizes) > len(want) > 1 and sum(sizes) == sum(want):
+                looks_like[more] = sizes
             what = "bytes of the all-reduces, one a dtype"
             expect_equal(sizes, want, what=what, looks_like=looks_like)
         expect_gradients(case, seen)
@@ -366,8 +395,10 @@ def flat_values(average_gradients_flat: Any) -> None:
 @exercise_06_2b.check("a parameter that one rank did not use")
 def flat_unused(average_gradients_flat: Any) -> None:
     engine = lab.averaged_flat(average_gradients_flat)
-    expect_one_order(engine)
+    expect_one_order(engine, lab.ALONE_MIXED)
     expect_gradients(lab.UNUSED, engine.trained(lab.UNUSED, apart=HANG))
+    seen = engine.trained(lab.OLD, apart=HANG)
+    expect_messages(lab.OLD, seen[0].steps[0], one_each=False)
 
 
 # 06.3 and 06.4

@@ -150,6 +150,8 @@ class Engines:
             loss = case.loss(ddp, self.seed, rank, step, case.quiet)
             marks.clear()
             loss.backward()
+            if case.old:
+                nets.leave_old_gradients(net)
             ddp.finish_gradient_sync()
         messages = [(call.op, call.num_bytes) for call in traffic.calls]
         return Step(grads_of(net), messages, quiet, marks[0])
@@ -239,8 +241,9 @@ class AfterBackward:
         return self.net.state_dict()
 
 
-AVERAGED = (Case(3, tied=True, frozen=True), Case(2, tied=True, frozen=True, keep=True))
-FLAT = (AVERAGED[0], Case(2, mixed=True))
+MIXED, OLD = Case(2, mixed=True), Case(2, frozen=True, steps=1, old=True)
+AVERAGED = (Case(3, tied=True, frozen=True), Case(2, tied=True, frozen=True, keep=True), MIXED)
+FLAT = (AVERAGED[0], MIXED)
 UNUSED = Case(3, skipped=frozenset({(1, 0), (0, 1), (2, 1)}))
 START = Case(2, tied=True, frozen=True, steps=0)
 PLAIN = Case(2, steps=1)
@@ -250,6 +253,7 @@ VALUES = (
     Case(2, frozen=True, keep=True, steps=3),
 )
 ALONE = Case(1, skipped=frozenset({(0, 2)}), steps=4)
+ALONE_MIXED = Case(1, skipped=frozenset({(0, 2)}), steps=4, mixed=True)
 LEFT_OUT = Case(2, skipped=frozenset({(0, 0), (1, 1), (0, 2), (1, 2)}), steps=4)
 ACCUMULATING = Case(2, tied=True, quiet=2)
 NOT_IN_THE_LAST = Case(2, quiet=1, skipped=frozenset({(0, 0, 1), (1, 0, 1), (1, 1, 1)}))
@@ -266,14 +270,14 @@ ROWS = (
 @once_an_answer
 def averaged(average_gradients: Any) -> Engines:
     """Return the laboratory of an answer to 06.2, one for all its checks."""
-    rows = [[case] for case in (*AVERAGED, ALONE, UNUSED)]
+    rows = [[case] for case in (*AVERAGED, ALONE, UNUSED, OLD)]
     return Engines(lambda net: AfterBackward(net, average_gradients), *rows, one_each=True)
 
 
 @once_an_answer
 def averaged_flat(average_gradients_flat: Any) -> Engines:
     """Return the laboratory of an answer to 06.2b, one for all its checks."""
-    rows = [[case] for case in (*FLAT, ALONE, UNUSED)]
+    rows = [[case] for case in (*FLAT, ALONE_MIXED, UNUSED, OLD)]
     return Engines(lambda net: AfterBackward(net, average_gradients_flat), *rows, one_each=False)
 
 

@@ -26,6 +26,7 @@ class Broadcasts:
         "dtype": ("middle.weight",),
         "buffer": ("shift",),
         "number of buffers": ("more",),
+        "number of tensors": ("last.weight", "last.bias", "shift"),  # rank 1 lacks the first two
     }
 
     def __init__(self, answer: Any) -> None:
@@ -82,6 +83,8 @@ class Broadcasts:
             net.shift = torch.randn(4).double()
         if rank == 1 and kind == "number of buffers":
             net.register_buffer("more", torch.randn(4))  # the last of all
+        if rank == 1 and kind == "number of tensors":
+            del net.last
         try:
             self.answer(net)
         except NotImplementedError:

@@ -69,7 +69,7 @@ class Case:
     `skipped` holds (rank, step) or (rank, step, micro-batch) that leave the layer `spare` out,
     `keep` leaves gradients where they are (zero_grad(set_to_none=False)), and so many micro-batches
     as `quiet` says come under no_sync before the one that is sent. `mixed`: two dtypes, and a
-    weight that is transposed.
+    weight that is transposed. `old`: what is frozen has a gradient of the time before.
     """
 
     world_size: int = 2
@@ -80,6 +80,7 @@ class Case:
     keep: bool = False
     quiet: int = 0
     mixed: bool = False
+    old: bool = False
 
     def net(self) -> Net:
         """Return the model, from the random state as it is."""
@@ -102,6 +103,13 @@ class Case:
         rows = torch.randn(4, 5, generator=generator).double()
         skip = not self.skipped.isdisjoint({(rank, step), (rank, step, part)})
         return model(rows, skip=skip).square().mean()
+
+
+def leave_old_gradients(net: nn.Module) -> None:
+    """Give what is frozen a gradient, as if it had been frozen in the middle of training."""
+    for parameter in net.parameters():
+        if not parameter.requires_grad:
+            parameter.grad = torch.ones_like(parameter)
 
 
 def clone(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -151,6 +151,20 @@ def broadcast_parameters(module, src=0):
     everywhere(module.state_dict().values(), src)
 
 
+@mistake("06.1", says="ranks that differ in a number of tensors hang")
+def broadcast_parameters(module, src=0):
+    """Each rank looks only for its own tensors in the source's list."""
+    own = {name: (x.shape, x.dtype, x.requires_grad) for name, x in module.named_parameters()}
+    own |= {name: (x.shape, x.dtype, x.requires_grad) for name, x in module.named_buffers()}
+    of_source = [own]
+    dist.broadcast_object_list(of_source, src)
+    wrong = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(wrong, [name for name in own if own[name] != of_source[0].get(name)])
+    if any(wrong):
+        raise ValueError(f"the models differ: {wrong}")
+    everywhere(named(module), src)
+
+
 @mistake("06.1", says="requires_grad is changed")
 def broadcast_parameters(module, src=0):
     right.broadcast_parameters(module, src)
@@ -257,6 +271,23 @@ def average_gradients(module):
         parameter.grad.copy_(small / dist.get_world_size())
 
 
+@mistake("06.2", says="gradients are still rank 0's own, the others are means")
+def average_gradients(module):
+    for parameter in trained(module):
+        row = filled(parameter).reshape(-1)  # a copy, where the gradient is transposed
+        dist.all_reduce(row)
+        row /= dist.get_world_size()
+
+
+@mistake("06.2", says="frozen parameters are sent as well")
+def average_gradients(module):
+    """Whatever has a gradient takes part, also one that was frozen in the middle of training."""
+    for parameter in module.parameters():
+        if parameter.requires_grad or parameter.grad is not None:
+            dist.all_reduce(filled(parameter))
+            parameter.grad /= dist.get_world_size()
+
+
 @mistake("06.2", says="they do not go in the order of parameters()")
 def average_gradients(module):
     for parameter in reversed(trained(module)):
@@ -302,6 +333,25 @@ def average_gradients_flat(module):
         grad.copy_(mean.view_as(grad))
 
 
+@mistake("06.2b", says="gradients of one dtype travel in several messages")
+def average_gradients_flat(module):
+    """Neighbours of one dtype: sorted they would be all of it."""
+    for _, several in itertools.groupby(map(filled, trained(module)), lambda grad: grad.dtype):
+        grads = list(several)
+        for grad, mean in zip(grads, flat_all_reduce(grads), strict=True):
+            grad.copy_(mean.view_as(grad))
+
+
+@mistake("06.2b", says="what a step does not use is left out")
+def average_gradients_flat(module):
+    """No message where this rank has no gradient of a dtype at all."""
+    for parameters in by_dtype(trained(module)):
+        if any(p.grad is not None for p in parameters):
+            grads = [filled(p) for p in parameters]
+            for grad, mean in zip(grads, flat_all_reduce(grads), strict=True):
+                grad.copy_(mean.view_as(grad))
+
+
 @mistake("06.2b", says="digits are lost: gradients are converted to a smaller dtype")
 def average_gradients_flat(module):
     for grads in by_dtype(filled(p) for p in trained(module)):
@@ -342,13 +392,6 @@ def average_gradients_flat(module):
     for grads in by_dtype(
         torch.zeros_like(p) if p.grad is None else p.grad for p in module.parameters()
     ):
-        for grad, mean in zip(grads, flat_all_reduce(grads), strict=True):
-            grad.copy_(mean.view_as(grad))
-
-
-@mistake("06.2b", says="what a step does not use is left out")
-def average_gradients_flat(module):
-    for grads in by_dtype(p.grad for p in trained(module) if p.grad is not None):
         for grad, mean in zip(grads, flat_all_reduce(grads), strict=True):
             grad.copy_(mean.view_as(grad))
 
@@ -684,6 +727,27 @@ class BucketedDDP(right.BucketedDDP):
         own = parameter.grad
         super()._on_gradient(parameter)
         parameter.grad = own
+
+
+class _Keeping(ddp_buckets.Bucket):
+    """A bucket whose places are written by gradients alone."""
+
+    def take(self, parameter):
+        if parameter.grad is not None:
+            super().take(parameter)
+        else:
+            self.views[parameter].div_(dist.get_world_size())
+        parameter.grad = self.views[parameter]
+        self.missing.discard(parameter)
+
+
+@mistake("06.4", says="the mean of the step before is sent once more")
+class BucketedDDP(right.BucketedDDP):
+    def __init__(self, module, bucket_cap_mb=25):
+        super().__init__(module, bucket_cap_mb)
+        self._order_is_known = True
+        for bucket in self.buckets:
+            bucket.__class__ = _Keeping
 
 
 @mistake("06.4", says="gradients are left behind")
