@@ -102,7 +102,8 @@ def assumptions(model: ModelSpec, cluster: Cluster, plan: Plan) -> list[str]:
         f"what a layer keeps goes through the GPU's memory {FITTED.traffic:.1f} times each way",
         "these three numbers are fitted to 21 published runs (mean error 3.5 %, worst 9 %)",
         "gradients and ZeRO-3's parameters travel behind compute as far as it lasts, at no cost; "
-        "steps of torchtitan (ZeRO-3, not fitted) took 13 to 21 % longer than predicted",
+        "steps of torchtitan (ZeRO-3, not fitted) took 13 to 21 % longer than predicted, its 8B "
+        "still more",
         "left out: kernels by shape, stragglers, data loading, the optimizer's update, latency "
         "beyond one delay a message; FLOPs and MFU without recomputation",
     ]
