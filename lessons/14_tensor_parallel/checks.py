@@ -235,8 +235,27 @@ def share(whole, dim, world, rank):
 def expect_parts(world, rank, everywhere, whole, dim) -> None:
     """Weight and bias of rank 0's layer, this rank's part, in memory of their own."""
     one = everywhere[rank]
-    members = world.members(rank)
-    n, place = len(members), members.index(rank)
+    expect_cut(world, rank, one, whole, dim)
+    expect_part(world, rank, everywhere, whole, dim)
+    nbytes = one.parts["weight"].nbytes
+    recognise(
+        {
+            "a frozen weight is trained": world.frozen and one.trained["weight"],
+            "the parameters are frozen": not world.frozen and not one.trained["weight"],
+            "the bias is frozen or trained as the weight is: each as it was": (
+                world.bias and one.trained["bias"] == world.frozen_bias
+            ),
+            "the part is a view: the whole matrix stays in memory behind it": one.nbytes > nbytes,
+        },
+        expected=f"{nbytes} bytes behind the weight; trained what was trained in the layer",
+        seen=f"{one.nbytes} bytes, trained: {one.trained}",
+        hint="clone() of a part has memory of its own",
+    )
+
+
+def expect_cut(world, rank, one, whole, dim) -> None:
+    """The parameters' names, dtype and shapes."""
+    n = len(world.members(rank))
     names = ["weight", "bias"] if world.bias else ["weight"]
     recognise(
         {"a bias is made for a layer without one": not world.bias and "bias" in one.names},
@@ -263,7 +282,13 @@ def expect_parts(world, rank, everywhere, whole, dim) -> None:
         expected=f"a weight of shape {tuple(want.shape)} (torch's weight is d_out x d_in)",
         seen=f"{tuple(got.shape)}",
     )
-    first = everywhere[0].whole["weight"]
+
+
+def expect_part(world, rank, everywhere, whole, dim) -> None:
+    """The numbers of this rank's part of the weight."""
+    one, members = everywhere[rank], world.members(rank)
+    n, place = len(members), members.index(rank)
+    first, got = everywhere[0].whole["weight"], one.parts["weight"]
     every_nth = whole["weight"].movedim(dim, 0)[place::n].movedim(0, dim)
     looks_like = {
         "each rank cuts a matrix of its own: rank 0's is for all": share(
@@ -281,22 +306,8 @@ def expect_parts(world, rank, everywhere, whole, dim) -> None:
                 f"it is the part of rank {other_rank} of the group: its own place counts"
             ] = another
     what = f"rank {rank}'s part of the weight"
+    want = share(whole["weight"], dim, world, rank)
     expect_close(got, want, what=what, atol=0, rtol=0, looks_like=looks_like)
-    recognise(
-        {
-            "a frozen weight is trained": world.frozen and one.trained["weight"],
-            "the parameters are frozen": not world.frozen and not one.trained["weight"],
-            "the bias is frozen or trained as the weight is: each as it was": (
-                world.bias and one.trained["bias"] == world.frozen_bias
-            ),
-            "the part is a view: the whole matrix stays in memory behind it": (
-                one.nbytes > got.nbytes
-            ),
-        },
-        expected=f"{got.nbytes} bytes behind the weight; trained what was trained in the layer",
-        seen=f"{one.nbytes} bytes, trained: {one.trained}",
-        hint="clone() of a part has memory of its own",
-    )
 
 
 def expect_message(world, one, shape) -> None:

@@ -462,15 +462,15 @@ class FullyShard(right.FullyShard):
             unit.free = lambda: None
         yield
         for unit in units:
-            unit.__dict__.pop("free", None)
+            unit.free = functools.partial(type(unit).free, unit)
 
 
 @mistake("13.2", says="acquire() is not called in backward")
 class FullyShard(right.FullyShard):
     def forward(self, *args, **kwargs):
-        self.__dict__.pop("acquire", None)
+        self.acquire = functools.partial(type(self).acquire, self)
         output = super().forward(*args, **kwargs)
-        self.__dict__["acquire"] = functools.partial(right.FullyShard.acquire, self)
+        self.acquire = functools.partial(right.FullyShard.acquire, self)
         return output
 
 
