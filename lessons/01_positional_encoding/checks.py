@@ -13,6 +13,7 @@ from shared.exercises.expecting import (
     expect_equal,
     expect_raises,
     recognise,
+    wrong,
 )
 from shared.exercises.properties import expect_device, expect_gradients, expect_new
 from shared.exercises.seeds import fresh_generator
@@ -59,6 +60,9 @@ def formula(sinusoidal_encoding) -> None:
             ),
             "the exponent is i / d_model; pair i needs 2i / d_model": codes(
                 range(7), 6, rule=lambda p, column, dim: p / 10_000 ** (column // 2 / dim)
+            ),
+            "the exponent is 4i / d_model: a column's number is the formula's 2i already": codes(
+                range(7), 6, rule=lambda p, column, dim: p / 10_000 ** (4 * (column // 2) / dim)
             ),
             "each column has its own exponent: a sine and the cosine beside it share one, 2i": (
                 codes(range(7), 6, rule=lambda p, column, dim: p / 10_000 ** (column / dim))
@@ -291,6 +295,9 @@ def shift_by_three(shift_matrix) -> None:
             "the exponent is i / d_model; pair i needs 2i / d_model": (
                 turn([3 / 10_000 ** (i / 6) for i in range(3)]).float() @ here
             ),
+            "the exponent is 4i / d_model: a column's number is the formula's 2i already": (
+                turn([3 / 10_000 ** (4 * i / 6) for i in range(3)]).float() @ here
+            ),
             "every pair turns by the same angle: pair i turns by offset / 10000^(2i / d_model)": (
                 turn([3.0] * 3).float() @ here
             ),
@@ -435,12 +442,27 @@ def broadcasts(rotary) -> None:
         rows = positions.expand(2, 3, 5).flatten().tolist()
         want, first = turned(x.reshape(-1, K), rows).view_as(x), positions.expand(2, 3, 5)[0, 0]
         expect_close(
-            rotary(x, positions),
+            broadcast(rotary, x, positions, f"positions of shape {shape} with x of {(*x.shape,)}"),
             want,
             what=f"(B, H, L, {K}) with {what}",
             looks_like={
                 "all sentences are turned by the positions of the first": turned(x, first.tolist())
             },
+        )
+
+
+def broadcast(rotary, x: Tensor, positions: Tensor, what: str) -> Tensor:
+    """The turned x; an answer that one row of positions suited must take more of them as well."""
+    try:
+        return rotary(x, positions)
+    except (RuntimeError, IndexError) as error:
+        if positions.dim() == 1:
+            raise
+        wrong(
+            "positions of more than one dim are refused: outer and a view suit a single row",
+            expected=f"{what}, broadcast",
+            seen=f"{type(error).__name__}: {error}",
+            hint="positions[..., None] * frequencies keeps every dim of positions",
         )
 
 

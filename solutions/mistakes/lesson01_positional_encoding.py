@@ -42,6 +42,11 @@ def sinusoidal_encoding(max_len, d_model):
     return torch.stack(_table(max_len, frequencies), dim=-1).flatten(1)
 
 
+@mistake("01.1", says="the exponent is 4i / d_model")
+def sinusoidal_encoding(max_len, d_model):
+    return torch.stack(_table(max_len, _frequencies(d_model) ** 2), dim=-1).flatten(1)
+
+
 @mistake("01.1", says="each column has its own exponent")
 def sinusoidal_encoding(max_len, d_model):
     angles = torch.arange(max_len, dtype=torch.float64)[:, None] * 10_000.0 ** (
@@ -386,6 +391,11 @@ def shift_matrix(offset, d_model):
     return _turn(offset * _frequencies(d_model).sqrt())
 
 
+@mistake("01.3", says="the exponent is 4i / d_model")
+def shift_matrix(offset, d_model):
+    return _turn(offset * _frequencies(d_model) ** 2)
+
+
 @mistake("01.3", says="a negative offset moves forwards")
 def shift_matrix(offset, d_model):
     return _turn(abs(offset) * _frequencies(d_model))
@@ -566,4 +576,10 @@ def rotary(x, positions):
 @mistake("01.4", says="the exponent is i / head_dim")
 def rotary(x, positions):
     angles = positions[..., None] * _frequencies(x.shape[-1]) ** 0.5
+    return _rotate(x, angles.cos(), angles.sin()).to(x.dtype)
+
+
+@mistake("01.4", says="positions of more than one dim are refused")
+def rotary(x, positions):
+    angles = torch.outer(positions.flatten().double(), _frequencies(x.shape[-1]))
     return _rotate(x, angles.cos(), angles.sin()).to(x.dtype)
