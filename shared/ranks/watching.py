@@ -49,12 +49,18 @@ def _activity(pid: int | None) -> int | None:
     """Clock ticks of processor time so far; None while it waits for a disk or for its turn.
 
     None also while somebody has stopped it (SIGSTOP, a debugger), and where idle ranks cannot be
-    told from busy ones.
+    told from busy ones. All threads count: in a backward the first one only waits for autograd's.
     """
     if not can_watch():
         return None
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        states = {_stat(thread)[0] for thread in Path(f"/proc/{pid}/task").iterdir()}
+        fields = _stat(Path(f"/proc/{pid}"))
     except OSError:
         return None
-    return None if fields[0] in "DRTt" else int(fields[11]) + int(fields[12])  # user and kernel
+    return None if states & set("DRTt") else int(fields[11]) + int(fields[12])  # user and kernel
+
+
+def _stat(folder: Path) -> list[str]:
+    """What Linux says of a process or thread, from its state on (proc(5))."""
+    return (folder / "stat").read_text().rpartition(")")[2].split()
