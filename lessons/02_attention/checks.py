@@ -62,6 +62,9 @@ def no_mask(attention) -> None:
                     scaled(s**-0.5)
                 ),
                 "the softmax runs over the queries, not over the keys": scaled(1 / root, dim=-2),
+                "the weights are scaled, after the softmax: it is the scores that grow with K": (
+                    scaled(1.0) / root
+                ),
                 "the softmax is computed in float32: float64 inputs keep their digits": (
                     (q @ k.mT / root).float().softmax(-1).double() @ v
                 ),
@@ -95,6 +98,9 @@ def with_mask(attention) -> None:
                 ),
                 "the mask is added to the scores as 0 and 1": (scores + mask).softmax(-1) @ v,
                 "one head's mask serves all heads": torch_attention(q, k, v, mask[:, :1]),
+                "a row with some masked key is taken for a row without any: mask.any, not all": (
+                    torch.zeros_like(q)
+                ),
             },
             hint="a masked key must get the weight exp(-inf) = 0 before the row is normalised",
         )
@@ -253,6 +259,7 @@ def triangle(causal_mask) -> None:
     for length in (4, 1, 600):
         index = torch.arange(length)
         past = (index[None, :] <= index[:, None])[None, None]  # key <= query
+        first = (index == 0)[:, None]
         got = causal_mask(length)
         expect_mask(
             got,
@@ -265,6 +272,10 @@ def triangle(causal_mask) -> None:
                 "the mask is (T, T): it must have the scores' four dims": past[0, 0],
                 "a word sees the one after it: the diagonal is the last that is open": (
                     torch.ones(1, 1, length, length, dtype=torch.bool).tril(1)
+                ),
+                "the first word sees all words: it has itself to look at": past | first,
+                "only the first word sees itself: the diagonal belongs to every word": (
+                    past & ~past.mT | first & past
                 ),
                 "a stored mask is cut out, and ends at its own length: make one of any length": (
                     lab.cut_to(past, got)
@@ -353,6 +364,9 @@ def combine_values(combine_heads) -> None:
                 "the heads stand in reverse order": torch.cat(x.flip(1).unbind(1), dim=-1),
                 "the heads are added up, in place of standing side by side": x.sum(1),
                 "the mean of the heads is taken: they are to stand side by side": x.mean(1),
+                "the mean of the heads stands in the place of each: each keeps its own numbers": (
+                    x.mean(1).repeat(1, 1, heads)
+                ),
             },
         )
         expect_gradients(got, want, {"x": x}, "the joined tensor")
@@ -393,6 +407,7 @@ def self_attention(module_class) -> None:
                 "heads are cut and joined without a transpose: positions are mixed": (
                     mistaken(transposed=False)
                 ),
+                **lab.exchanged(module, heads, x),
             },
         )
 

@@ -1,5 +1,6 @@
 """What the checks of lesson 02 compare attention with: random inputs, torch's twin, mistakes."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -106,6 +107,32 @@ def mistaken_output(
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
     joined = out.transpose(1, 2).flatten(2) if transposed else out.reshape(query.shape)
     return module.w_o(joined) if last else joined
+
+
+def exchanged(module: Any, heads: int, x: Tensor) -> dict[str, Tensor]:
+    """Self-attention in which one projection does the work of another, by the words for it."""
+    mistakes = {
+        "the values go through w_k: w_v is theirs": {"w_v": module.w_k},
+        "the keys go through w_q: w_k is theirs": {"w_k": module.w_q},
+        "queries, keys and values all go through w_q": {"w_k": module.w_q, "w_v": module.w_q},
+        "queries and keys are exchanged: each word asks with its key": {
+            "w_q": module.w_k,
+            "w_k": module.w_q,
+        },
+        "keys and values are exchanged: what is weighed is w_v": {
+            "w_k": module.w_v,
+            "w_v": module.w_k,
+        },
+    }
+    return {
+        words: mistaken_output(SimpleNamespace(**{**projections(module), **other}), heads, x, x, x)
+        for words, other in mistakes.items()
+    }
+
+
+def projections(module: Any) -> dict[str, nn.Linear]:
+    """The four projections by name."""
+    return {name: getattr(module, name) for name in ("w_q", "w_k", "w_v", "w_o")}
 
 
 def built(module_class, d_model: int, heads: int, **options) -> Any:

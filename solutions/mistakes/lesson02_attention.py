@@ -168,6 +168,21 @@ def scaled_dot_product_attention(query, key, value, mask=None):
     return weights @ value, weights
 
 
+@mistake("02.1", says="the weights are scaled, after the softmax")
+def scaled_dot_product_attention(query, key, value, mask=None):
+    output, weights = attention_with(query @ key.mT, value, mask)
+    return output / math.sqrt(query.shape[-1]), weights / math.sqrt(query.shape[-1])
+
+
+@mistake("02.1", says="a row with some masked key is taken for a row without any")
+def scaled_dot_product_attention(query, key, value, mask=None):
+    output, weights = right.scaled_dot_product_attention(query, key, value, mask)
+    if mask is None:
+        return output, weights
+    empty = ~mask.all(dim=-1, keepdim=True)
+    return output.masked_fill(empty, 0.0), weights.masked_fill(empty, 0.0)
+
+
 # 02.2 padding_mask
 
 
@@ -290,6 +305,21 @@ def causal_mask(length, device=None):
     return _table[..., :length, :length].to(device or "cpu")
 
 
+@mistake("02.3", says="the first word sees all words")
+def causal_mask(length, device=None):
+    mask = right.causal_mask(length, device)
+    mask[..., 0, :] = True
+    return mask
+
+
+@mistake("02.3", says="only the first word sees itself")
+def causal_mask(length, device=None):
+    place = torch.arange(length, device=device)
+    mask = place[None, :] < place[:, None]
+    mask[0, 0] = True
+    return mask[None, None]
+
+
 # 02.4a split_heads
 
 
@@ -379,6 +409,11 @@ def combine_heads(x):
     return x.mean(dim=1)
 
 
+@mistake("02.4b", says="the mean of the heads stands in the place of each")
+def combine_heads(x):
+    return right.combine_heads(x.mean(dim=1, keepdim=True).expand_as(x))
+
+
 @mistake("02.4b", says="view size is not compatible")
 def combine_heads(x):
     batch, heads, length, head_dim = x.shape
@@ -449,6 +484,26 @@ class MultiHeadAttention(Base):
     def __init__(self, d_model, num_heads, dropout=0.0, fused=False):
         super().__init__(d_model, num_heads, dropout, fused)
         self.w_v = self.w_k
+
+
+@mistake("02.5", says="the values go through w_k")
+class MultiHeadAttention(Base):
+    def forward(self, query, key, value, mask=None, causal=False):
+        q, k, v = self.w_q(query), self.w_k(key), self.w_k(value)
+        q, k, v = (right.split_heads(x, self.num_heads) for x in (q, k, v))
+        return self.w_o(
+            right.combine_heads(self.attend(q, k, v, self.both(mask, causal, q), causal))
+        )
+
+
+@mistake("02.5", says="queries and keys are exchanged")
+class MultiHeadAttention(Base):
+    def forward(self, query, key, value, mask=None, causal=False):
+        q, k, v = self.w_k(query), self.w_q(key), self.w_v(value)
+        q, k, v = (right.split_heads(x, self.num_heads) for x in (q, k, v))
+        return self.w_o(
+            right.combine_heads(self.attend(q, k, v, self.both(mask, causal, q), causal))
+        )
 
 
 @mistake("02.5", says="the scale is 1/sqrt(d_model)")
