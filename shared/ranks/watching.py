@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-IDLE_TICKS = 2  # hundredths of a second of processor time that gloo's polling may use meanwhile
+IDLE_TICKS = 2  # hundredths of a second of processor time that waiting itself may use meanwhile
 LOOK = 0.1  # seconds between two looks at what the ranks are doing
 
 
@@ -49,18 +49,21 @@ def _activity(pid: int | None) -> int | None:
     """Clock ticks of processor time so far; None while it waits for a disk or for its turn.
 
     None also while somebody has stopped it (SIGSTOP, a debugger), and where idle ranks cannot be
-    told from busy ones. All threads count: in a backward the first one only waits for autograd's.
+    told from busy ones. In a backward the first thread only waits for autograd's, so all threads
+    count but gloo's, which spins without an end over a message that nobody receives.
     """
     if not can_watch():
         return None
+    ticks = 0
     try:
-        states = {_stat(thread)[0] for thread in Path(f"/proc/{pid}/task").iterdir()}
-        fields = _stat(Path(f"/proc/{pid}"))
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            name, _, rest = (thread / "stat").read_text().rpartition(")")  # proc(5)
+            fields = rest.split()
+            if name.endswith("(gloo_tcp_loop"):
+                continue
+            if fields[0] in "DRTt":
+                return None
+            ticks += int(fields[11]) + int(fields[12])  # user and kernel
     except OSError:
         return None
-    return None if states & set("DRTt") else int(fields[11]) + int(fields[12])  # user and kernel
-
-
-def _stat(folder: Path) -> list[str]:
-    """What Linux says of a process or thread, from its state on (proc(5))."""
-    return (folder / "stat").read_text().rpartition(")")[2].split()
+    return ticks
