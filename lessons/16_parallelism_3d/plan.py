@@ -1,4 +1,4 @@
-"""Plan a training run: how to lay a model over GPUs, what it needs, how fast it will be.
+r"""Plan a training run: how to lay a model over GPUs, what it needs, how fast it will be.
 
     python lessons/16_parallelism_3d/plan.py --model 70b --gpus 256 --memory 80
     python lessons/16_parallelism_3d/plan.py --model gpt3-175b --gpus 1024 --gpu h100 \
@@ -7,8 +7,12 @@
 
 Prints the five best layouts, each with its best variant: bytes by kind, seconds by kind, what
 limits it; then why other plans do not fit, and everything that is assumed. Arithmetic alone: it
-needs neither a GPU nor torch. A model file has the fields of `ModelSpec`, a cluster file those of
-`Cluster` (shared/planner/specs.py), with units: {"memory": "80 GB", "outer": "50 GB/s"}.
+needs neither a GPU nor torch. Plans a few percent apart are equally good: see the assumptions.
+A model file has fields of `ModelSpec`, a cluster file of `Cluster` (shared/planner/specs.py):
+    {"num_layers": 32, "d_model": 4096, "num_heads": 32, "d_ff": 11008, "vocab_size": 32000,
+     "seq_len": 4096, "gated": true, "bias": false, "norm": "rms", "tied": false}
+    {"gpus": 64, "memory": "80 GB", "peak_flops": "989 TFLOP/s", "achievable": 0.8, "inner":
+     "450 GB/s", "outer": "400 Gbit/s", "gpus_per_node": 8, "memory_bandwidth": "3.35 TB/s"}
 """
 
 import argparse

@@ -41,11 +41,15 @@ Clip = Callable[[Iterable[nn.Parameter], float, Group, Group], Tensor]
 Curve = list[tuple[float, float | None]]  # loss and norm of each step
 
 
-def curve(
-    rank: int, groups: Groups, steps: int, limit: float | None, clip: Clip, **options: Any
-) -> Curve:
-    """The first steps of lesson 04's reference run on a mesh, clipped by `clip` at `limit`."""
-    return train(mesh_engine(reference_model(), groups, **options), steps, limit, clip)
+def curves(
+    rank: int, groups: Groups, steps: int, limits: Sequence[float | None], clip: Clip
+) -> list[Curve]:
+    """The first steps of lesson 04's reference run on a mesh, for each of these limits.
+
+    Clipped by `clip`; a limit of None is a run without.
+    """
+    mesh = make_groups(groups)
+    return [train(mesh_engine(reference_model(), mesh), steps, limit, clip) for limit in limits]
 
 
 def train(engine: Parallel3D, steps: int, limit: float | None, clip: Clip) -> Curve:

@@ -18,7 +18,7 @@ from typing import Literal
 from shared.planner.models import MODELS, a100, h100, llama3, megatron
 from shared.planner.specs import Cluster, ModelSpec, Plan
 
-Source = Literal["Narayanan 2021", "Korthikanti 2022", "Llama 3 2024", "torchtitan"]
+Source = Literal["Narayanan 2021", "Korthikanti 2022", "Llama 3 2024", "torchtitan", "NeMo 2025"]
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def published_runs() -> list[Run]:
 
 # Model, machines, GPUs, tp, sequences of a micro-batch, tokens/s of a GPU
 TORCHTITAN = [
-    ("70b", "a100", 64, 1, 1, 323),
+    ("70b", "a100", 64, 1, 1, 331),
     ("70b", "h100", 256, 8, 16, 597.3),
     ("405b", "h100", 128, 8, 2, 109),
 ]
@@ -164,9 +164,10 @@ TORCHTITAN_SELECTIVE = [
 def torchtitan(rows: Sequence[tuple[str, str, int, int, int, float]] = TORCHTITAN) -> list[Run]:
     """Llama 3 under FSDP, with tp or without, full recomputation, no float8, torch.compile.
 
-    pytorch/torchtitan, docs/performance.md and benchmarks/asyncTP_llama3_h100_2025-06. Its H100s
-    have 96 GB of slower memory and ran at 500 of 700 W, which the planner knows nothing of. For its
-    runs with selective recomputation see `torchtitan_selective`.
+    pytorch/torchtitan, docs/performance.md as it was with the 405B (an older version has 323 for
+    the first row) and benchmarks/asyncTP_llama3_h100_2025-06. Its H100s have 94 to 96 GB of slower
+    memory and less power than 700 W (500 W for the 70B), which the planner knows nothing of. For
+    its runs with selective recomputation see `torchtitan_selective`.
     """
     runs = []
     for name, gpu, gpus, tp, micro, speed in rows:
@@ -211,5 +212,52 @@ def with_replicas() -> Run:
 
 
 def runs_not_fitted() -> list[Run]:
-    """Published runs that the fit does not see."""
+    """Published runs that the fit does not see; `nemo` has more."""
     return [*torchtitan(), with_replicas()]
+
+
+# Model, its plan but for dp (tp, pp, chunks, cp, micro-batches), GPUs and seconds of a step
+NEMO = [
+    ("8b", (1, 1, 1, 2, 32), ((8, 12.91), (128, 13.10))),
+    ("70b", (4, 4, 5, 2, 64), ((64, 14.72), (256, 14.80), (2048, 14.98))),
+    ("405b", (8, 9, 7, 2, 63), ((576, 17.20), (2304, 17.62))),
+    ("gpt3-175b", (4, 8, 12, 1, 64), ((128, 8.309), (2048, 8.49))),
+    ("340b", (8, 8, 12, 1, 16), ((128, 4.61), (2048, 4.84))),
+]
+# As the recipes have them: dropout, 16 heads of keys and values; and Nemotron 4, whose
+# feed-forward is plain.
+NEMO_MODELS = MODELS | {
+    "gpt3-175b": replace(MODELS["gpt3-175b"], dropout=True),
+    "405b": replace(MODELS["405b"], num_kv_heads=16),
+    "340b": ModelSpec(
+        96, 18_432, 96, 73_728, 256_000, 4096, num_kv_heads=8, bias=False, tied=False
+    ),
+}
+
+
+def nemo() -> list[Run]:
+    """NVIDIA's own runs of five models in bf16, in micro-batches of one sequence, on H100.
+
+    NVIDIA/dgxc-benchmarking at 143b90d, the READMEs of llama3.1, nemo_megatron and nemotron: step
+    times that a well-kept cluster should reach. Nothing is computed again, the optimizer is shared
+    out (ZeRO-1), and its messages overlap with compute. So do those of tp in all but the 8B
+    (`ub_tp_comm_overlap` in NVIDIA/NeMo-Framework-Launcher), of which the planner knows nothing.
+    """
+    runs = []
+    for name, (tp, pp, chunks, cp, count), rows in NEMO:
+        model = NEMO_MODELS[name]
+        plan = Plan(
+            tp=tp,
+            pp=pp,
+            chunks=chunks,
+            cp=cp,
+            num_micro_batches=count,
+            zero=1,
+            sequence_parallel=tp > 1,
+        )
+        for gpus, seconds in rows:
+            each = replace(plan, dp=gpus // plan.num_gpus)
+            flops = model.flops * each.batch * model.seq_len / gpus
+            run = Run("NeMo 2025", f"{name} {gpus}", model, each, h100(gpus), flops, seconds)
+            runs.append(run)
+    return runs

@@ -78,7 +78,11 @@ def layer_message_seconds(model: ModelSpec, plan: Plan, cluster: Cluster, fitted
 
 
 def pipeline_seconds(model: ModelSpec, plan: Plan, cluster: Cluster, fitted: Fitted) -> float:
-    """Vectors and gradients that one micro-batch sends through the stages of a rank."""
+    """Vectors and gradients that one micro-batch sends through the stages of a rank.
+
+    Where a node holds several stages of one pipeline, a border between nodes is taken to have the
+    cards of all of them, which is too fast: it has one.
+    """
     if plan.pp == 1:
         return 0.0
     vectors = tokens(model, plan) * model.d_model * _size(plan) / plan.tp

@@ -23,11 +23,12 @@ from shared.planner.models import GPUS, MODELS, a100, h100, megatron, spec_of
 from shared.planner.published import (
     korthikanti,
     narayanan,
+    nemo,
     published_runs,
     runs_not_fitted,
     torchtitan_selective,
 )
-from shared.planner.report import assumptions
+from shared.planner.report import assumptions, table
 from shared.planner.search import USABLE, best_plans, survey
 from shared.planner.seconds import FITTED, Fitted, step_time
 from shared.planner.specs import Cluster, ModelSpec, Plan, stage_layers
@@ -348,6 +349,65 @@ def test_what_the_report_says_of_its_errors_is_so():
     *titan, replicas = errors(runs_not_fitted(), FITTED)
     assert f"{100 * min(titan):.0f} to {100 * max(titan):.0f} %" in words
     assert abs(replicas) < 0.02
+    assert "13 to 18 % longer than predicted, those of its 8B on H100s more than 31 %" in words
+
+
+def test_nvidias_runs_are_off_by_what_the_report_says():
+    words = " ".join(assumptions(MODELS["70b"], h100(8), Plan()))
+    runs = nemo()
+    off = {
+        run.name: round(100 * each) for run, each in zip(runs, errors(runs, FITTED), strict=True)
+    }
+    by_model = {name: [] for name in ("8b", "70b", "gpt3-175b", "340b", "405b")}
+    for name, percent in off.items():
+        by_model[name.split()[0]].append(percent)
+    large = by_model["gpt3-175b"] + by_model["340b"] + by_model["405b"]
+    assert f"of {len(runs)} runs of NVIDIA's NeMo" in words
+    assert f"the mean error is {100 * mean_error(runs, FITTED):.0f} %" in words
+    assert f"8B {min(by_model['8b'])} to {max(by_model['8b'])} % too fast" in words
+    assert f"70B {-max(by_model['70b'])} to {-min(by_model['70b'])} % and" in words
+    assert f"175B to 405B {-max(large)} to {-min(large)} % too slow" in words
+
+
+def test_nvidias_plans_have_the_batches_of_its_recipes_and_all_but_one_fits():
+    batches = {run.name: run.plan.batch for run in nemo()}
+    assert batches["8b 8"] == batches["70b 64"] == 128
+    assert (batches["405b 576"], batches["gpt3-175b 128"], batches["340b 128"]) == (252, 256, 32)
+    assert all(run.plan.num_gpus == run.cluster.gpus for run in nemo())
+    large = [run.name for run in nemo() if memory_per_rank(run.model, run.plan).total > 80e9]
+    assert large == ["340b 128"]  # it ran: what is counted is too much
+
+
+def test_with_messages_hidden_and_in_the_open_nvidias_large_models_lie_between():
+    for run in nemo()[2:]:
+        time = step_time(run.model, run.plan, run.cluster)
+        hidden = time.total - (1 + run.plan.bubble) * time.tensor_parallel
+        assert 1.03 * hidden < run.seconds < time.total
+
+
+def test_the_table_says_what_a_plan_hides_behind_compute_and_gathers():
+    model, cluster = MODELS["70b"], h100(64)
+    found = survey(model, cluster, 512).choices
+    sharded = next(each for each in found if each.plan.zero == 3)
+    bare = step_time(model, replace(sharded.plan, overlap=False), cluster).total
+    assert bare > 1.2 * sharded.time.total
+    lines = table(model, [sharded], cluster)
+    assert f"{bare:.2f} s with nothing hidden behind compute" in lines[1]
+    assert f"and {gathered_bytes(model, sharded.plan) / 1e9:.1f} for two units" in lines[2]
+    alone = next(each for each in found if each.plan.dp == 1)
+    words = " ".join(table(model, [alone], cluster))
+    assert "hidden" not in words
+    assert "gathered" not in words
+
+
+def test_what_is_assumed_of_a_cluster_and_of_tp_is_said():
+    cluster = replace(h100(64), achievable=1.0)
+    words = " ".join(assumptions(GPT3, cluster, Plan(tp=16)))
+    assert "tp spans nodes" in words
+    assert "reach 100% of the peak (`achievable`: 80 to 87% on A100 and H100)" in words
+    words = " ".join(assumptions(GPT3, h100(64), Plan(tp=8)))
+    assert "tp stays inside a node" in words
+    assert "reach 80% of the peak, those" in words
 
 
 def test_even_with_more_recomputation_torchtitans_8b_is_predicted_too_fast():
