@@ -6,6 +6,7 @@ output and the same gradients. What a mistake would give is wired from the same 
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -85,7 +86,7 @@ exercise_03_6 = checks_for(
     hints=["Write down one attention, one feed-forward and one norm; then count how many of each."],
 )
 
-Rows = dict[str, Tensor]  # what a mistake is called, and what it gives
+Rows = dict[str, Tensor | Callable[[], Tensor]]  # what a mistake is called, and what it gives
 
 # 03.1
 
@@ -316,6 +317,7 @@ def encoder_mistakes(twin: lab.LayerTwin, x: Tensor, mask: Tensor | None, causal
         "in pre-LN only the queries are normed: keys and values are, too": (
             wired(lambda h: twin.own(first(h), h, seen), norms=[nn.Identity(), second])
         ),
+        **mistaken.one_sublayer(twin, x, {"attention": look, "feed-forward": twin.network}),
     }
 
 
@@ -479,8 +481,7 @@ def decoder_mistakes(twin: lab.LayerTwin, x: Tensor, memory: Tensor, mask: Tenso
     def blind(h: Tensor) -> Tensor:
         return cross(h, memory)
 
-    def replaced(h: Tensor, norm: lab.Sublayer, sublayer: lab.Sublayer) -> Tensor:
-        return (twin.no_residual if sublayer is look else twin.own_kind)(h, norm, sublayer)
+    parts = {"self-attention": back, "cross-attention": look, "feed-forward": twin.network}
 
     return {
         f"config.norm is {twin.kind!r}, and the layer computes the other kind": (
@@ -497,9 +498,6 @@ def decoder_mistakes(twin: lab.LayerTwin, x: Tensor, memory: Tensor, mask: Tenso
         ),
         "memory_mask is used in the self-attention as well, where the keys are targets": (
             wired(lambda h: own(h, h, both), look)
-        ),
-        "what the cross-attention finds replaces x: it is to be added": (
-            wired(back, look, wrap=replaced)
         ),
         "the cross-attention is causal: every target position may see the whole source": (
             wired(back, lambda h: cross(h, memory, both))
@@ -524,6 +522,11 @@ def decoder_mistakes(twin: lab.LayerTwin, x: Tensor, memory: Tensor, mask: Tenso
         "the cross-attention's queries come from the memory, its keys from x": (
             wired(back, lambda h: cross(memory, h))
         ),
+        "norm2 serves the feed-forward as well, in norm3's place": (
+            wired(back, look, norms=[first, second, second])
+        ),
+        "norm1 serves all three sub-layers": wired(back, look, norms=[first] * 3),
+        **mistaken.one_sublayer(twin, x, parts),
     }
 
 
@@ -602,11 +605,22 @@ def expect_parts(model: nn.Module, config: TransformerConfig) -> None:
 
 
 MODEL_MISTAKES = {
-    "the embeddings are not multiplied by sqrt(d_model)": ["scale"],
+    "the embeddings are not multiplied by sqrt(d_model)": ["src scale", "tgt scale"],
+    "the source's embeddings alone are not multiplied by sqrt(d_model)": ["src scale"],
+    "the target's embeddings alone are not multiplied by sqrt(d_model)": ["tgt scale"],
     "no positions are added": ["src positions", "tgt positions"],
     "positions are added to the source alone": ["tgt positions"],
     "positions are added to the target alone": ["src positions"],
-    "positions are multiplied by sqrt(d_model), too": ["positions scaled"],
+    "positions are multiplied by sqrt(d_model), too": [
+        "src positions scaled",
+        "tgt positions scaled",
+    ],
+    "the source's positions are multiplied by sqrt(d_model), the target's are not": [
+        "src positions scaled"
+    ],
+    "the target's positions are multiplied by sqrt(d_model), the source's are not": [
+        "tgt positions scaled"
+    ],
     "the source's padding is not masked anywhere": ["encoder mask", "decoder mask"],
     "the encoder does not mask the source's padding": ["encoder mask"],
     "the decoder does not mask the memory's padding": ["decoder mask"],
@@ -742,7 +756,8 @@ def transformer_start(answer) -> None:
     spread = model.output.weight.std().item() * config.d_model**0.5
     expect(
         0.9 < spread < 1.1,
-        mistake="the start values of initialise are overwritten",
+        mistake="output.weight has other start values than initialise's: it was made or filled "
+        "after that call",
         expected="output.weight with a standard deviation of d_model^-0.5",
         seen=f"{spread:.2f} times that",
     )

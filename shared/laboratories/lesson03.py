@@ -280,13 +280,13 @@ def embedded(model: Any, ids: Tensor, side: str, change: Collection[str]) -> Ten
     """Embeddings times sqrt(D) plus sinusoidal positions, from the formulas."""
     weight = getattr(model, f"{side}_embedding").weight
     width = weight.shape[1]
-    x = weight[ids] * (1.0 if "scale" in change else math.sqrt(width))
+    x = weight[ids] * (1.0 if f"{side} scale" in change else math.sqrt(width))
     angles = torch.arange(ids.shape[1], dtype=torch.float64)[:, None] * 10_000.0 ** (
         -torch.arange(0, width, 2, dtype=torch.float64) / width
     )
     places = torch.stack([angles.sin(), angles.cos()], -1).flatten(1)
     if f"{side} positions" in change:
         return x
-    if "positions scaled" in change:
+    if f"{side} positions scaled" in change:
         return (weight[ids] + places) * math.sqrt(width)
     return x + places.float().to(x.dtype)

@@ -1,12 +1,14 @@
-"""Laboratory of lesson 03: what mistakes give in 03.1, and what they and torch count in 03.6."""
+"""Laboratory of lesson 03: what mistakes give in 03.1, 03.3 and 03.4, and count in 03.6."""
 
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from shared.exercises.seeds import fresh_generator
-from shared.laboratories.lesson03 import num_parameters
+from shared.laboratories.lesson03 import LayerTwin, Sublayer, Wrap, num_parameters
 from shared.model.config import TransformerConfig
 
 
@@ -48,6 +50,40 @@ def norm_mistakes(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> dict[s
     alone = centred / (biased + eps).sqrt()
     mistakes["bias is added before the gain: x * weight + bias"] = (alone + bias) * weight
     return mistakes | {"weight and bias are not applied": alone}
+
+
+def one_sublayer(
+    twin: LayerTwin, x: Tensor, parts: Mapping[str, Sublayer]
+) -> dict[str, Callable[[], Tensor]]:
+    """A layer, of these sub-layers, in which one of them is wrapped wrongly and the others right.
+
+    A row is made when it is asked for.
+    """
+    wrong: dict[str, Wrap] = {
+        "what the {} gives replaces x: it is to be added": twin.no_residual,
+        "around the {} the residual is the normed vector: in pre-LN it is x itself": (
+            lambda h, norm, each: norm(h) + each(norm(h))
+        ),
+        "the norm of the {} stands inside the sum, on what the sub-layer gives": (
+            lambda h, norm, each: h + norm(each(h))
+        ),
+        f"config.norm is {twin.kind!r}, and the {{}} is wrapped in the other way": twin.other_kind,
+        "the norm of the {} is left out": lambda h, norm, each: h + each(h),
+    }
+    return {
+        words.format(part): partial(wrap_one, twin, x, list(parts.values()), place, wrap)
+        for words, wrap in wrong.items()
+        for place, part in enumerate(parts)
+    }
+
+
+def wrap_one(
+    twin: LayerTwin, x: Tensor, sublayers: Sequence[Sublayer], place: int, wrap: Wrap
+) -> Tensor:
+    """x after the sub-layers, of which the one at `place` has a wrap of its own."""
+    for i, (sublayer, norm) in enumerate(zip(sublayers, twin.norms, strict=False)):
+        x = (wrap if i == place else twin.own_kind)(x, norm, sublayer)
+    return x
 
 
 def expected_count(config: TransformerConfig) -> int:
@@ -102,7 +138,11 @@ def count_mistakes(config: TransformerConfig) -> dict[str, int]:
         ),
         "the layers' norms have a shift as well as a gain": -L * 5 * D,
         "the decoder's cross-attention is not counted": -L * attention,
-        "the decoder layer has three norms": -L * 2 * D,
+        "the decoder layer has three norms; or both networks lack the bias of linear2": -L * 2 * D,
+        "the bias of linear1 is not counted: it has d_ff numbers": -L * 2 * F,
+        "both biases of a network are taken as d_ff long: linear2's has d_model": L * 2 * (F - D),
+        "both biases of a network are taken as d_model long: linear1's has d_ff": L * 2 * (D - F),
+        "an attention has four projections, w_o among them": -L * 3 * (D * D + D),
         "only pre-LN ends in a norm, one after each stack": -last or 4 * D,
         "one last norm is missing: encoder and decoder each end in one": -last // 2,
         "sinusoidal positions are a constant, rotary ones have no table: neither are parameters": (

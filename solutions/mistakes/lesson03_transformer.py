@@ -281,6 +281,25 @@ class EncoderLayer(layers.EncoderLayer):
         return self.dropout(sublayer(norm(x))) if self.pre else norm(self.dropout(sublayer(x)))
 
 
+@mistake("03.3", says="around the attention the residual is the normed vector")
+class EncoderLayer(layers.EncoderLayer):
+    def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+        if not self.pre:
+            return super().forward(x, mask, causal)
+        h = self.norm1(x)
+        x = h + self.dropout(self.self_attention(h, h, h, mask, causal))
+        return self.residual(x, self.norm2, self.feed_forward)
+
+
+@mistake("03.3", says="what the feed-forward gives replaces x")
+class EncoderLayer(layers.EncoderLayer):
+    def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+        x = self.residual(x, self.norm1, lambda h: self.self_attention(h, h, h, mask, causal))
+        if self.pre:
+            return self.dropout(self.feed_forward(self.norm2(x)))
+        return self.norm2(self.dropout(self.feed_forward(x)))
+
+
 @mistake("03.3", says="the mask is not passed")
 class EncoderLayer(layers.EncoderLayer):
     def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
@@ -612,7 +631,17 @@ class DecoderLayer(layers.DecoderLayer):
         )
 
 
-@mistake("03.4", says="what the cross-attention finds replaces x")
+@mistake("03.4", says="norm2 serves the feed-forward as well")
+class DecoderLayer(layers.DecoderLayer):
+    def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor | None = None) -> Tensor:
+        x = self.residual(x, self.norm1, lambda h: self.self_attention(h, h, h, causal=True))
+        x = self.residual(
+            x, self.norm2, lambda h: self.cross_attention(h, memory, memory, memory_mask)
+        )
+        return self.residual(x, self.norm2, self.feed_forward)
+
+
+@mistake("03.4", says="what the cross-attention gives replaces x")
 class DecoderLayer(layers.DecoderLayer):
     def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor | None = None) -> Tensor:
         x = self.residual(x, self.norm1, lambda h: self.self_attention(h, h, h, causal=True))
@@ -621,7 +650,7 @@ class DecoderLayer(layers.DecoderLayer):
         return self.residual(x if self.pre else self.norm2(x), self.norm3, self.feed_forward)
 
 
-@mistake("03.5", says="not multiplied by sqrt(d_model)")
+@mistake("03.5", says="the embeddings are not multiplied by sqrt(d_model)")
 class Transformer(transformer.Transformer):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config)
@@ -641,6 +670,33 @@ class Transformer(transformer.Transformer):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config)
         self.tgt_positions = transformer.Unplaced(config.max_len, config.dropout)
+
+
+class _Unscaled(nn.Embedding):
+    """An embedding whose vectors lack the factor sqrt(d_model) that is put to them later."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) / math.sqrt(self.embedding_dim)
+
+
+@mistake("03.5", says="the target's embeddings alone are not multiplied")
+class Transformer(transformer.Transformer):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config)
+        weight = self.tgt_embedding.weight
+        self.tgt_embedding = _Unscaled(config.vocab_size, config.d_model)
+        self.tgt_embedding.weight = weight
+
+
+@mistake(
+    "03.5", says="the source's positions are multiplied by sqrt(d_model), the target's are not"
+)
+class Transformer(transformer.Transformer):
+    def encode(self, src: Tensor, src_mask: Tensor | None = None) -> Tensor:
+        x = self.src_positions(self.src_embedding(src)) * math.sqrt(self.config.d_model)
+        for layer in self.encoder_layers:
+            x = layer(x, src_mask)
+        return self.encoder_norm(x)
 
 
 @mistake("03.5", says="the source's padding is not masked anywhere")
@@ -747,7 +803,7 @@ class Transformer(transformer.Transformer):
         nn.init.normal_(self.output.weight)
 
 
-@mistake("03.5", says="the start values of initialise are overwritten")
+@mistake("03.5", says="output.weight has other start values than initialise's")
 class Transformer(transformer.Transformer):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config)
@@ -883,6 +939,22 @@ def count_parameters(config: TransformerConfig) -> int:
 @mistake("03.6", says="the decoder layer has three norms")
 def count_parameters(config: TransformerConfig) -> int:
     return size.count_parameters(config) - config.num_layers * size.norm_parameters(config)
+
+
+@mistake("03.6", says="an attention has four projections, w_o among them")
+def count_parameters(config: TransformerConfig) -> int:
+    forgotten = 3 * config.num_layers * (config.d_model**2 + config.d_model)
+    return size.count_parameters(config) - forgotten
+
+
+@mistake("03.6", says="both biases of a network are taken as d_ff long")
+def count_parameters(config: TransformerConfig) -> int:
+    return size.count_parameters(config) + 2 * config.num_layers * (config.d_ff - config.d_model)
+
+
+@mistake("03.6", says="the bias of linear1 is not counted")
+def count_parameters(config: TransformerConfig) -> int:
+    return size.count_parameters(config) - 2 * config.num_layers * config.d_ff
 
 
 @mistake("03.6", says="only pre-LN ends in a norm")
