@@ -33,7 +33,8 @@ def ring_reduce_scatter(
 
     The tensor is flattened and padded with zeros to n equal chunks; rank r returns chunk r, of
     ceil(numel / n) numbers. In each of n - 1 steps every rank sends one chunk to the next rank of
-    the ring and adds what comes from the one before: (n - 1) chunks leave each rank.
+    the ring, (rank + 1) mod n, and adds what comes from the one before: (n - 1) chunks leave
+    each rank.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     flat = tensor.detach().reshape(-1)
@@ -55,7 +56,8 @@ def ring_all_gather(
     """Put the chunks of all ranks one behind the other, in the order of ranks, on every rank.
 
     All chunks have one size; the result is flat, n times as long. In each of n - 1 steps every
-    rank passes on to the next rank what came last: (n - 1) chunks leave each rank.
+    rank passes on to the next rank, (rank + 1) mod n, what came last: (n - 1) chunks leave each
+    rank.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     gathered = chunk.detach().new_empty(n, chunk.numel())

@@ -100,14 +100,19 @@ def sends(seen: Exchange) -> list[list[Call]]:
     return [[call for call in calls if call.op == "send"] for calls in seen.calls]
 
 
-def expect_own_dtype(seen: Exchange, num_bytes: int) -> None:
-    """Messages of `num_bytes`, not all of twice as many (looked at where numbers have 4 bytes)."""
-    lengths = {call.num_bytes for each in sends(seen) for call in each}
-    wider = seen.case.dtype == torch.float32 and lengths == {2 * num_bytes}
+def expect_own_dtype(seen: Exchange, num_bytes: int, num_messages: int) -> None:
+    """So many messages of `num_bytes`, not all of twice or of half as many bytes."""
+    lengths = [call.num_bytes for each in sends(seen) for call in each]
+    wider = seen.case.dtype == torch.float32 and {*lengths} == {2 * num_bytes}
+    halves = seen.case.dtype == torch.float64 and {2 * length for length in lengths} == {num_bytes}
     recognise(
-        {"the numbers travel in a wider dtype than the tensor's": wider},
+        {
+            "the numbers travel in a wider dtype than the tensor's": wider,
+            "the numbers travel in float32 and lose digits": halves
+            and len(lengths) == num_messages,
+        },
         expected=f"messages of {num_bytes} bytes, in {seen.case.dtype}",
-        seen=f"messages of {2 * num_bytes} bytes",
+        seen=f"as many messages, of {max(lengths, default=0)} bytes",
     )
 
 
@@ -118,14 +123,8 @@ def expect_ring(seen: Exchange, steps: int, whole: int, onward: bool = True) -> 
     """
     n, sent, size = seen.case.n, sends(seen), seen.case.dtype.itemsize
     whole, chunk = size * whole, size * -(-whole // n)
-    expect_own_dtype(seen, chunk)
+    expect_own_dtype(seen, chunk, n * steps)
     longest = max((call.num_bytes for each in sent for call in each), default=0)
-    halves = longest * 2 == chunk and {len(each) for each in sent} == {steps}
-    recognise(
-        {"the numbers travel in float32 and lose digits": halves and size == 8},
-        expected=f"messages of {chunk} bytes, in {seen.case.dtype}",
-        seen=f"as many messages, of {longest} bytes",
-    )
     all_to_0 = {call.peer for each in sent[1:] for call in each} == {0}
     recognise(
         {"everything goes through one rank: it sends for all, the others wait": all_to_0},
@@ -257,7 +256,11 @@ def odd_sizes(ring_reduce_scatter: Any) -> None:
                 columns = seen.total().T.reshape(-1)
                 padded = torch.cat([columns, columns.new_zeros(-numel % case.n)])
                 by_column = padded.view(case.n, -1)[rank]
+            begun_anew = seen.total().reshape(-1).repeat(case.n)
             looks_like = {
+                "the padding holds numbers of the tensor once more: it is of zeros": (
+                    begun_anew[rank * len(want) :][: len(want)]
+                ),
                 "every chunk is padded for itself: the whole is padded at its end, and then cut": (
                     even[rank]
                 ),
@@ -287,6 +290,16 @@ def sub_group_reduce_scatter(ring_reduce_scatter: Any) -> None:
 # 05.2 ring_all_gather
 
 
+def last_is_missing(came: Any, chunks: Sequence[Tensor], rank: int) -> bool:
+    """Whether all is right but the last chunk to come, whose place holds nobody's chunk."""
+    n = len(chunks)
+    if n == 1 or not isinstance(came, Tensor) or came.shape != torch.cat(list(chunks)).shape:
+        return False
+    pieces, last = came.tensor_split(n), (rank + 1) % n
+    others = all(torch.equal(pieces[r], chunks[r]) for r in range(n) if r != last)
+    return others and not any(torch.equal(pieces[last], chunk) for chunk in chunks)
+
+
 @exercise_05_2.check("the order of ranks, two to five of them")
 def order_of_chunks(ring_all_gather: Any) -> None:
     for case in lab.ORDERS:
@@ -295,6 +308,15 @@ def order_of_chunks(ring_all_gather: Any) -> None:
         for rank, came in enumerate(seen.came):
             expect_tensor(came)
             own, before = chunks[rank], chunks[rank - 1]
+            recognise(
+                {
+                    "the chunk of the rank after it never arrives: it takes n - 1 steps": (
+                        last_is_missing(came, chunks, rank)
+                    )
+                },
+                expected=f"the chunks of all {n} ranks on rank {rank}",
+                seen=f"all but that of rank {(rank + 1) % n}, which is the last to come",
+            )
             expect_close(
                 came,
                 torch.cat(chunks),
@@ -344,6 +366,26 @@ def sub_group_all_gather(ring_all_gather: Any) -> None:
 # 05.3 ring_all_reduce and 05.5 central_all_reduce
 
 
+def looks_displaced(case: Case, total: Tensor, own: Tensor) -> dict[str, Tensor]:
+    """Sums that are cut off at the wrong end, end too early, or lie in another order."""
+    flat, missing = total.reshape(-1), -total.numel() % case.n
+    even = total.numel() // case.n * case.n
+    shifted = torch.cat([flat[missing:], flat.new_zeros(missing)])[: len(flat)]
+    few = torch.cat([flat[:even], own.reshape(-1)[even:]])
+    rows = {
+        "the padding is cut off at the front: it stands behind the numbers": shifted,
+        f"the last {len(flat) - even} of {len(flat)} numbers are not summed: the size is divided "
+        "and rounded down": few,
+    }
+    rows = {words: value.view(case.shape) for words, value in rows.items()}
+    if len(case.shape) == 2:
+        rows[
+            "the sums are there, in the order in which the tensor lies in memory: it is not "
+            "contiguous, and its numbers count row by row"
+        ] = flat.view(case.shape[::-1]).T
+    return rows
+
+
 def expect_sums(seen: Exchange) -> None:
     """The sum in every rank's own tensor."""
     case, n, total, before = seen.case, seen.case.n, seen.total(), seen.given
@@ -387,6 +429,7 @@ def expect_sums(seen: Exchange) -> None:
         alone = before[rank].reshape(-1).clone()
         alone[part] = total.reshape(-1)[part]
         alone = alone.view(case.shape)
+        displaced = looks_displaced(case, total, before[rank])
         expect_close(
             came,
             total,
@@ -401,6 +444,7 @@ def expect_sums(seen: Exchange) -> None:
                 ),
                 "the last rank's tensor is left out": total - before[-1],
                 "only this rank's chunk is summed: the all-gather is missing": alone,
+                **displaced,
             },
             hint="tensor.copy_(the sum, in the tensor's shape) writes into the caller's memory; "
             "tensor = ... and tensor.data = ... do not",
@@ -456,7 +500,7 @@ def central_bytes(central_all_reduce: Any) -> None:
             seen=f"messages to ranks {sorted(others)}",
             hint="this exercise is the bad example; build it as it is described",
         )
-        expect_own_dtype(seen, whole)
+        expect_own_dtype(seen, whole, 2 * (n - 1))
         heard = [call.peer for call in seen.calls[0] if call.op == "recv"]
         recognise(
             {
@@ -544,7 +588,7 @@ def broadcast_rounds(tree_broadcast: Any) -> None:
     for case in lab.ROUNDS:
         seen, n, src = lab.spread(tree_broadcast)[case], case.n, case.rest[0]
         sent, whole = sends(seen), 6 * case.dtype.itemsize
-        expect_own_dtype(seen, whole)
+        expect_own_dtype(seen, whole, n - 1)
         total, enough = sum(call.num_bytes for each in sent for call in each), (n - 1) * whole
         expect_equal(
             total,

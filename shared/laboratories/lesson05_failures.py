@@ -62,6 +62,19 @@ FAILURES: list[tuple[Callable[[RankFailed], bool], str, str, str]] = [
         "tensor.contiguous(), or torch.empty(tensor.shape, dtype=tensor.dtype)",
     ),
     (
+        lambda failed: "must match the size of tensor b" in failed.error_text,
+        "tensors of different sizes are added: the last chunk is shorter than the others, as "
+        "tensor.chunk(n) and tensor_split(n) leave it",
+        "n chunks of ceil(numel / n) numbers, the last of them padded with zeros",
+        "pad first, then cut: view(n, -1)",
+    ),
+    (
+        lambda failed: "view size is not compatible" in failed.error_text,
+        "view() refuses a tensor that is not contiguous, such as a transposed matrix",
+        "any shape, contiguous or not",
+        "reshape(-1) takes all of them; where it has to copy, the result must be copied back",
+    ),
+    (
         lambda failed: LEAF in failed.error_text,
         "a parameter is refused: autograd forbids to overwrite a leaf that needs a gradient",
         "a tensor with requires_grad=True, overwritten",
@@ -77,7 +90,8 @@ def report_exchange(failed: RankFailed, n: int) -> NoReturn:
         seen = f"rank {failed.rank} of {n} {failed.kind}"
     for sign, mistake, expected, hint in FAILURES:
         if sign(failed):
-            alone = " (there is only one)" * (failed.kind is Failure.TO_ITSELF and n == 1)
+            only = failed.kind is Failure.TO_ITSELF and n == 1
+            alone = " (there is only one, and n - 1 steps are none)" * only
             raise Wrong(mistake + alone, expected, seen + failed.at, hint) from None
     raise_as_finding(failed, {})
 

@@ -122,6 +122,19 @@ def ring_reduce_scatter(tensor, group=None):
     return _scatter(_padded(tensor, _place(group)[1]), group, _send_first)
 
 
+@mistake("05.1", says="the last chunk is shorter than the others, as tensor.chunk(n)")
+def ring_reduce_scatter(tensor, group=None):
+    chunks = tensor.detach().reshape(-1).chunk(_place(group)[1])
+    return _scatter([chunk.clone() for chunk in chunks], group)
+
+
+@mistake("05.1", says="the padding holds numbers of the tensor once more")
+def ring_reduce_scatter(tensor, group=None):
+    n = _place(group)[1]
+    flat = tensor.detach().reshape(-1)
+    return right_scatter(flat.repeat(n + 1)[: -(-flat.numel() // n) * n], group)
+
+
 @mistake("05.1", says="numbers are lost: the size is divided and rounded down")
 def ring_reduce_scatter(tensor, group=None):
     n = _place(group)[1]
@@ -294,6 +307,16 @@ def _gather(chunk, group, sent=lambda rank, step: rank - step, pass_on=_pass_on)
     return gathered
 
 
+@mistake("05.2", says="the chunk of the rank after it never arrives: it takes n - 1 steps")
+def ring_all_gather(chunk, group=None):
+    rank, n = _place(group)
+    parts = [torch.zeros_like(chunk.detach().reshape(-1)) for _ in range(n)]
+    parts[rank] = chunk.detach().reshape(-1)
+    for step in range(n - 2):
+        _pass_on(parts[(rank - step) % n], parts[(rank - step - 1) % n], group)
+    return torch.cat(parts)
+
+
 @mistake("05.2", says="the chunks stand in the order of arrival, each rank's own first")
 def ring_all_gather(chunk, group=None):
     rank, n = _place(group)
@@ -440,6 +463,35 @@ def ring_all_gather(chunk, group=None):
 
 
 # 05.3 ring_all_reduce
+
+
+def _whole(tensor, group):
+    """The sum as a flat tensor, padding included."""
+    return right_gather(right_scatter(tensor, group), group)
+
+
+@mistake("05.3", says="the padding is cut off at the front")
+def ring_all_reduce(tensor, group=None):
+    whole = _whole(tensor, group)
+    tensor.detach().copy_(whole[len(whole) - tensor.numel() :].view(tensor.shape))
+
+
+@mistake("05.3", says="numbers are not summed: the size is divided and rounded down")
+def ring_all_reduce(tensor, group=None):
+    flat, n = tensor.detach().reshape(-1), _place(group)[1]
+    head = _whole(flat[: len(flat) // n * n], group)
+    tensor.detach().copy_(torch.cat([head, flat[len(head) :]]).view(tensor.shape))
+
+
+@mistake("05.3", says="the sums are there, in the order in which the tensor lies in memory")
+def ring_all_reduce(tensor, group=None):
+    whole = _whole(tensor, group)[: tensor.numel()]
+    tensor.detach().as_strided((tensor.numel(),), (1,)).copy_(whole)
+
+
+@mistake("05.3", says="view() refuses a tensor that is not contiguous")
+def ring_all_reduce(tensor, group=None):
+    tensor.detach().view(-1).copy_(_whole(tensor, group)[: tensor.numel()])
 
 
 def _add(parts):
@@ -699,6 +751,12 @@ def tree_broadcast(tensor, src=0, group=None):
 def tree_broadcast(tensor, src=0, group=None):
     real = tensor.is_floating_point()
     tensor.detach().copy_(_tree(tensor.double() if real else tensor, src, group))
+
+
+@mistake("05.4", says="the numbers travel in float32 and lose digits")
+def tree_broadcast(tensor, src=0, group=None):
+    double = tensor.dtype == torch.float64
+    tensor.detach().copy_(_tree(tensor.float() if double else tensor, src, group))
 
 
 @mistake("05.4", says="the parameter no longer requires a gradient")
