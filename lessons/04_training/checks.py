@@ -146,6 +146,9 @@ def collate_masks(collate) -> None:
         "tgt_mask is True where it should be False": ~want,
         "a position does not see itself in tgt_mask": words & past.tril(-1),
         "tgt_mask lets a position see itself and what comes later": words & past.mT,
+        "tgt_mask closes the rows of padded queries too: padding is hidden as a key, and no more": (
+            want & words.mT
+        ),
         "tgt_mask opens a key that meets one of the two conditions: use &, not |": words | past,
     }
     expect_close(batch.tgt_mask, want, what="tgt_mask", looks_like=mistakes)
@@ -367,6 +370,9 @@ def expect_warmup(warmup_schedule, d: int, w: int) -> None:
         "the warm-up has exponent -1 and ends too high": (lambda s: d**-0.5 * min(s**-0.5, s / w)),
         "the factor is 1 / d_model, not its root": lambda s: paper(s) * d**-0.5,
         "steps count from 0: the first step has rate 0": lambda s: paper(s - 1) if s > 1 else 0.0,
+        "the rate is 0 until the warm-up ends: // drops the fraction, / keeps it": (
+            lambda s: paper(s) * (s >= w)
+        ),
         "each step has the rate of the one after it: step counts from 1 already": (
             lambda s: paper(s + 1)
         ),
@@ -405,6 +411,9 @@ def expect_cosine(cosine_schedule, w: int, n: int, peak: float, floor: float) ->
         ),
         "the warm-up starts at rate 0: its first step does nothing": (
             warm(right, lambda s: peak * (s - 1) / w)
+        ),
+        "the rate is 0 until the warm-up ends: // drops the fraction, / keeps it": (
+            warm(right, lambda s: 0.0)
         ),
         "the warm-up rises from the floor, not from 0": (
             warm(right, lambda s: floor + (peak - floor) * s / w)
@@ -454,7 +463,12 @@ def cosine_edges(cosine_schedule) -> None:
     expect_curve(late, lambda s: 0.2, range(150, 151), what, mistakes, hint)
     what, want = "the rates without warm-up", lab.falling(0, 10, 1.0)
     rate = partial(accepted, cosine_schedule, what="warmup_steps=0, no warm-up,")
-    expect_curve(lambda s: rate(s, 0, 10, 1.0), want, range(1, 11), what)
+    mistakes = {
+        "warmup_steps=0 is taken for 1: without a warm-up the cosine falls from step 0 on": (
+            lab.falling(1, 10, 1.0)
+        ),
+    }
+    expect_curve(lambda s: rate(s, 0, 10, 1.0), want, range(1, 11), what, mistakes)
 
 
 @exercise_04_3b.check("impossible numbers of steps")
@@ -551,12 +565,15 @@ def expect_other_ids(decode) -> None:
 
 def expect_cost(model: StandIn, rows: int, who: str) -> None:
     """The source encoded once, then one call of step for each position, with all rows in it."""
+    again, most = len(model.steps) > len({*model.positions}), max(model.steps, default=0)
     recognise(
         {
             "the whole prefix runs through the decoder again for every new token": (
                 model.replayed > 0
             ),
-            f"{who} are decoded one after the other": len(model.steps) > len({*model.positions}),
+            "the prefix runs through step again for every new token: one cache keeps what it was "
+            "given": again and most >= rows,
+            f"{who} are decoded one after the other": again,
             "the source is encoded again for every token": model.encoded > 1,
             "a graph is built for a backward pass that never comes": model.with_gradient,
         },
@@ -564,7 +581,6 @@ def expect_cost(model: StandIn, rows: int, who: str) -> None:
         seen=model.usage(),
         hint="start_cache once, then step(token, cache) for all rows, under @torch.no_grad()",
     )
-    most = max(model.steps, default=0)
     expect(most <= rows, expected=f"at most {rows} rows in a call of step", seen=f"{most}")
 
 
@@ -586,6 +602,9 @@ def greedy_batch(greedy_decode) -> None:
     mistakes = {
         "decoding stops when the first sentence of the batch has ended": to_the_first,
         "the padding of the source is not masked": case.unmasked,
+        "decoding stops only where all sentences end at one step: note which have ended": (
+            F.pad(case.want, (0, 12 - case.want.shape[1]), value=PAD)
+        ),
     }
     hint = "stop when ended.all(), and not before; src_mask hides the source's padding"
     expect_translations(greedy_decode, case, 12, mistakes, hint=hint)

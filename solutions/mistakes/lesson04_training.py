@@ -133,6 +133,13 @@ def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
     return replace(batch, tgt_mask=mask)
 
 
+@mistake("04.1", says="tgt_mask closes the rows of padded queries too")
+def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
+    batch = right_collate(pairs, pad_id, bos_id, eos_id)
+    words = (batch.tgt_in != pad_id)[:, None, :, None]
+    return replace(batch, tgt_mask=batch.tgt_mask & words)
+
+
 @mistake("04.1", says="hides what comes later but not the padding")
 def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
     batch = right_collate(pairs, pad_id, bos_id, eos_id)
@@ -353,6 +360,11 @@ def warmup_schedule(step, d_model, warmup_steps):
     return (d_model * warmup_steps) ** -0.5 * min(1.0, step / warmup_steps)
 
 
+@mistake("04.3a", says="the rate is 0 until the warm-up ends")
+def warmup_schedule(step, d_model, warmup_steps):
+    return d_model**-0.5 * min(step**-0.5, step // warmup_steps * warmup_steps**-0.5)
+
+
 @mistake("04.3a", says="each step has the rate of the one after it")
 def warmup_schedule(step, d_model, warmup_steps):
     return d_model**-0.5 * min((step + 1) ** -0.5, (step + 1) * warmup_steps**-1.5)
@@ -409,6 +421,18 @@ def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
     if step < warmup_steps:
         return floor + (peak - floor) * step / warmup_steps
     return right_cosine(step, warmup_steps, total_steps, peak, floor)
+
+
+@mistake("04.3b", says="the rate is 0 until the warm-up ends")
+def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
+    if step < warmup_steps:
+        return step // warmup_steps * peak
+    return right_cosine(step, warmup_steps, total_steps, peak, floor)
+
+
+@mistake("04.3b", says="warmup_steps=0 is taken for 1")
+def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
+    return right_cosine(step, max(1, warmup_steps), total_steps, peak, floor)
 
 
 @mistake("04.3b", says="the floor cuts a cosine to 0 off")
@@ -553,6 +577,20 @@ def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
     return torch.stack(made, dim=1)
 
 
+@mistake("04.4", says="decoding stops only where all sentences end at one step")
+@torch.no_grad()
+def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
+    cache, made = _start(model, src, pad_id), []
+    token, ended = torch.full_like(src[:, 0], bos_id), torch.zeros(len(src), dtype=torch.bool)
+    while len(made) < max_len and not (token == eos_id).all():
+        logits = model.step(token, cache)
+        logits[:, pad_id] = -torch.inf
+        token = logits.argmax(-1).masked_fill(ended, pad_id)
+        ended = ended | (token == eos_id)
+        made.append(token)
+    return torch.stack(made, dim=1)
+
+
 @mistake("04.4", says="the source's padding is looked for as 0, whatever pad_id is")
 @torch.no_grad()
 def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
@@ -623,6 +661,23 @@ def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
         ended = ended | (token == eos_id)
         tgt = torch.cat([tgt, token.unsqueeze(1)], dim=1)
     return tgt[:, 1:]
+
+
+@mistake("04.4", says="the prefix runs through step again for every new token")
+@torch.no_grad()
+def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
+    src_mask = (src != pad_id)[:, None, None, :]
+    memory, ended = model.encode(src, src_mask), torch.zeros(len(src), dtype=torch.bool)
+    made = [torch.full_like(src[:, 0], bos_id)]
+    while len(made) <= max_len and not ended.all():
+        cache = model.start_cache(memory, src_mask)
+        for token in made:
+            logits = model.step(token, cache)
+        logits[:, pad_id] = -torch.inf
+        token = logits.argmax(-1).masked_fill(ended, pad_id)
+        ended = ended | (token == eos_id)
+        made.append(token)
+    return torch.stack(made[1:], dim=1)
 
 
 @mistake("04.4", says="the sentences of a batch are decoded one after the other")
