@@ -429,7 +429,6 @@ def expect_sums(seen: Exchange) -> None:
         alone = before[rank].reshape(-1).clone()
         alone[part] = total.reshape(-1)[part]
         alone = alone.view(case.shape)
-        displaced = looks_displaced(case, total, before[rank])
         expect_close(
             came,
             total,
@@ -444,7 +443,7 @@ def expect_sums(seen: Exchange) -> None:
                 ),
                 "the last rank's tensor is left out": total - before[-1],
                 "only this rank's chunk is summed: the all-gather is missing": alone,
-                **displaced,
+                **looks_displaced(case, total, before[rank]),
             },
             hint="tensor.copy_(the sum, in the tensor's shape) writes into the caller's memory; "
             "tensor = ... and tensor.data = ... do not",
