@@ -35,7 +35,7 @@ def exact_evaluation(
     them and what that sum is divided by in the end: their number, or that of their tokens. Every
     sample is scored by one rank, the shares differ by at most one sample, and a rank may have
     none: then it does not call `score`. The ranks talk once, in one all-reduce of two float64
-    numbers on `device`, and all return the same float.
+    numbers on `device`, and all return the same float. No sum is rounded to float32 on the way.
 
     Raises InputError, on every rank, for a dataset of 0 samples.
     """

@@ -11,7 +11,14 @@ from functools import partial
 from typing import Any
 
 from shared.exercises.checks import checks_for
-from shared.exercises.expecting import expect, expect_equal, expect_raises, recognise, without_group
+from shared.exercises.expecting import (
+    accepted,
+    expect,
+    expect_equal,
+    expect_raises,
+    recognise,
+    without_group,
+)
 from shared.exercises.on_ranks import on_one_rank
 from shared.exercises.seeds import fresh_seed
 from shared.exercises.wrong import Wrong
@@ -111,6 +118,13 @@ def sampler_shuffle(candidate: Any) -> None:
     read, seeded, moved = lab.global_state_read_set_moved(candidate, length)
     got = parts(candidate, length, ranks, seed=seed)
     dealt = [index for part in got for index in part]
+    kinds = sorted({type(index).__name__ for index in dealt})
+    recognise(
+        {"with shuffle the indices are no ints, without it they are": kinds != ["int"]},
+        expected="ints in every order, as torch's sampler gives them",
+        seen=", ".join(kinds),
+        hint="torch.randperm(...).tolist()",
+    )
     repeated = len(dealt) > len(set(dealt))
     own = [sorted(part) for part in got] == parts(TorchSampler, length, ranks, shuffle=False)
     recognise(
@@ -292,7 +306,8 @@ def evaluation_small(candidate: Any) -> None:
     runs = evaluated(candidate, Samples([1.0] + [0.0] * 8), ranks=4, batch_size=8)
     looks_like = {
         "padding is counted: the first sample is scored twice": 2 / 12,
-        "this is the mean of the ranks' means: rank 0 has 3 samples, the others 2": 1 / 12,
+        "this is the mean of the ranks' means, or of their batches', one a rank here: rank 0 has 3 "
+        "samples, the others 2": 1 / 12,
         "the tail is left out: 8 of 9 samples": 1 / 8,
         "this is the sum, not the mean": 1.0,
     }
@@ -363,11 +378,14 @@ def evaluation_tiny(candidate: Any) -> None:
 
 @exercise_07_2.check("large counts")
 def evaluation_precision(candidate: Any) -> None:
-    runs = evaluated(candidate, Samples([2.0**24, 1.0, 1.0, 1.0]), ranks=2, batch_size=1)
-    want = (2**24 + 3) / 4
+    runs = evaluated(candidate, Samples([2.0**24 + 1, *5 * [1.0]]), ranks=2, batch_size=1)
+    want = (2**24 + 6) / 6
     expect_mean(runs, want, {})
     words = "added in float32, in which 16,777,216 + 1 is 16,777,216; torch.float64 has room for it"
-    expect_equal(runs[0].result, want, what="the mean", mistake=words)
+    passing = "what `score` returns for a batch becomes a float32 tensor before it is added: "
+    passing += "torch.tensor of a float has that dtype unless another is given"
+    looks_like = {passing: (2**24 + 5) / 6}
+    expect_equal(runs[0].result, want, what="the mean", mistake=words, looks_like=looks_like)
 
 
 @exercise_07_2.check("no samples at all")
@@ -463,7 +481,9 @@ def resumable_other_ranks(candidate: Any) -> None:
     order = whole_epoch(24, seed=seed)
     for before, after, steps in ((4, 2, 3), (2, 3, 6), (1, 4, 8)):
         had, want = order[: steps * before], order[steps * before :]
-        rest = take(resumed(candidate, 24, (before, after), steps, seed=seed))
+        what = f"a state of {before} ranks, loaded on {after},"
+        act, numbers = partial(resumed, candidate, 24), (before, after)
+        rest = take(accepted(act, numbers, steps, what=what, seed=seed))
         twice, missing = len({*had} & {*rest}), len({*want} - {*rest})
         one_rank = len(rest) in (24 - steps, 24 - steps * after)
         words = "the position counts one rank's samples; with other ranks that is another place"
@@ -491,8 +511,10 @@ def resumable_epochs(candidate: Any) -> None:
     expect_from(0, order[4], take(again), {words: order[4][8:]})
     more = lab.group(candidate, 12, 2, state)
     take(more)
-    expect_equal(len(more[0]), 6, what="len() for the iteration after the resumed one")
     short = "the iteration after the resumed one is short as well unless set_epoch is called"
+    stays = "len() stays that of the resumed iteration once it is over: a whole epoch comes next"
+    what = "len() for the iteration after the resumed one"
+    expect_equal(len(more[0]), 6, what=what, looks_like={stays: 2})
     what = "the first 2 steps of the iteration after the resumed one"
     expect_equal(take(more, 2), order[3][:4], what=what, looks_like={short: order[3][8:]})
     from_there = lab.group(candidate, 12, 2, common_state(more))
@@ -509,14 +531,21 @@ def resumable_epochs(candidate: Any) -> None:
     }
     expect_from(8, order[3], take(in_use), looks_like)
     abandoned = lab.group(candidate, 12, 2, state, 4)
-    expect_equal(take(abandoned), order[4], what="epoch 4, set at once after the resume,")
+    kept = {"set_epoch with another epoch keeps the position in the old one": order[4][8:]}
+    what = "epoch 4, set at once after the resume,"
+    expect_equal(take(abandoned), order[4], what=what, looks_like=kept)
 
 
 @exercise_07_3.check("a state taken at the end of an epoch")
 def resumable_end(candidate: Any) -> None:
     samplers = resumed(candidate, 10, (4, 4), None)
-    words = "an epoch that was finished is begun again"
-    expect_equal(take(samplers), [], what="what is left of a finished epoch", mistake=words)
+    words, order = "an epoch that was finished is begun again", whole_epoch(10)
+    last = (
+        "the last, padded step of a finished epoch comes again: what is left is order[consumed:], "
+    )
+    last += "shared out anew, and of 10 samples 10 are consumed"
+    what, looks_like = "what is left of a finished epoch", {last: [*order[8:], *order[:2]]}
+    expect_equal(take(samplers), [], what=what, mistake=words, looks_like=looks_like)
     samplers = resumed(candidate, 11, (4, 1), None, drop_last=True)
     words = "with drop_last the tail of a finished epoch comes after all"
     expect_equal(take(samplers), [], what="what drop_last leaves of an epoch", mistake=words)
@@ -546,7 +575,9 @@ def resumable_padding(candidate: Any) -> None:
     expect_equal(rest, [*order[4:], order[0]], what=what, looks_like=looks_like)
     rest = take(resumed(candidate, 11, (4, 3), 1, drop_last=True))
     words = "drop_last cuts the epoch for these ranks before what was consumed is taken off"
-    what, looks_like = "the rest on 3 ranks with drop_last", {words: order[4:7]}
+    padded = "drop_last is forgotten after a resume: what is left is padded"
+    looks_like = {words: order[4:7], padded: [*order[4:], *order[:2]]}
+    what = "the rest on 3 ranks with drop_last"
     expect_equal(rest, order[4:10], what=what, looks_like=looks_like)
 
 

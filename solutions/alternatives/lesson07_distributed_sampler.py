@@ -92,7 +92,8 @@ def with_a_loader(score, dataset, batch_size=32, device="cpu"):
     loader = DataLoader(share, batch_size=batch_size, collate_fn=list)
     sums = torch.zeros(2, dtype=torch.float64, device=device)
     for samples in loader:
-        sums += torch.tensor([float(each) for each in score(samples)]).double().to(device)
+        numbers = [float(each) for each in score(samples)]
+        sums += torch.tensor(numbers, dtype=torch.float64).to(device)
     dist.all_reduce(sums)
     return (sums[0] / sums[1]).item()
 

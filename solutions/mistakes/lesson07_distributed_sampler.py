@@ -79,6 +79,13 @@ class DistributedSampler(Base):
         return torch.tensor(order)[self.rank :: self.num_replicas]
 
 
+@mistake("07.1", says="with shuffle the indices are no ints, without it they are")
+class DistributedSampler(Base):
+    def order(self):
+        order = super().order()
+        return list(torch.tensor(order)) if self.shuffle else order
+
+
 @mistake("07.1", says="the parts overlap")
 class DistributedSampler(Base):
     def generator(self):
@@ -432,6 +439,14 @@ def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
     return mean_of_all(padded)
 
 
+@mistake("07.2", says="becomes a float32 tensor before it is added")
+def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
+    def rounded(batch):
+        return torch.tensor([float(each) for each in score(batch)]).tolist()
+
+    return right_evaluation(rounded, dataset, batch_size, device)
+
+
 @mistake("07.2", says="an empty dataset is accepted")
 def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
     return mean_of_all(added(score, dataset, share(dataset), batch_size))
@@ -531,6 +546,42 @@ class ResumableSampler(sampling.ResumableSampler):
     def set_epoch(self, epoch):
         self._start = self._consumed = 0
         self.epoch = epoch
+
+
+@mistake("07.3", says="set_epoch with another epoch keeps the position in the old one")
+class ResumableSampler(sampling.ResumableSampler):
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+
+@mistake("07.3", says="a state of 4 ranks, loaded on 2, is refused")
+class ResumableSampler(sampling.ResumableSampler):
+    def state_dict(self, consumed=None):
+        return {**super().state_dict(consumed), "num_replicas": self.num_replicas}
+
+    def load_state_dict(self, state):
+        if state["num_replicas"] != self.num_replicas:
+            raise ValueError(f"{state['num_replicas']} ranks then, {self.num_replicas} now")
+        super().load_state_dict(state)
+
+
+@mistake("07.3", says="drop_last is forgotten after a resume")
+class ResumableSampler(sampling.ResumableSampler):
+    def _part(self, start):
+        if not start:
+            return super()._part(0)
+        order = self._order()
+        rounded = -(-(self.length - start) // self.num_replicas) * self.num_replicas
+        return (order[start:] + order)[self.rank : rounded : self.num_replicas]
+
+
+@mistake("07.3", says="the last, padded step of a finished epoch comes again")
+class ResumableSampler(sampling.ResumableSampler):
+    def _part(self, start):
+        start = start // self.num_replicas * self.num_replicas  # whole steps
+        rounded = self._rounded(self.length - start)
+        order = self._order()
+        return (order[start:] + order)[self.rank : rounded : self.num_replicas]
 
 
 @mistake("07.3", says="set_epoch leaves what was handed out before")
