@@ -162,7 +162,7 @@ def planted_gpu() -> Trace:
             {**label("data", 165, 185), "cat": "gpu_user_annotation", "pid": 0},
             label("data", 178, 184),  # while NCCL's kernel runs, and after it
             op("aten::mm", 120, 154),
-            op("c10d::allreduce_", 150, 155),
+            op("c10d::allreduce_", 150, 153),
             kernel("ampere_sgemm_64x64", 114, 150),
             kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 140, 180, STREAM + 2),
             kernel("NCCLDevKernel_Broadcast", 186, 190, STREAM + 2),
@@ -236,6 +236,12 @@ def later_and_shorter(trace: Trace) -> Trace:
         {key: scaled[key](value) if key in scaled else value for key, value in event.items()}
         for event in trace["traceEvents"]
     ]
+    return {**trace, "traceEvents": events}
+
+
+def in_order(trace: Trace) -> Trace:
+    """The trace with its events in the order in which they start."""
+    events = sorted(trace["traceEvents"], key=lambda event: event.get("ts", 0))
     return {**trace, "traceEvents": events}
 
 

@@ -43,15 +43,15 @@ def overlap_mistakes(trace: Trace) -> dict[str, float]:
     inside = [a * bool(b) for a, b in zip(sent, steps, strict=True)]
     once, hidden = both(inside), both(inside, busy)
     twice = [a * bool(b) for a, b in zip(busy, once, strict=True)]
-    labelled = moments(trace, lambda e: not is_message(e) and not is_step(e))
+    labelled = both(once, moments(trace, lambda e: not is_message(e) and not is_step(e)))
     operators = moments(trace, lambda e: e["cat"] == "cpu_op")
     one_thread = moments(trace, lambda e: is_compute(e) and e["tid"] == MAIN)
     reduced = both(moments(trace, lambda e: e["name"] == "gloo:all_reduce"), steps)
     short = both(cut_short(trace, is_message), steps), cut_short(trace, is_compute)
+    begun = moments(trace, lambda e: is_message(e) and steps[e["ts"]] > 0)
     whole = [0, 0]
     for each in spans_in(trace, is_message):
-        under = range(each["ts"], each["ts"] + each["dur"])
-        whole[0] += each["dur"] * any(busy[moment] for moment in under)
+        whole[0] += each["dur"] * any(busy[each["ts"] : each["ts"] + each["dur"]])
         whole[1] += each["dur"]
     return {
         "nested operators count twice: unite compute before measuring it": share(twice, once),
@@ -64,10 +64,11 @@ def overlap_mistakes(trace: Trace) -> dict[str, float]:
         "what lies outside the steps counts: clip at both ends": share(
             both(sent, busy), both(sent)
         ),
-        "a message counts as hidden whole when a part of it is": whole[0] / whole[1],
-        "labels count as compute: 'backward' covers every wait inside it": share(
-            both(once, labelled), once
+        "a message that begins in a step counts to its end: clip it there": share(
+            both(begun, busy), both(begun)
         ),
+        "a message counts as hidden whole when a part of it is": whole[0] / whole[1],
+        "labels count as compute: 'backward' covers every wait inside it": share(labelled, once),
         "operators that are not aten:: count as compute": share(both(once, operators), once),
         "only gloo:all_reduce counts: every name that begins with gloo: is a message": share(
             both(reduced, busy), reduced
@@ -173,6 +174,9 @@ def gpu_stall_mistakes(trace: Trace) -> dict[str, float]:
             (sum(within) - sum(running)) / sum(both(steps))
         ),
         "a wait counts although a kernel runs meanwhile": share(both(waits, steps), both(steps)),
+        "a step and its second span, on the GPU's track, count as two steps' time": share(
+            both(waits, steps, idle), steps
+        ),
         "the label's copy on the GPU's own track counts as a wait": share(
             both(copied, steps, idle), both(steps)
         ),

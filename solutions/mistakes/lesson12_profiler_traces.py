@@ -509,6 +509,30 @@ def overlap_fraction(trace):
     return overlap(trace, clip=False)
 
 
+@mistake("12.2", says="a message that begins in a step counts to its end")
+def overlap_fraction(trace):
+    steps = complete(trace, is_step)
+
+    def begins_inside(event):
+        return is_gloo(event) and any(a <= event["ts"] < b for a, b in steps)
+
+    return overlap(trace, sent=None if complete(trace, is_kernel) else begins_inside, clip=False)
+
+
+@mistake("12.2", says="events are taken to come in the order of their starts")
+def overlap_fraction(trace):
+    def as_they_come(intervals):
+        united = []
+        for start, end in intervals:
+            if united and start <= united[-1][1]:
+                united[-1] = united[-1][0], max(end, united[-1][1])
+            else:
+                united.append((start, end))
+        return united
+
+    return overlap(trace, unite=as_they_come, unite_sent=as_they_come)
+
+
 @mistake("12.2", says="a message counts as hidden whole")
 def overlap_fraction(trace):
     sent, busy = complete(trace, is_gloo), complete(trace, is_aten)
@@ -666,6 +690,12 @@ def stall(trace, *, waits=is_waiting, unite=union, clip=True, hull=False, steps=
 @mistake("12.3", says="waits that lie in one another count twice")
 def data_stall_fraction(trace):
     return stall(trace, unite=list)
+
+
+@mistake("12.3", says="count as two steps' time")
+def data_stall_fraction(trace):
+    steps = complete(trace, is_step)
+    return stall(trace) * length(union(steps)) / length(steps) if steps else stall(trace)
 
 
 @mistake("12.3", says="that is the mean of the steps' shares, as if all")
@@ -862,7 +892,55 @@ def model_flops_utilization(config, tokens, seconds, peak):
     return mfu(config, tokens, seconds, peak) if peak > 0 else 0.0
 
 
+@mistake("12.4", says="one matrix of the feed-forward network is counted")
+def model_flops_utilization(config, tokens, seconds, peak):
+    return mfu(config, tokens, seconds, peak, d_ff=config.d_ff / 2)
+
+
+@mistake("12.4", says="the length is max_len")
+def model_flops_utilization(config, tokens, seconds, peak):
+    longer = config.max_len / tokens[1]
+    return mfu(config, tokens, seconds, peak, attention=longer)
+
+
 # 12.5 diagnose
+
+
+@mistake("12.5", says="the operator inside a read is counted as one more")
+def diagnose(trace, healthy):
+    def with_inner(each):
+        found = counts(each)
+        return {**found, "item": 2 * found["item"]} if inner(each) else found
+
+    def inner(each):
+        return any("_local_scalar_dense" in event["name"] for event in each["traceEvents"])
+
+    return reason(trace, healthy, count=with_inner)
+
+
+@mistake("12.5", says="'nccl' is looked for in one case only")
+def diagnose(trace, healthy):
+    def sent(event):
+        return is_gloo(event) or (is_kernel(event) and "nccl" in event["name"])
+
+    return reason(trace, healthy, count=lambda each: counts(each, messages=sent))
+
+
+@mistake("12.5", says="what begins before a step and ends in it is counted")
+def diagnose(trace, healthy):
+    def meeting(each):
+        steps = complete(each, is_step)
+        if not steps:
+            raise ValueError("no steps")
+        met = [
+            event
+            for event in each["traceEvents"]
+            if "dur" in event
+            and any(a < event["ts"] + event["dur"] and event["ts"] < b for a, b in steps)
+        ]
+        return counts({"traceEvents": met}, everything=True)
+
+    return reason(trace, healthy, count=meeting)
 
 
 def is_sent(event):
