@@ -104,10 +104,13 @@ def on_two_ranks(
 
     `lost` is given where both must refuse, and is said where one does not.
     """
+    plain = "it ends in an OSError, which is no InputError: what makes or opens a file stands "
+    plain += "outside of write_atomically, or of what is caught"
     with tempfile.TemporaryDirectory(prefix="back_") as folder:
         waiting = Wrong(alone, "both ranks come back", hint=hint)
         backs = on_ranks(
             ranks.together, 2, Path(folder), waiting, act, *args, apart=alone, timeout=30, quiet=3,
+            known={OSError: (plain, hint)} if lost else {},
             hint=hint or "whatever goes wrong on rank 0 is caught, sent, and raised on all ranks",
         )  # fmt: skip
     for rank, back in enumerate(backs):
@@ -431,8 +434,9 @@ def save_keep(save_checkpoint: Any, folder: Path) -> None:
     best.write_text("the best so far")
     good = folder / "step_00000000_good.pt"
     good.write_text("kept for good")
-    kept = ([1], [1, 2], [3], [3, 4], [4, 5], [4, 5, 6])
-    for keep, want in zip([{}, {}, {"keep": 1}, {}, {}, {"keep": 3}], kept, strict=True):
+    kept = ([1], [1, 2], [3], [3, 4], [4, 5], [4, 5, 6], [4, 5, 6, 7])
+    asked = [{}, {}, {"keep": 1}, {}, {}, {"keep": 3}, {"keep": 5}]
+    for keep, want in zip(asked, kept, strict=True):
         runs.train(state, 1)
         path = save_checkpoint(folder, state, **keep)
         os.utime(path, (2000 - state.step, 2000 - state.step))  # copying changes the times
@@ -453,6 +457,8 @@ def save_keep(save_checkpoint: Any, folder: Path) -> None:
                 2,
                 3,
             ],
+            "a file goes while there are fewer than keep: older[: len(older) - (keep - 1)] counts "
+            "from the end where that is below 0": [6, 7],
         }
         expect_equal(steps_in(folder), want, what=what, looks_like=looks_like)
     runs.train(state, 1)
@@ -463,8 +469,8 @@ def save_keep(save_checkpoint: Any, folder: Path) -> None:
     (folder / "step_00000099.pt").write_text("torn, and the run resumed from the one before")
     save_checkpoint(folder, state)
     words = "a file of a later step counts among the older ones, and a sound one goes in its place"
-    left, wanted = steps_in(folder), f"steps 6 and 7 in the folder, {STALE}"
-    expect({6, 7} <= {*left}, mistake=words, expected=wanted, seen=f"{left}")
+    left, wanted = steps_in(folder), f"steps 7 and 8 in the folder, {STALE}"
+    expect({7, 8} <= {*left}, mistake=words, expected=wanted, seen=f"{left}")
 
 
 @exercise_08_1c.check("a process that dies while it saves")
@@ -588,6 +594,11 @@ def load_torn(load_checkpoint: Any, folder: Path) -> None:
     recognise(
         {
             "code that stood in a file was run: a checkpoint from elsewhere could do anything": ran,
+            "a file without 'origin' is taken for a checkpoint": (
+                isinstance(got.error, KeyError) and "origin" in str(got.error)
+            ),
+            "a damaged file is loaded as if it were sound: torch.load does not look at the "
+            "checksums, read_checkpoint does": got.path == folder / unsound[-1],
             "a torn file ends the run, though a sound one lies beside it": bool(got.error),
             "a torn file sends the run back to the beginning": got.path is None,
             "a file is passed over in silence: nobody looks why work was lost": bool(silent),
@@ -644,18 +655,22 @@ def load_two_ranks(load_checkpoint: Any, folder: Path) -> None:
     hint = "rank 0 alone looks, and sends what it found: rank 1, whose machine has no such folder, "
     hint += "would find nothing and leave"
     told = on_two_ranks(ranks.load_on_rank, folder, load_checkpoint, alone=apart, hint=hint)
-    steps, drawn = zip(*told, strict=True)
+    steps, drawn, names = zip(*told, strict=True)
     recognise(
         {
             "every rank looks for itself: rank 1, whose machine has no such folder, begins anew "
             "while rank 0 resumes": steps == (4, 0),
             "every rank takes rank 0's random states": drawn == (numbers[0], numbers[0]),
+            "rank 1 has loaded the checkpoint and returns no path: None says that there is none": (
+                steps == (4, 4) and names == (path.name, "")
+            ),
         },
         expected="step 4 on both ranks, each with its own content['random'][rank]",
         seen=f"steps {steps}, {'equal' if drawn[0] == drawn[1] else 'different'} random numbers",
         hint="rank 0 reads, and sends: dist.broadcast_object_list",
     )
-    expect_equal(told, list(zip((4, 4), numbers, strict=True)), what="steps and next numbers")
+    wanted = list(zip((4, 4), numbers, (path.name, path.name), strict=True))
+    expect_equal(told, wanted, what="steps, next numbers and names of the files")
     on_two_ranks(
         ranks.load_on_rank, folder / "empty", load_checkpoint,
         alone="rank 0 found nothing and left, and the others wait to hear of it",

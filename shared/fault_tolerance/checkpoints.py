@@ -35,11 +35,12 @@ def save_checkpoint(folder: Path, state: TrainingState, keep: int = 2) -> Path:
 
     `write_atomically` gets a dict of "origin" (origin(state)), "step", "losses", "random" (a list
     with the `random_states()` of every rank), and the state dicts of "model" (without DDP's
-    "module." before the names, which are the bare model's otherwise), "optimizer", "schedule" and
-    "sampler". Of the older files, those named step_NNNNNNNN.pt with a lower step than this one
-    (their times say nothing), the last `keep` - 1 stay, however many of a higher step there are.
-    A file of another name, such as best.pt, stays; a .part file may go. None goes before the new
-    one is there, and no rank returns before that.
+    "module." before the names, which are the bare model's otherwise; no model has a layer of its
+    own that is called "module"), "optimizer", "schedule" and "sampler". Of the older files, those
+    named step_NNNNNNNN.pt with a lower step than this one (their times say nothing), the last
+    `keep` - 1 stay, however many of a higher step there are. A file of another name, such as
+    best.pt, stays; a .part file may go. None goes before the new one is there, and no rank returns
+    before that.
 
     Raises InputError on every rank when rank 0 could not write; what was there before still is.
     """
@@ -87,7 +88,8 @@ def store(path: Path, content: Mapping[str, Any], keep: int) -> None:
     older = [each for each in checkpoints_in(path.parent) if each.name < path.name]
     # And the partial files of processes that died while they wrote.
     torn = path.parent.glob(f".step_*{PART}")
-    for each in [*older[: len(older) - (keep - 1)], *torn]:
+    too_many = max(len(older) - (keep - 1), 0)  # below 0 a slice would count from the end
+    for each in [*older[:too_many], *torn]:
         each.unlink()
 
 
@@ -107,8 +109,8 @@ def load_checkpoint(folder: Path, state: TrainingState) -> Path | None:
     """Put the newest sound checkpoint of a folder back, on every rank; None if there is none.
 
     Rank 0 looks and reads, the others get it sent: they may be on machines that do not see the
-    folder, and two ranks that chose different files would train two models. A file that is torn
-    or not a checkpoint is named in a warning, and the one before it is taken.
+    folder, and two ranks that chose different files would train two models. A file that is torn,
+    damaged or not a checkpoint is named in a warning, and the one before it is taken.
 
     Raises InputError on every rank, with `state` and the random generators unchanged, when there
     are files but none can be read, and when the checkpoint is of another format, world size,

@@ -235,7 +235,7 @@ class Intruder:
 
 
 def add_unsound(folder: Path, state: TrainingState) -> list[str]:
-    """Put newer files beside a checkpoint: notes, foreign, cut, with code; return their names."""
+    """Put newer files beside a checkpoint, each unsound in its own way; return their names."""
     (folder / "step_00000007.pt").write_text("my notes\n")
     torch.save({"weights": torch.zeros(3)}, folder / "step_00000008.pt")
     cut = folder / "step_00000009.pt"
@@ -243,7 +243,13 @@ def add_unsound(folder: Path, state: TrainingState) -> list[str]:
     cut.write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
     torch.save({"mark": MARK, "more": Intruder(folder / "ran")}, folder / "step_00000010.pt")
     torch.save({"mark": MARK, "model": {}, "step": 11}, folder / "step_00000011.pt")  # no origin
-    return [f"step_{step:08d}.pt" for step in (7, 8, 9, 10, 11)]
+    damaged = folder / "step_00000012.pt"
+    torch.save({**content_of(state), "step": 12}, damaged)
+    whole = damaged.read_bytes()
+    weights = next(state.model.parameters()).detach().numpy().tobytes()
+    place = whole.index(weights)  # tensors lie in the file as they are
+    damaged.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+    return [f"step_{step:08d}.pt" for step in (7, 8, 9, 10, 11, 12)]
 
 
 @dataclass(frozen=True)

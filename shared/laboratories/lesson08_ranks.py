@@ -105,8 +105,10 @@ def save_into_a_file(rank: int, folder: Path, save: Callable[..., Any]) -> Any:
     return save(folder / ("file" if rank == 0 else "fine"), toy(1, rank, 2))
 
 
-def load_on_rank(rank: int, folder: Path, load: Callable[..., Any]) -> tuple[int, dict[str, float]]:
-    """Return the step and the next numbers after a load, where only rank 0 has the folder."""
+def load_on_rank(
+    rank: int, folder: Path, load: Callable[..., Any]
+) -> tuple[int, dict[str, float], str]:
+    """Return step, next numbers and file's name after a load, where only rank 0 has the folder."""
     seed_all(5)
     state, opened = toy(1, rank, 2), []
 
@@ -117,14 +119,14 @@ def load_on_rank(rank: int, folder: Path, load: Callable[..., Any]) -> tuple[int
     sys.addaudithook(note)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        load(folder if rank == 0 else folder / "elsewhere", state)
+        path = load(folder if rank == 0 else folder / "elsewhere", state)
     if opened:
         raise Wrong(
             "rank 1 opens the file itself: on another machine it is not there",
             expected="rank 0 reads, and sends what was in the file",
             seen=f"rank 1 opens {Path(opened[0]).name}, the path that it was sent",
         )
-    return state.step, draw_numbers()
+    return state.step, draw_numbers(), path.name if isinstance(path, Path) else ""
 
 
 def load_where_rank_1_differs(rank: int, folder: Path, load: Callable[..., Any]) -> None:

@@ -384,6 +384,24 @@ def save_checkpoint(folder, state, keep=2):
     return path
 
 
+@mistake("08.1c", says="a file goes while there are fewer than keep")
+def save_checkpoint(folder, state, keep=2):
+    path = right_save(folder, state, 1000)
+    if current_rank() == 0:
+        older = [each for each in checkpoints_in(folder) if each < path]
+        for each in older[: len(older) - (keep - 1)]:
+            each.unlink()
+    _meet()
+    return path
+
+
+@mistake("08.1c", says="it ends in an OSError, which is no InputError")
+def save_checkpoint(folder, state, keep=2):
+    if current_rank() == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+    return right_save(folder, state, keep)
+
+
 @mistake("08.1c", says="the losses are not the floats of state.losses")
 def save_checkpoint(folder, state, keep=2):
     def rounded(content):
@@ -597,6 +615,40 @@ def load_checkpoint(folder, state):
         return _last(folder, key=lambda path: path.stat().st_mtime)
 
     return _load(folder, state, choose=by_time)
+
+
+@mistake("08.2", says="a damaged file is loaded as if it were sound")
+def load_checkpoint(folder, state):
+    def unchecked(folder):
+        for path in reversed(checkpoints_in(folder)):
+            try:
+                content = torch.load(path, map_location="cpu", weights_only=True)
+                content["origin"]
+                return path, content
+            except Exception as error:
+                warnings.warn(f"{path}: {error}", stacklevel=2)
+        return newest_sound(folder)
+
+    return _load(folder, state, choose=unchecked)
+
+
+@mistake("08.2", says="rank 1 has loaded the checkpoint and returns no path")
+def load_checkpoint(folder, state):
+    path = right_load(folder, state)
+    return path if current_rank() == 0 else None
+
+
+@mistake("08.2", says="a file without 'origin' is taken for a checkpoint")
+def load_checkpoint(folder, state):
+    def any_content(folder):
+        for path in reversed(checkpoints_in(folder)):
+            try:
+                return path, read_checkpoint(path)
+            except InputError as error:
+                warnings.warn(f"{path}: {error}", stacklevel=2)
+        return newest_sound(folder)
+
+    return _load(folder, state, choose=any_content)
 
 
 @mistake("08.2", says="a torn file ends the run, though a sound one lies beside it")
