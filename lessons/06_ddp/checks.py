@@ -122,15 +122,20 @@ def expect_frozen(seen: Sequence[Seen]) -> None:
         )
 
 
-def expect_gradients(case: Case, seen: Sequence[Seen]) -> None:
-    """On every rank and in every step the mean over the ranks, as the single process has it."""
+def expect_weights_kept(seen: Sequence[Seen]) -> None:
+    """Nobody but the optimizer changes a weight."""
     expect(
         not any(one.weights_moved for one in seen),
-        mistake="the weights are averaged, not the gradients: the hook is handed the parameter, "
-        "its gradient is parameter.grad",
+        mistake="the weights are averaged, and it is the gradients that have to be: what travels "
+        "is parameter.grad, not the parameter",
         expected="weights that only the optimizer changes",
         seen="they move before optimizer.step()",
     )
+
+
+def expect_gradients(case: Case, seen: Sequence[Seen]) -> None:
+    """On every rank and in every step the mean over the ranks, as the single process has it."""
+    expect_weights_kept(seen)
     last: dict[str, Tensor] = {}
     for step, local in enumerate(nets.twin_steps(case, seen[0].seed, seen[0].started)):
         want = {name: grad for name, grad in nets.mean_of(local).items() if grad is not None}
@@ -163,22 +168,19 @@ def expect_means(
     }
     stale = [name for name in want if (there[name] - want[name]).abs().max() > 1e-9]
     kept = all(torch.equal(there[name], own[name]) for name in stale)
+    by_columns = [not there[name].is_contiguous() for name in stale]
     recognise(
         {
+            "a gradient that does not lie in memory row by row is still this rank's own: a "
+            "contiguous copy of it was averaged, and not written back": kept
+            and by_columns == [True],
             f"{len(stale)} of {len(want)} gradients are still rank {rank}'s own, the others are "
-            "means": 0 < len(stale) < len(want) and kept
+            "means": 0 < len(stale) < len(want) and kept,
         },
         expected=f"means everywhere (step {step + 1})",
         seen="a message was left out, or not written back",
     )
     mine, mean, alone = flat_grads(there), flat_grads(want), flat_grads(own)
-    again = [
-        {
-            name: last.get(name, zero) if each[name] is None else each[name]
-            for name, zero in own.items()
-        }
-        for each in local
-    ]
     try:
         expect_close(
             mine,
@@ -191,9 +193,14 @@ def expect_means(
                 "the gradients are divided by the world size twice": mean / n,
                 "each rank's own gradient, divided by the world size: nothing is summed, or the "
                 "sum is not waited for": alone / n,
+                "the mean is added to this rank's own gradient: it has to take its place": (
+                    mean + alone
+                ),
+                "where a rank has no gradient for a parameter, its pieces lie in another order "
+                "than those of the other ranks": lambda: misplaced(local, own, rank),
                 "the sum is divided by 2, which is not the number of ranks": mean * n / 2,
                 "for a parameter that a rank did not use, the mean of the step before is sent once "
-                "more: its place in the bucket still holds it": flat_grads(nets.mean_of(again)),
+                "more: its place in the bucket still holds it": sent_again(local, own, last),
             },
         )
     except Wrong as fault:
@@ -205,6 +212,32 @@ def expect_means(
         elif not fault.mistake:
             fault.hint = LEFT_OVER if step else WAITED
         raise
+
+
+def sent_again(
+    local: Sequence[Grads], own: Mapping[str, Tensor], last: Mapping[str, Tensor]
+) -> Tensor:
+    """The means where a rank sends the mean of the step before in place of what it lacks."""
+    again = [
+        {
+            name: last.get(name, zero) if each[name] is None else each[name]
+            for name, zero in own.items()
+        }
+        for each in local
+    ]
+    return flat_grads(nets.mean_of(again))
+
+
+def misplaced(local: Sequence[Grads], own: Mapping[str, Tensor], rank: int) -> Tensor:
+    """The means where every rank lays the gradients that it lacks behind those that it has."""
+    orders = [sorted(own, key=lambda name: each[name] is None) for each in local]
+    rows = []
+    for each, order in zip(local, orders, strict=True):
+        pieces = [own[name] * 0 if (mine := each[name]) is None else mine for name in order]
+        rows.append(torch.cat([piece.flatten().double() for piece in pieces]))
+    cut = torch.stack(rows).mean(0).split([own[name].numel() for name in orders[rank]])
+    there = dict(zip(orders[rank], cut, strict=True))
+    return torch.cat([there[name] for name in own])
 
 
 def expect_messages(case: Case, step: Step, *, one_each: bool) -> None:
@@ -286,6 +319,9 @@ def broadcast_values(broadcast_parameters: Any) -> None:
                 if name == "cache":
                     left += ": a buffer with persistent=False is in named_buffers(), and not in "
                     left += "state_dict()"
+                if name == "last.weight":  # the only one of its kind, and the last to be looked at
+                    left += ": it does not lie in memory row by row, and what its contiguous copy "
+                    left += "received is not written back"
                 if name in BUFFERS:
                     left = "the buffers are left as they were"
                 elif name in FROZEN:
@@ -343,6 +379,7 @@ def average_values(average_gradients: Any) -> None:
         seen = lab.averaged(average_gradients).trained(case, apart=HANG)
         if case.frozen:
             expect_frozen(seen)
+        expect_weights_kept(seen)
         for step in seen[0].steps:
             expect_messages(case, step, one_each=True)
         what, words = "bytes of the all-reduces", "they do not go in the order of parameters()"
@@ -369,12 +406,16 @@ def flat_values(average_gradients_flat: Any) -> None:
         want = case.dtype_bytes()
         if case.frozen:
             expect_frozen(seen)
+        expect_weights_kept(seen)
         for step in seen[0].steps:
             sizes = sorted(step.sent())
             recognise(
                 {
+                    "the gradients of one dtype are sent, those of the other are not": (
+                        len(want) > 1 and sum(sizes) in want
+                    ),
                     "gradients of two dtypes share a flat tensor, and the smaller are converted: "
-                    "torch.cat does so without a word": len(want) > 1 and sum(sizes) > sum(want)
+                    "torch.cat does so without a word": len(want) > 1 and sum(sizes) > sum(want),
                 },
                 expected=f"{sum(want)} bytes",
                 seen=f"{sum(sizes)}",
@@ -399,6 +440,9 @@ def flat_unused(average_gradients_flat: Any) -> None:
     expect_gradients(lab.UNUSED, engine.trained(lab.UNUSED, apart=HANG))
     seen = engine.trained(lab.OLD, apart=HANG)
     expect_messages(lab.OLD, seen[0].steps[0], one_each=False)
+    sizes = on_one_rank(functools.partial(cutting.sent_in_bfloat16, average_gradients_flat))
+    wider = {"gradients of 2 bytes a number travel as float32: twice the bytes": [48]}
+    expect_equal(sizes, [24], what="bytes of 12 gradients in bfloat16", looks_like=wider)
 
 
 # 06.3 and 06.4
@@ -464,7 +508,8 @@ def overlap(engine: Engines) -> None:
         expected=f"several messages, {sum(sizes)} bytes in all"
         f" (where there are buckets: of {lab.SMALL * 2**20:.0f} bytes)",
         seen="1 message",
-        hint="bucket_cap_mb counts MiB: 2^20 bytes, each number has nbytes / numel of them",
+        hint="bucket_cap_mb counts MiB: 2^20 bytes, each number has nbytes / numel of them; "
+        f"{lab.SMALL} is less than 1, so it holds for the first bucket, too, and it is not rounded",
     )
     expect(
         step.at_first_layer > 0,
@@ -689,6 +734,8 @@ def expect_accumulated(seen: Sequence[accumulating.Accumulated], parts: int) -> 
             looks_like={
                 "the returned loss is the last micro-batch's": losses[rank][-1],
                 "the returned loss is the mean of the parts": losses[rank].mean(),
+                "the returned loss is the sum over the ranks: that is one more message in every "
+                "step, and each rank is to return its own": torch.stack(losses).sum(),
             },
         )
         expect_equal(

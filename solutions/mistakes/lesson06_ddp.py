@@ -56,6 +56,12 @@ def broadcast_parameters(module, src=0):
     everywhere(module.buffers(), src)
 
 
+@mistake("06.1", says="what its contiguous copy received is not written back")
+def broadcast_parameters(module, src=0):
+    for tensor in named(module):
+        dist.broadcast(tensor.detach().contiguous(), src)
+
+
 @mistake("06.1", says="the parameters are replaced by new ones")
 def broadcast_parameters(module, src=0):
     right.broadcast_parameters(module, src)
@@ -198,12 +204,20 @@ def average_gradients(module):
         dist.all_reduce(filled(parameter))
 
 
-@mistake("06.2", says="the weights are averaged, not the gradients")
+@mistake("06.2", says="the weights are averaged, and it is the gradients")
 def average_gradients(module):
     with torch.no_grad():
         for parameter in trained(module):
             dist.all_reduce(parameter)
             parameter /= dist.get_world_size()
+
+
+@mistake("06.2", says="the mean is added to this rank's own gradient")
+def average_gradients(module):
+    for parameter in trained(module):
+        mean = filled(parameter).clone()
+        dist.all_reduce(mean)
+        parameter.grad += mean / dist.get_world_size()
 
 
 @mistake("06.2", says="every rank keeps its own gradients")
@@ -271,7 +285,7 @@ def average_gradients(module):
         parameter.grad.copy_(small / dist.get_world_size())
 
 
-@mistake("06.2", says="gradients are still rank 0's own, the others are means")
+@mistake("06.2", says="a gradient that does not lie in memory row by row is still this rank's own")
 def average_gradients(module):
     for parameter in trained(module):
         row = filled(parameter).reshape(-1)  # a copy, where the gradient is transposed
@@ -321,6 +335,31 @@ def average_gradients_flat(module):
         parameter.grad *= dist.get_world_size()
 
 
+@mistake("06.2b", says="its pieces lie in another order than those of the other ranks")
+def average_gradients_flat(module):
+    there = [p for p in trained(module) if p.grad is not None]
+    lacking = [p for p in trained(module) if p.grad is None]
+    for grads in by_dtype(filled(p) for p in [*there, *lacking]):
+        for grad, mean in zip(grads, flat_all_reduce(grads), strict=True):
+            grad.copy_(mean.view_as(grad))
+
+
+@mistake("06.2b", says="the gradients of one dtype are sent, those of the other are not")
+def average_gradients_flat(module):
+    grads = [filled(p) for p in trained(module)]
+    first = [grad for grad in grads if grad.dtype == grads[0].dtype]
+    for grad, mean in zip(first, flat_all_reduce(first), strict=True):
+        grad.copy_(mean.view_as(grad))
+
+
+@mistake("06.2b", says="gradients of 2 bytes a number travel as float32")
+def average_gradients_flat(module):
+    for grads in by_dtype(filled(p) for p in trained(module)):
+        wide = torch.float32 if grads[0].element_size() == 2 else None
+        for grad, mean in zip(grads, flat_all_reduce(grads, wide), strict=True):
+            grad.copy_(mean.view_as(grad))
+
+
 @mistake("06.2b", says="every gradient is a message of its own, as in 06.2")
 def average_gradients_flat(module):
     right.average_gradients(module)
@@ -365,7 +404,7 @@ def average_gradients_flat(module):
         flat_all_reduce(grads)
 
 
-@mistake("06.2b", says="gradients are still rank 0's own, the others are means")
+@mistake("06.2b", says="a gradient that does not lie in memory row by row is still this rank's own")
 def average_gradients_flat(module):
     for grads in by_dtype(filled(p) for p in trained(module)):
         for grad, mean in zip(grads, flat_all_reduce(grads), strict=True):
@@ -412,7 +451,7 @@ def average_gradients_flat(module):
             grad.copy_(mean.view_as(grad))  # and the zeros are forgotten
 
 
-@mistake("06.2b", says="the weights are averaged, not the gradients")
+@mistake("06.2b", says="the weights are averaged, and it is the gradients")
 def average_gradients_flat(module):
     with torch.no_grad():
         for parameters in by_dtype(trained(module)):
@@ -502,7 +541,7 @@ class OverlappedDDP(right.OverlappedDDP):
         pass
 
 
-@mistake("06.3", says="the weights are averaged, not the gradients")
+@mistake("06.3", says="the weights are averaged, and it is the gradients")
 class OverlappedDDP(right.OverlappedDDP):
     def _send(self, parameter):
         with torch.no_grad():
@@ -1221,6 +1260,13 @@ def losses_in(ddp, micro_batches, loss_of):
 @mistake("06.5", says="the returned loss is the last micro-batch's")
 def accumulate_gradients(ddp, micro_batches, loss_of):
     return losses_in(ddp, micro_batches, loss_of)[-1].detach()
+
+
+@mistake("06.5", says="the returned loss is the sum over the ranks")
+def accumulate_gradients(ddp, micro_batches, loss_of):
+    total = right.accumulate_gradients(ddp, micro_batches, loss_of).clone()
+    dist.all_reduce(total)
+    return total
 
 
 @mistake("06.5", says="still holds the graphs of all micro-batches")
