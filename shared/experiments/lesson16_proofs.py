@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from shared.zero.reference import SETTINGS
 Group = dist.ProcessGroup | None
 Clip = Callable[[Iterable[nn.Parameter], float, Group, Group], Tensor]
 Curve = list[tuple[float, float | None]]  # loss and norm of each step
+batches = cache(reference_batches)  # half of a short run's time; forks have what the parent made
 
 
 def curves(
@@ -55,7 +57,7 @@ def curves(
 def train(engine: Parallel3D, steps: int, limit: float | None, clip: Clip) -> Curve:
     """The first steps of the reference run's batches under an engine, clipped by `clip`."""
     found: Curve = []
-    for number, batch in enumerate(reference_batches()[:steps], start=1):
+    for number, batch in enumerate(batches()[:steps], start=1):
         set_learning_rate(engine.optimizer, reference_run.learning_rate(number))
         engine.optimizer.zero_grad()
         loss = engine.forward_backward(batch).item()
@@ -84,7 +86,7 @@ def twin_curve(steps: int, limit: float) -> Curve:
     model = reference_model()
     optimizer = reference_optimizer(list(model.parameters()))
     found: Curve = []
-    for number, batch in enumerate(reference_batches()[:steps], start=1):
+    for number, batch in enumerate(batches()[:steps], start=1):
         set_learning_rate(optimizer, reference_run.learning_rate(number))
         optimizer.zero_grad()
         loss = loss_of(model, batch, batch.num_tokens)
@@ -145,8 +147,7 @@ def continued(
     layout, optimizer, step = engine(rank)
     if begin is not None:
         load_named(layout, optimizer, begin)
-    batches = reference_batches()
-    losses = [step(batches[i], reference_run.learning_rate(i + 1)) for i in steps]
+    losses = [step(batches()[i], reference_run.learning_rate(i + 1)) for i in steps]
     if end is not None:
         save_named(layout, optimizer, end)
     return losses

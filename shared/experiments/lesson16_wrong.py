@@ -6,7 +6,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shared.experiments.lesson16_proofs import Clip, Group, clipped, mesh_engine, train
+from shared.experiments.lesson16_proofs import (
+    Clip,
+    Group,
+    batches,
+    clipped,
+    mesh_engine,
+    train,
+)
 from shared.model.transformer import Transformer
 from shared.parallel3d.engine import Parallel3D
 from shared.parallel3d.mesh import Groups, make_groups
@@ -14,7 +21,6 @@ from shared.training.reference_run import (
     CONFIG,
     learning_rate,
     loss_of,
-    reference_batches,
     reference_optimizer,
 )
 from shared.training.schedules import set_learning_rate
@@ -87,7 +93,7 @@ def first_norms(
     found, mesh = [], make_groups(groups)
     for seed in seeds:
         engine = mesh_engine(seeded(seed), mesh)
-        engine.forward_backward(reference_batches()[0])
+        engine.forward_backward(batches()[0])
         engine.average_gradients()
         found.append([clipped(engine, clip, 1e9).item() for clip in clips])
     return found
@@ -105,14 +111,21 @@ def clipped_runs(
 
     The latter is the largest difference on the ranks of tp of any number that is not cut.
     """
-    mesh = make_groups(groups)
-
-    def run(seed: int, clip: Clip) -> tuple[list[float], float]:
+    mesh, found = make_groups(groups), [[] for _ in clips]
+    for seed in seeds:
         engine = mesh_engine(seeded(seed), mesh, num_micro_batches=1)  # half of the messages
-        losses = [loss for loss, _ in train(engine, steps, max_norm, clip)]
-        return losses, _apart(engine)
+        begin = [p.detach().clone() for p in engine.pipeline.parameters()]
+        for runs, clip in zip(found, clips, strict=True):
+            _restart(engine, begin)  # making an engine takes as long as four steps
+            losses = [loss for loss, _ in train(engine, steps, max_norm, clip)]
+            runs.append((losses, _apart(engine)))
+    return found
 
-    return [[run(seed, clip) for seed in seeds] for clip in clips]
+
+def _restart(engine: Parallel3D, begin: Sequence[Tensor]) -> None:
+    for p, was in zip(engine.pipeline.parameters(), begin, strict=True):
+        p.data.copy_(was)
+    engine.optimizer.state.clear()
 
 
 def _apart(engine: Parallel3D) -> float:
@@ -130,7 +143,7 @@ def clipped_otherwise(seed: int, max_norm: float, steps: int, rate: float | None
     parameters, losses = list(model.parameters()), []
     adam = reference_optimizer(parameters)
     optimizer = adam if rate is None else torch.optim.SGD(parameters, lr=rate)
-    for number, batch in enumerate(reference_batches()[:steps], start=1):
+    for number, batch in enumerate(batches()[:steps], start=1):
         if rate is None:
             set_learning_rate(optimizer, learning_rate(number))
         optimizer.zero_grad()

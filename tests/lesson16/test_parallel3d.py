@@ -14,9 +14,11 @@ import torch.nn.functional as F
 from shared.errors import InputError
 from shared.experiments.lesson16_wrong import (
     clip_all_squares,
+    clip_by_own_norm,
     clip_copies_often,
     clip_tied_often,
     clipped_otherwise,
+    clipped_runs,
     first_norms,
 )
 from shared.measuring.traffic import count_traffic
@@ -339,6 +341,19 @@ def test_of_all_squares_the_tied_weight_is_most_of_the_excess():
         assert 1.15 < tied / right < 1.20
         excess = [x**2 / right**2 - 1 for x in (copies, tied, everything)]
         assert excess[0] + excess[1] == pytest.approx(excess[2], rel=1e-3)
+
+
+def test_wrong_clipping_moves_the_loss_and_by_own_norms_takes_copies_apart():
+    """The lesson's four steps, from one of its five starts; the last run is the first again."""
+    clips = [clip_gradients, clip_by_own_norm, clip_all_squares, clip_gradients]
+    runs = run_ranks(clipped_runs, 4, build_mesh(1, 2, 2), [0], clips, 0.5, 4, timeout=200)[0]
+    right, own, everything, again = (each[0] for each in runs)
+    assert again == right
+    off = [max(abs(a - b) for a, b in zip(x[0], right[0], strict=True)) for x in (own, everything)]
+    assert 0.003 < off[0] < 0.006
+    assert 0.001 < off[1] < 0.003
+    assert 1e-5 < own[1] < 1e-3
+    assert everything[1] == right[1] == 0
 
 
 def test_adam_hides_most_of_a_wrong_factor_and_sgd_does_not():
