@@ -427,6 +427,9 @@ def follows_adamw(make, dtype: torch.dtype) -> None:
             what=f"the master of {dtype} parameter {place + 1} after {len(rates)} steps",
             looks_like={
                 "every group is given the first group's settings": by(slow, groups[0]),
+                "settings come from `defaults`: a group has its own": by(
+                    [pair.ours.defaults["lr"]] * len(rates), pair.ours.defaults
+                ),
                 "a group's lr is not read again at each step": by(first, group),
                 "the weight decay is left out": by(own, {**group, "weight_decay": 0.0}),
                 "a decay added to the gradient: Adam, not AdamW": by(own, group, coupled=True),
@@ -544,9 +547,9 @@ def one_at_a_time(accumulate) -> None:
     events = list(watch.events)
     recognise(
         {
+            "a micro-batch goes through the model more than once": events.count("forward") > 3,
             "one backward for all: the activations of every micro-batch are alive together, as in "
             "the whole batch": events[:2] == ["forward", "forward"],
-            "a micro-batch goes through the model more than once": len(events) > 6,
             "backward keeps the graph: the activations are not freed": watch.keeps_a_graph,
         },
         expected="forward, backward, forward, backward, ..., each backward frees what it used",
@@ -586,6 +589,8 @@ def before_and_scaled(accumulate) -> None:
         what="the gradient of another step, with a scaler at 1024",
         looks_like={
             "the scaler is not used, or its scale is taken out again": want / 1024,
+            "only the last micro-batch's loss goes through the scaler": want / 1024
+            + 1023 * accumulating.weighed(net, parts, [0.0, COUNTS[1] / tokens]),
             "the first step's number of tokens serves all": want * tokens / sum(COUNTS),
         },
         hint="scaler.scale(part).backward()",

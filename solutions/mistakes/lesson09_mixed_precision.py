@@ -586,6 +586,12 @@ class MasterWeightAdamW(Variant):
         return self.param_groups[0]
 
 
+@mistake("09.2", says="settings come from `defaults`")
+class MasterWeightAdamW(right.MasterWeightAdamW):
+    def _update(self, parameter, group):
+        super()._update(parameter, self.defaults)
+
+
 @mistake("09.2", says="a group's lr is not read again")
 class MasterWeightAdamW(Variant):
     def settings(self, group):
@@ -989,6 +995,19 @@ def accumulate(model, micro_batches, loss_of, scaler=None):
 
 
 TOTALS = weakref.WeakKeyDictionary()
+
+
+@mistake("09.3", says="only the last micro-batch's loss goes through the scaler")
+def accumulate(model, micro_batches, loss_of, scaler=None):
+    class AtLast:
+        number = 0
+
+        def scale(self, loss):
+            self.number += 1
+            last = self.number == len(micro_batches)
+            return scaler.scale(loss) if last and scaler is not None else loss
+
+    return weighed_by(model, micro_batches, loss_of, AtLast(), weight=share)
 
 
 @mistake("09.3", says="the first step's number of tokens serves all")
