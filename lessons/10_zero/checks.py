@@ -20,6 +20,7 @@ from shared.exercises.expecting import (
 from shared.exercises.seeds import fresh_generator
 from shared.laboratories import lesson10 as lab
 from shared.laboratories import lesson10_deepspeed as ds_lab
+from shared.laboratories import lesson10_nets as nets
 from shared.laboratories import lesson10_twin as twins
 
 HANG = "not every rank takes part in each collective: the others wait for it"
@@ -133,6 +134,9 @@ def expect_weights(stage: int, answer, *cases) -> None:
         lacking = max(one.lacking for one in seen)
         recognise(
             {
+                "full_state_dict() gives rank 0 alone its tensors: every rank gets them": (
+                    bool(lacking) and not seen[0].lacking
+                ),
                 "full_state_dict() is not the model's state_dict(): names are missing": bool(
                     lacking
                 ),
@@ -181,7 +185,7 @@ def expect_weights(stage: int, answer, *cases) -> None:
                 expected="parameters without requires_grad as they were",
                 seen="other numbers",
             )
-            expect_steps(case, one, start, rank)
+            expect_steps(case, one, start, rank, sharded=stage > 1)
 
 
 WRONG = {
@@ -204,11 +208,13 @@ WRONG = {
 }
 
 
-def expect_steps(case, one, start, rank) -> None:
+def expect_steps(case, one, start, rank, sharded: bool) -> None:
     """One rank's weights after each step, and what a wrong way would have made of them."""
+    stays = "a gradient stays in .grad when it was sent: the next backward finds it there"
     twin = partial(twins.twin_steps, case, one.seed, start, rank=rank)
     for step, (got, want) in enumerate(zip(one.steps, twin(), strict=True)):
-        looks_like = {
+        looks_like = {stays: lab.flat(got)} if sharded and one.kept else {}
+        looks_like |= {
             "each rank updates its part by its own gradients, not by their mean": partial(
                 twins.nearest_own, case, one.seed, start, lab.flat(got)
             )
@@ -238,12 +244,15 @@ def expect_more(stage: int, answer) -> None:
 
 def expect_resumed(stage: int, answer) -> None:
     seen = lab.observed(stage, answer).seen(lab.RESUMED, HANG)
-    for whole, resumed in seen:
+    for whole, resumed, lost in seen:
+        apart = any(not torch.equal(whole[name], resumed[name]) for name in whole)
         recognise(
             {
-                "a run that is resumed from state_dict() ends elsewhere": any(
-                    not torch.equal(whole[name], resumed[name]) for name in whole
-                )
+                "what is float32 comes back rounded to the parameters' 16 bits": apart
+                and "bits" in lost,
+                "the parameters are not those of the state that was loaded: their parts stay as "
+                "they were": apart and "weights" in lost,
+                "a run that is resumed from state_dict() ends elsewhere": apart,
             },
             expected="the bits of the run that was not interrupted",
             seen="other bf16 weights after two more steps",
@@ -283,6 +292,8 @@ def expect_bytes(stage: int, answer) -> None:
                         0 < got - rest <= weights * (psi - own)
                     ),
                     "gradients are kept after zero_grad()": got == rest + more,
+                    "this rank's part of the gradients outlives step() and zero_grad(), as a "
+                    "master's .grad perhaps": got == rest + own * 4 // n,
                     "nothing is saved: every rank keeps the states of all parameters": (
                         n > 1 and got >= psi * states
                     ),
@@ -304,22 +315,35 @@ def expect_bytes(stage: int, answer) -> None:
                 expected=f"{(rest + more) / psi:.3f} {kind} after backward",
                 seen=f"{after / psi:.3f}",
             )
-            room = psi * weights // n + own * states // n
-            larger = "state_dict() has more than this rank's part: every rank saves its own"
-            views = "state_dict() has views: torch.save writes all the memory behind a view"
             expect(
-                at["saved"] <= room,
-                mistake=larger if at["state_dict"] > room else views,
-                expected=f"at most {room / psi:.3f} {kind} in a file",
-                seen=f"{at['saved'] / psi:.3f}",
+                at["after a dropped backward"] == rest,
+                mistake="zero_grad(set_to_none=False) leaves zeros behind: all memory is freed",
+                expected=f"{rest / psi:.3f} {kind} after a backward and zero_grad()",
+                seen=f"{at['after a dropped backward'] / psi:.3f}",
             )
-            expect(
-                not half or at["saved"] != own * (states - 2) // n,
-                mistake="the float32 masters are saved in 16 bits, rounded",
-                expected=f"{states} bytes for each of this rank's parameters in state_dict()",
-                seen=f"{states - 2}",
-            )
+            expect_saved(stage, one, n, weights, states, kind)
             expect_worst(stage, one, n, weights, grads)
+
+
+def expect_saved(stage, one, n, weights, states, kind) -> None:
+    """The bytes of this rank's file: its part, not in 16 bits, and nothing behind a view."""
+    psi, at, own, half = one.numel, one.moments, one.trained, weights == 2
+    # Who saves a float32 part as its own master as well writes it twice: that is no whole.
+    room = psi * weights * (2 if stage == 3 and not half else 1) // n + own * states // n
+    larger = "state_dict() has more than this rank's part: every rank saves its own"
+    views = "state_dict() has views: torch.save writes all the memory behind a view"
+    expect(
+        at["saved"] <= room,
+        mistake=larger if at["state_dict"] > room else views,
+        expected=f"at most {room / psi:.3f} {kind} in a file",
+        seen=f"{at['saved'] / psi:.3f}",
+    )
+    expect(
+        not half or at["saved"] != own * (states - 2) // n,
+        mistake="the float32 masters are saved in 16 bits, rounded",
+        expected=f"{states} bytes for each of this rank's parameters in state_dict()",
+        seen=f"{states - 2}",
+    )
 
 
 def expect_worst(stage, one, n, weights, grads) -> None:
@@ -327,6 +351,13 @@ def expect_worst(stage, one, n, weights, grads) -> None:
     at, rest = one.moments, one.moments["after zero_grad"]
     if stage == 2:
         room = lab.BUCKET * grads
+        sent = [call.num_bytes for call in one.calls if call.op == "reduce_scatter"]
+        expect(
+            max(sent, default=0) <= room,
+            mistake="a bucket has more than bucket_size elements: it is closed too late",
+            expected=f"at most {room} bytes of gradients in a message",
+            seen=f"{max(sent, default=0)} bytes",
+        )
         expect(
             at["most in backward"] <= at["after backward"] + room,
             mistake="whole gradients are alive beyond a bucket: each is freed once it is in its "
@@ -376,7 +407,7 @@ def expect_messages(stage: int, answer) -> None:
         for one in lab.observed(stage, answer).seen(size, HANG):
             once = round((n - 1) / n * dtype.itemsize * one.numel)
             want = {"reduce_scatter": once, "all_gather": once * (2 if stage == 3 else 1)}
-            got = lab.messages(one.calls)
+            got = nets.messages(one.calls)
             recognise(
                 {
                     "gradients are all-reduced: every rank gets all of them, twice what is "
@@ -401,7 +432,8 @@ def expect_messages(stage: int, answer) -> None:
             calls = sum(call.op == "reduce_scatter" for call in one.calls)
             expect(
                 stage == 1 or calls < 8,
-                mistake="every gradient travels alone",
+                mistake="every gradient travels alone"
+                + ": is bucket_size taken for bytes?" * (stage == 2),
                 expected=f"small ones together, up to bucket_size={lab.BUCKET} elements"
                 if stage == 2
                 else "one message a unit",
@@ -530,7 +562,7 @@ def lowest_stage(config_for) -> None:
 def sections(config_for) -> None:
     for order in (
         ds_lab.Order(2, 11.5, 1, batch_size=18, micro_batch=3, num_params=20_000),
-        ds_lab.Order(4, 7.0, 2, batch_size=24, micro_batch=3, num_params=40_000),
+        ds_lab.Order(4, 7.0, 2, batch_size=24, micro_batch=3, num_params=40_050),
         ds_lab.Order(4, 5.9, 3, batch_size=48, micro_batch=2),
     ):
         config = config_for(*order.arguments)
@@ -551,6 +583,9 @@ def sections(config_for) -> None:
                 "gradient_clipping is not set: DeepSpeed clips at 1.0 when nobody says": (
                     "gradient_clipping" not in config
                 ),
+                "fp16 is switched on: the weights are to be bf16": bool(
+                    config.get("fp16", {}).get("enabled")
+                ),
                 "the weights stay in float32": bf16.get("enabled") is not True,
                 "the masters are not float32": any(
                     bf16.get(key)
@@ -564,6 +599,9 @@ def sections(config_for) -> None:
                         isinstance(size, int | float) and size > order.num_params // 50
                         for size in buckets
                     )
+                ),
+                "an odd allgather_bucket_size: DeepSpeed wants it even": (
+                    order.stage < 3 and zero.get("allgather_bucket_size", 2) % 2 == 1
                 ),
                 "an optimizer beside the caller's, which is the one that DeepSpeed uses": (
                     "optimizer" in config

@@ -1,7 +1,7 @@
 """Lesson 10: ZeRO's stages under observation, beside one process that has everything."""
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,14 @@ from shared.exercises.remembered import once_an_answer
 from shared.exercises.seeds import fresh_seed, seed_all
 from shared.laboratories.lesson06_nets import clone
 from shared.laboratories.lesson09_masters import through_a_file
-from shared.laboratories.lesson10_nets import Nested, Sums, whole_gradients
+from shared.laboratories.lesson10_nets import (
+    Nested,
+    Sums,
+    flat,
+    numbers,
+    rounded_since,
+    whole_gradients,
+)
 from shared.laboratories.lesson10_twin import (
     CHANGES,
     DROPPED,
@@ -186,9 +193,9 @@ class Stage:
         row["returned"] = isinstance(loss, Tensor) and bool(told and loss == told[0][1])
         seen.told.append(row)
 
-    def _resumed(self, rank: int) -> list[dict[str, Tensor]]:
-        """The bf16 weights after five steps: in one go, and with a restart after three."""
-        ends = []
+    def _resumed(self, rank: int) -> tuple[dict[str, Tensor], dict[str, Tensor], set[str]]:
+        """The bf16 weights after five steps, in one go and with a restart; what was lost in it."""
+        ends, lost = [], set()
         for restart in (False, True):
             seed_all(self.seed)
             net = Sums(HALF)
@@ -202,11 +209,15 @@ class Stage:
                         net.load_state_dict(weights)
                     optimizer = self.make(net, lr=0.5, weight_decay=0.9)
                     optimizer.load_state_dict(saved)
+                    if rounded_since(saved, optimizer.state_dict()):
+                        lost.add("bits")
+                    if not torch.equal(flat(self.weights(net, optimizer)), flat(weights)):
+                        lost.add("weights")
                 optimizer.zero_grad()
                 net(torch.tensor(rank + step + 0.5, dtype=HALF)).backward()
                 optimizer.step()
             ends.append(self.weights(net, optimizer))
-        return ends
+        return ends[0], ends[1], lost
 
     def _exchanged(self, rank: int) -> str:
         """The type of the error that the other rank's state is met with; "" for none."""
@@ -231,7 +242,9 @@ class Stage:
             for step in range(2):
                 with count_traffic() as traffic:
                     moments = one_step(net, optimizer, live, rank + step)
-            optimizer.zero_grad()
+            net(torch.tensor(1.0, dtype=size.dtype)).backward()  # which zero_grad() throws away
+            optimizer.zero_grad(set_to_none=False)
+            note(moments, "a dropped backward", live)
             leaves = [x for x in tree_leaves(optimizer.state_dict()) if isinstance(x, Tensor)]
             leaves = [x for x in leaves if x.nbytes >= CRUMB]
             moments["state_dict"] = sum({x.data_ptr(): x.nbytes for x in leaves}.values())
@@ -270,28 +283,6 @@ def note(moments: dict[str, int], name: str, live: LiveBytes) -> None:
     settle(0.02)
     moments[f"after {name}"] = live.now()
     live.at_collectives.clear()
-
-
-def numbers(tensors: Iterable[Tensor]) -> int:
-    """How many numbers the tensors have."""
-    return sum(each.numel() for each in tensors)
-
-
-def flat(weights: dict[str, Tensor]) -> Tensor:
-    """All weights in one vector."""
-    return torch.cat([each.flatten() for each in weights.values()])
-
-
-def messages(calls: Sequence[Call]) -> dict[str, int]:
-    """The bytes on a ring by operation, the smallest messages (flags, counts) left out."""
-    total: dict[str, float] = {}
-    for call in calls:
-        n = call.group_size
-        share = {"reduce_scatter": (n - 1) / n, "all_gather": n - 1}
-        if call.num_bytes > 16:
-            share_of = share.get(call.op, 2 * (n - 1) / n)
-            total[call.op] = total.get(call.op, 0) + share_of * call.num_bytes
-    return {op: round(size) for op, size in total.items()}
 
 
 @once_an_answer

@@ -1,7 +1,13 @@
-"""Lesson 10: a model of whose live bytes nearly all are model states."""
+"""Lesson 10: a model of whose live bytes nearly all are model states, and what is counted of it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from shared.measuring.traffic import Call
 
 
 def whole_gradients(net: nn.Module) -> list[str]:
@@ -59,3 +65,39 @@ class Sum(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x * (1 + self.weight.view(-1).square().sum()) + self.bias.sum()
+
+
+def numbers(tensors: Iterable[Tensor]) -> int:
+    """How many numbers the tensors have."""
+    return sum(each.numel() for each in tensors)
+
+
+def flat(weights: dict[str, Tensor]) -> Tensor:
+    """All weights in one vector."""
+    return torch.cat([each.flatten() for each in weights.values()])
+
+
+def messages(calls: Sequence[Call]) -> dict[str, int]:
+    """The bytes on a ring by operation, the smallest messages (flags, counts) left out."""
+    total: dict[str, float] = {}
+    for call in calls:
+        n = call.group_size
+        share = {"reduce_scatter": (n - 1) / n, "all_gather": n - 1}
+        if call.num_bytes > 16:
+            share_of = share.get(call.op, 2 * (n - 1) / n)
+            total[call.op] = total.get(call.op, 0) + share_of * call.num_bytes
+    return {op: round(size) for op, size in total.items()}
+
+
+def rounded_since(saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether a float32 tensor of a state came back with the numbers that 16 bits leave of it."""
+    pairs = zip(tree_leaves(saved), tree_leaves(now), strict=False)
+    return any(
+        isinstance(a, Tensor)
+        and isinstance(b, Tensor)
+        and a.shape == b.shape
+        and a.dtype == b.dtype == torch.float32
+        and not torch.equal(a, b)
+        and torch.equal(a.bfloat16().float(), b)
+        for a, b in pairs
+    )

@@ -294,6 +294,24 @@ class ZeroStage1(right.ZeroStage1):
                 parameter.grad = torch.zeros_like(parameter)
 
 
+@mistake("10.2", says="zero_grad(set_to_none=False) leaves zeros behind")
+class ZeroStage1(right.ZeroStage1):
+    def zero_grad(self, set_to_none=True):
+        kept = {p: p.grad for bucket in self.buckets for p in bucket.parameters}
+        super().zero_grad()
+        for parameter, grad in {} if set_to_none else kept.items():
+            parameter.grad = None if grad is None else grad.zero_()
+
+
+@mistake("10.2", says="this rank's part of the gradients outlives step()")
+class ZeroStage1(right.ZeroStage1):
+    def _update(self, bucket):
+        part = bucket.grad.to(bucket.master.dtype)
+        work = super()._update(bucket)
+        bucket.master.stays = part
+        return work
+
+
 @mistake("10.2", says="gradients are all-reduced")
 class ZeroStage1(right.ZeroStage1):
     def reduce_gradients(self):
@@ -315,6 +333,15 @@ class ZeroStage1(right.ZeroStage1):
 
 
 @mistake("10.2", says="a run that is resumed from state_dict() ends elsewhere")
+class ZeroStage1(right.ZeroStage1):
+    """The moments are not loaded, the masters are."""
+
+    def load_state_dict(self, state_dict):
+        super().load_state_dict(state_dict)
+        self.inner.state.clear()
+
+
+@mistake("10.2", says="what is float32 comes back rounded")
 class ZeroStage1(right.ZeroStage1):
     def load_state_dict(self, state_dict):
         before = [bucket.part.float() for bucket in self.buckets]
@@ -424,6 +451,26 @@ class MeanOfPasses(Bucket):
 class ZeroStage2(right.ZeroStage2):
     def _make_buckets(self, parameters):
         return [MeanOfPasses(each.parameters) for each in super()._make_buckets(parameters)]
+
+
+@mistake("10.3", says="a gradient stays in .grad when it was sent")
+class ZeroStage2(right.ZeroStage2):
+    def _on_gradient(self, parameter):
+        kept = parameter.grad.clone()
+        super()._on_gradient(parameter)
+        parameter.grad = kept
+
+
+@mistake("10.3", says="it is closed too late")
+class ZeroStage2(right.ZeroStage2):
+    """Looks at the size after the parameter is in."""
+
+    def _make_buckets(self, parameters):
+        size, self.bucket_size = self.bucket_size, 2 * self.bucket_size
+        try:
+            return super()._make_buckets(parameters)
+        finally:
+            self.bucket_size = size
 
 
 @mistake("10.3", says="the gradients of a group that is added stay whole")
@@ -718,7 +765,21 @@ class ZeroStage3(right.ZeroStage3):
         module.register_forward_pre_hook(use)
 
 
+@mistake("10.4", says="gives rank 0 alone its tensors")
+class ZeroStage3(right.ZeroStage3):
+    def full_state_dict(self):
+        whole = super().full_state_dict()
+        return whole if dist.get_rank() == 0 else {}
+
+
 @mistake("10.4", says="a run that is resumed from state_dict() ends elsewhere")
+class ZeroStage3(right.ZeroStage3):
+    def load_state_dict(self, state_dict):
+        super().load_state_dict(state_dict)
+        self.inner.state.clear()
+
+
+@mistake("10.4", says="the parameters are not those of the state that was loaded")
 class ZeroStage3(right.ZeroStage3):
     """Loads the masters, and not the parts that the next forward gathers."""
 
@@ -808,6 +869,18 @@ def zero_config(*given):
     config = right.zero_config(*given)
     del config["bf16"]
     return config
+
+
+@mistake("10.5", says="fp16 is switched on")
+def zero_config(*given):
+    config = right.zero_config(*given)
+    del config["bf16"]
+    return config | {"fp16": {"enabled": True}}
+
+
+@mistake("10.5", says="an odd allgather_bucket_size")
+def zero_config(*given):
+    return changed(right.zero_config(*given), allgather_bucket_size=given[0] // 50)
 
 
 @mistake("10.5", says="the masters are not float32")
