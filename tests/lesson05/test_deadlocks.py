@@ -1,6 +1,7 @@
 """run_ranks ends a deadlock as soon as nobody does anything, and is not fooled by slow work."""
 
 import os
+import threading
 import time
 
 import pytest
@@ -63,3 +64,33 @@ def test_before_runs_in_each_rank_before_the_group_exists():
         seen.append((rank, dist.is_initialized()))
 
     assert run_ranks(lambda rank: seen, 2, before=note) == [[(0, False)], [(1, False)]]
+
+
+def takes_a_message_that_is_too_short(rank):
+    dist.isend(torch.ones(2), 1 - rank)
+    for _ in range(3):
+        out = dist.P2POp(dist.isend, torch.ones(8), 1 - rank)
+        into = dist.P2POp(dist.irecv, torch.empty(8), 1 - rank)
+        for work in dist.batch_isend_irecv([out, into]):
+            work.wait()
+
+
+def test_gloo_that_spins_over_a_message_does_no_work():
+    with pytest.raises(RankFailed, match=r"ranks \[0, 1\] of 2 were not back after [1-9]\."):
+        run_ranks(takes_a_message_that_is_too_short, 2, timeout=60, quiet=1.0)
+
+
+def waits_for_a_thread(rank):
+    def work():
+        began = time.process_time()
+        while time.process_time() - began < 1.5:
+            pass
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    return rank
+
+
+def test_a_rank_whose_first_thread_waits_for_another_is_at_work():
+    assert run_ranks(waits_for_a_thread, 1, quiet=0.4) == [0]
