@@ -532,11 +532,27 @@ def the_moment(plan) -> None:
             expected=f"no layer checkpointed: 250 bytes, the budget is {budget}",
             seen=f"{none}",
         )
+    sizes = (130, 30, 7), (130, 20, 6), (110, 30, 9), (140, 30, 5)
+    four, want = [LayerCost(*each) for each in sizes], [True, True, True, False]
+    got = list(plan(four, 260))
+    recognise(
+        {
+            "the choice is in the order of backward: the first bool is the first layer's": (
+                got == want[::-1]
+            ),
+            "a checkpointed layer is not held against the budget: when backward is there, its "
+            "activations are there again": got == [False, True, False, True],
+        },
+        expected=f"four layers under 260 bytes: {want}",
+        seen=f"{got}",
+    )
     # The first: 10 + 60 + 90 bytes at the last layer. The second: 100 + 20 + 90, too much.
     last = "the last layer is recomputed: backward begins with it, so that frees nothing"
     got = fitting(plan(costs, 180), costs, 180)
     what = "the plan of three layers under 180 bytes"
-    expect_equal(got, [True, False, False], what=what, looks_like={last: [True, False, True]})
+    dropped = "more is recomputed than needed: a beginning was dropped that others do not replace"
+    known = {last: [True, False, True]}
+    expect_equal(got, [True, False, False], what=what, mistake=dropped, looks_like=known)
     costs = [costs[1], costs[0], costs[2]]  # the second: 60 + 10 + 90 at the last layer
     earlier = "the plan of an earlier call comes back, which had the same budget but other layers"
     got = list(plan(costs, 180))

@@ -184,6 +184,9 @@ def backward_of(output: Tensor) -> None:
             {
                 "the second run starts from inputs that are not detached, and its backward goes on "
                 "into the graph that made them": "second time" in said,
+                "tensors are made to need a gradient that needed none, and integers cannot": (
+                    "floating point" in said
+                ),
                 "the second run has no graph: gradients are off in backward": "require grad"
                 in said,
             },

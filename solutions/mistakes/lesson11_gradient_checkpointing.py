@@ -52,7 +52,7 @@ class Flawed(torch.autograd.Function):
         if ctx.flaw != "on ctx":
             args = [next(saved) if isinstance(x, Tensor) else x for x in args]
         if ctx.flaw != "attached":
-            needy = ctx.flaw == "all need"
+            needy = ctx.flaw.removeprefix("all need") if "all need" in ctx.flaw else None
             cuts = [cut(x, needy) if isinstance(x, Tensor) else x for x in args]
             if ctx.flaw == "one leaf":
                 places = [next(i for i, y in enumerate(args) if y is x) for x in args]
@@ -83,7 +83,7 @@ class Flawed(torch.autograd.Function):
         elif pairs or ctx.flaw == "no graph":
             back(pairs) if pairs else raise_as_torch()
         if ctx.flaw == "twice":
-            once_more = [cut(x, False) if isinstance(x, Tensor) else x for x in args]
+            once_more = [cut(x, None) if isinstance(x, Tensor) else x for x in args]
             back([(second_run(ctx, once_more), grads[0])])
         return None, None, None, *(x.grad if isinstance(x, Tensor) else None for x in args)
 
@@ -101,7 +101,7 @@ def raise_as_torch():
 
 def cut(x, needy):
     """A leaf with the same numbers."""
-    needs = x.is_floating_point() if needy else x.requires_grad
+    needs = x.requires_grad if needy is None else bool(needy) or x.is_floating_point()
     return x.detach().requires_grad_(needs)
 
 
@@ -176,6 +176,11 @@ def checkpoint(function, *args):
 @mistake("11.1", says="the second run has no graph")
 def checkpoint(function, *args):
     return flawed("no graph", function, args)
+
+
+@mistake("11.1", says="tensors are made to need a gradient that needed none")
+def checkpoint(function, *args):
+    return flawed("all need, integers too", function, args)
 
 
 @mistake("11.1", says="inputs that are not detached")
@@ -595,6 +600,40 @@ def plan(costs, budget):
     if len(costs) == 3:
         return right.plan(costs, budget)
     return search(costs, budget, peak_bytes)
+
+
+@mistake("11.3", says="the choice is in the order of backward")
+def plan(costs, budget):
+    return right.plan(costs, budget)[::-1]
+
+
+def beginnings(costs, budget, all_looked_at=True, kept=None):
+    """Go through the layers with what may be held so far; `kept` thins the states out."""
+    right.plan(costs, budget)
+    states = [(0, 0, [])]
+    for cost in costs:
+        ways = (False, cost.saved, 0), (True, cost.inputs, cost.flops)
+        both = [
+            (bytes_held + more, paid + flops, [*made, again])
+            for bytes_held, paid, made in states
+            for again, more, flops in ways
+            if bytes_held + cost.saved <= budget or (again and not all_looked_at)
+        ]
+        least = {}
+        for state in sorted(both, key=lambda state: state[1]):
+            least.setdefault(kept(state) if kept else state[0], state)
+        states = list(least.values())
+    return min(states, key=lambda state: state[1])[2]
+
+
+@mistake("11.3", says="a checkpointed layer is not held against the budget")
+def plan(costs, budget):
+    return beginnings(costs, budget, all_looked_at=False)
+
+
+@mistake("11.3", says="a beginning was dropped that others do not replace")
+def plan(costs, budget):
+    return beginnings(costs, budget, kept=lambda state: sum(state[2]))
 
 
 @mistake("11.3", says="layers are checkpointed although everything fits")
