@@ -47,7 +47,8 @@ def check_shape(model: ModelSpec, plan: Plan) -> None:
 def _uneven(size: int, what: str, ranks: int, axis: str) -> str:
     more = -size % ranks
     fits = [n for n in range(1, min(size, ranks) + 1) if size % n == 0]
+    fewer = "1 rank" if fits[-1] == 1 else f"{fits[-1]} ranks"
     return (
         f"{size} {what} cannot be shared out evenly over {axis} = {ranks}: {more} more would do, "
-        f"or {fits[-1]} ranks"
+        f"or {fewer}"
     )

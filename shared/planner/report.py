@@ -105,7 +105,7 @@ def assumptions(model: ModelSpec, cluster: Cluster, plan: Plan) -> list[str]:
         f"{1 - USABLE:.0%} of the memory is kept free for the driver, gaps and buffers",
         f"activations after Korthikanti et al. 2022, {scores}; logits in float32",
         "the sequence is cut as well wherever tp is above 1 (sequence parallelism); no plan has cp",
-        "schedule 1F1B, interleaved with chunks; layers shared out evenly over the stages",
+        "schedule 1F1B, interleaved (chunks) only where all stages have equally many layers",
         f"{where}; large products reach {cluster.achievable:.0%} of the peak{unknown}, those of a "
         f"step {FITTED.matmul:.0%} of that; collectives reach {FITTED.link:.0%} of a link",
         f"what a layer keeps goes through the GPU's memory {FITTED.traffic:.1f} times each way",
