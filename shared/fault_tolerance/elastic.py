@@ -41,7 +41,8 @@ def save_elastic(folder: Path, state: TrainingState, keep: int = 2) -> Path:
         raise InputError(f"checkpoint {path} cannot be written: {_reason(error)}") from error
     if dist.get_rank() == 0:
         older = [each for each in elastic_checkpoints_in(folder) if each.name < path.name]
-        for each in older[: len(older) - (keep - 1)]:
+        too_many = max(len(older) - (keep - 1), 0)  # below 0 a slice would count from the end
+        for each in older[:too_many]:
             (each / ".metadata").unlink()  # first: half a folder must not pass for a whole one
             shutil.rmtree(each, ignore_errors=True)
     return path

@@ -39,6 +39,17 @@ def test_each_rank_writes_a_share(tmp_path):
     assert 3 * weights < sum(parts) < 3.8 * weights, "weights and two moments, once in all"
 
 
+def test_as_many_stay_as_are_to_be_kept(tmp_path):
+    def save_five(rank):
+        state, _ = reference_training()
+        for state.step in range(1, 6):
+            save_elastic(tmp_path, state, keep=4)
+
+    run_ranks(save_five, 1)
+    names = [path.name for path in elastic_checkpoints_in(tmp_path)]
+    assert names == [f"step_{step:08d}" for step in (2, 3, 4, 5)]
+
+
 def test_an_unfinished_folder_is_passed_over(tmp_path):
     run_ranks(go_on, 2, tmp_path, 20)
     (tmp_path / "step_00000020" / ".metadata").unlink()
