@@ -239,13 +239,14 @@ def layer_inputs(layer: nn.Module) -> tuple[Tensor, ...]:
 
 
 def random_pair(vocab_size: int, pad_id: int = 0) -> tuple[Tensor, Tensor]:
-    """Source tokens (3, 7), of which two rows end in padding, and target tokens (3, 5)."""
+    """Source tokens (3, 7), of which two rows end in padding, and target tokens (3, 5) without."""
     generator = fresh_generator()
     src = torch.randint(1, vocab_size, (3, 7), generator=generator)
     src[0, 1] = 0  # padding only where pad_id says so
     src[1, 4:] = pad_id
     src[2, 6:] = pad_id
-    return src, torch.randint(1, vocab_size, (3, 5), generator=generator)
+    tgt = torch.randint(1, vocab_size, (3, 5), generator=generator)
+    return src, tgt.where(tgt != pad_id, pad_id + 1)  # what stands at padding is nobody's business
 
 
 def logits(

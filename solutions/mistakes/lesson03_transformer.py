@@ -852,7 +852,14 @@ class Transformer(transformer.Transformer):
 @mistake("03.5", says="a source longer than max_len=16 is accepted")
 class Transformer(transformer.Transformer):
     def __init__(self, config: TransformerConfig) -> None:
-        super().__init__(replace(config, max_len=5000))
+        super().__init__(replace(config, max_len=config.max_len + 1))
+        self.config = config
+
+
+@mistake("03.5", says="a pair as long as max_len=16 is refused")
+class Transformer(transformer.Transformer):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(replace(config, max_len=config.max_len - 1))
         self.config = config
 
 
