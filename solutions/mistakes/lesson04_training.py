@@ -786,7 +786,7 @@ def _beam(model, src, max_len, k, penalty, bos_id, eos_id, pad_id, **faults):
         if faults.get("hasty") and beam.num_finished.all():
             break
         if not faults.get("no_reorder"):
-            cache = cache.select(parents)
+            cache = cache.select(parents % k if faults.get("first_rows") else parents)
     return beam.best(pad_id)
 
 
@@ -993,3 +993,15 @@ def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, 
 def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
     rest = beam_size, length_penalty, bos_id, eos_id, pad_id
     return _listed(model, src, max_len, *rest, offset=1)
+
+
+@mistake("04.5", says="a decided sentence is searched on while its neighbours are")
+def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
+    return _listed(model, src, max_len, beam_size, length_penalty, bos_id, eos_id, pad_id)
+
+
+@mistake("04.5", says="in a batch a sentence is translated differently than alone")
+@torch.no_grad()
+def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
+    rest = (beam_size, length_penalty, bos_id, eos_id, pad_id)
+    return _beam(model, src, max_len, *rest, first_rows=True)
