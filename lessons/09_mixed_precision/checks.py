@@ -224,6 +224,7 @@ def scaler_state(make) -> None:
     got = lab.scaled_steps(fresh, rest, seed).scales
     anew = lab.scales_by_rule(rest, {**lab.SETTINGS, "init_scale": kept["scale"]})
     lab.scaled_steps(ours, rest, seed)
+    ours.state_dict()  # a second one, which has nothing to do with the first
     recognise(
         {
             "the count of clean steps is not restored": got == anew,
@@ -528,6 +529,9 @@ def weighed_by_tokens(accumulate) -> None:
             "the micro-batches' means are added up": by([1.0] * 3),
             "the sums over tokens are added up, and nothing divides them": by(COUNTS),
             "only the last micro-batch counts": by([0, 0, shares[2]]),
+            "the share of the tokens is rounded to bf16": by(
+                torch.tensor(shares).bfloat16().tolist()
+            ),
         },
         hint="a mean over n of N tokens counts n / N",
     )
@@ -660,12 +664,19 @@ def two_ranks(
             "each rank divides by its own tokens, and the ranks' means are added up": means,
         },
     )
+    whole = torch.tensor(sum(rank["loss"] for rank in seen)).double()
+    mean, words = accumulating.mean_loss(net, parts), "what is returned is multiplied by the ranks"
     size = first.nbytes
     large = [sum(n >= size for n in rank["sizes"]) for rank in seen]
     small = [[n for n in rank["sizes"] if n < size] for rank in seen]
     recognise(
         {
+            "the loss is added up over the ranks: each returns its own part": all(
+                math.isclose(rank["loss"], float(mean), rel_tol=1e-4) for rank in seen
+            ),
             "the gradients travel with every micro-batch": max(large) > 1,
+            "gradients are all-reduced by hand, and DDP has done it already": min(large) == 1
+            and max(map(sum, small)) >= size,
             "gradients travel parameter by parameter: DDP's own message has all": max(large) == 0
             and max(map(sum, small)) >= size,
             "numbers of tokens travel one by one": max(map(len, small)) > 1,
@@ -675,6 +686,4 @@ def two_ranks(
         seen=f"messages of {seen[0]['sizes']} and {seen[1]['sizes']} bytes",
         hint="no_sync() around forward and backward of all but the last",
     )
-    whole = torch.tensor(sum(rank["loss"] for rank in seen)).double()
-    mean, words = accumulating.mean_loss(net, parts), "what is returned is multiplied by the ranks"
     near(whole, mean, what="the sum of the ranks' losses", looks_like={words: 2 * mean})

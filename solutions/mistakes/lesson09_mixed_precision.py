@@ -1093,6 +1093,34 @@ def accumulate(model, micro_batches, loss_of, scaler=None):
     return torch.stack(parts).sum()
 
 
+@mistake("09.3", says="DDP has done it already")
+def accumulate(model, micro_batches, loss_of, scaler=None):
+    result = right.accumulate(model, micro_batches, loss_of, scaler)
+    for parameter in model.parameters() if current_world_size() > 1 else ():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= current_world_size()
+    return result
+
+
+@mistake("09.3", says="the loss is added up over the ranks")
+def accumulate(model, micro_batches, loss_of, scaler=None):
+    result = right.accumulate(model, micro_batches, loss_of, scaler)
+    if current_world_size() > 1:
+        dist.all_reduce(result)
+    return result
+
+
+@mistake("09.3", says="the share of the tokens is rounded to bf16")
+def accumulate(model, micro_batches, loss_of, scaler=None):
+    return weighed_by(
+        model,
+        micro_batches,
+        loss_of,
+        scaler,
+        weight=lambda each, every: torch.tensor(share(each, every)).bfloat16().item(),
+    )
+
+
 @mistake("09.3", says="numbers of tokens travel one by one")
 def accumulate(model, micro_batches, loss_of, scaler=None):
     if current_world_size() > 1:
