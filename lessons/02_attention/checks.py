@@ -16,6 +16,7 @@ from shared.laboratories import lesson02 as lab
 from shared.measuring.memory import saved_bytes
 
 ENGINE = "scaled_dot_product_attention"
+LAST_DIGITS = "an epsilon is added to a sum of weights, or a step runs in float32: digits are lost"
 EMPTY_HINT = "which rows have no key: mask.any(dim=-1, keepdim=True); their output is 0"
 
 exercise_02_1 = checks_for(
@@ -81,9 +82,10 @@ def with_mask(attention) -> None:
     each_head = lab.random_mask(6, 5, 7).view(2, 3, 5, 7)
     for mask in (lab.random_mask(2, 5, 7), lab.random_mask(1, 1, 7), each_head):
         output, weights = attend(attention, q, k, v, mask)
+        want = torch_attention(q, k, v, mask)
         expect_close(
             output,
-            torch_attention(q, k, v, mask),
+            want,
             what="the output",
             looks_like={
                 "the mask is not used": scores.softmax(-1) @ v,
@@ -101,6 +103,7 @@ def with_mask(attention) -> None:
                 "a row with some masked key is taken for a row without any: mask.any, not all": (
                     torch.zeros_like(q)
                 ),
+                LAST_DIGITS: lab.nearly(output, want),
             },
             hint="a masked key must get the weight exp(-inf) = 0 before the row is normalised",
         )
@@ -128,8 +131,22 @@ def empty_row(attention) -> None:
         f"{float(its_weights[0, 0]):.2g} in that row",
         hint=EMPTY_HINT,
     )
-    expect_close(output, torch_attention(q, k, v, mask), what="the output with one empty row")
-    expect_close(its_weights, torch.zeros_like(its_weights), what="the weights of that row")
+    want = torch_attention(q, k, v, mask)
+    looks_like = {
+        LAST_DIGITS: lab.nearly(output, want),
+        "a row without any key looks at all of them alike: its output is to be 0": (
+            want.where(mask.any(-1, keepdim=True), output)
+        ),
+    }
+    what = "the output with one empty row"
+    expect_close(output, want, what=what, looks_like=looks_like, hint=EMPTY_HINT)
+    expect(
+        not its_weights.any(),
+        mistake="a row without any key keeps its weights: only its output is set to 0",
+        expected="weights of 0 in that row",
+        seen=f"weights up to {float(its_weights.max()):.2g}",
+        hint=EMPTY_HINT,
+    )
 
 
 @exercise_02_1.check("large scores, by hand")

@@ -168,6 +168,32 @@ def scaled_dot_product_attention(query, key, value, mask=None):
     return weights @ value, weights
 
 
+@mistake("02.1", says="an epsilon is added to a sum of weights")
+def scaled_dot_product_attention(query, key, value, mask=None):
+    weights = (query @ key.mT / math.sqrt(query.shape[-1])).softmax(-1)
+    if mask is not None:
+        weights = weights * mask
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-6)
+    return weights @ value, weights
+
+
+@mistake("02.1", says="a row without any key looks at all of them alike")
+def scaled_dot_product_attention(query, key, value, mask=None):
+    scores = query @ key.mT / math.sqrt(query.shape[-1])
+    if mask is not None:
+        scores = scores + torch.where(mask, 0.0, -1e6)
+    weights = scores.softmax(-1)
+    return weights @ value, weights
+
+
+@mistake("02.1", says="a row without any key keeps its weights")
+def scaled_dot_product_attention(query, key, value, mask=None):
+    output, weights = right.scaled_dot_product_attention(query, key, value, mask)
+    if mask is not None:
+        weights = weights.where(mask.any(-1, keepdim=True), 1 / key.shape[-2])
+    return output, weights
+
+
 @mistake("02.1", says="the weights are scaled, after the softmax")
 def scaled_dot_product_attention(query, key, value, mask=None):
     output, weights = attention_with(query @ key.mT, value, mask)
