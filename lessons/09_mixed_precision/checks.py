@@ -666,13 +666,18 @@ def two_ranks(
     )
     whole = torch.tensor(sum(rank["loss"] for rank in seen)).double()
     mean, words = accumulating.mean_loss(net, parts), "what is returned is multiplied by the ranks"
-    size = first.nbytes
+    expect_sent_once(seen, first.nbytes, float(mean))
+    near(whole, mean, what="the sum of the ranks' losses", looks_like={words: 2 * mean})
+
+
+def expect_sent_once(seen, size: int, mean: float) -> None:
+    """One message of `size` bytes of gradients, one of a number; a loss that was not sent."""
     large = [sum(n >= size for n in rank["sizes"]) for rank in seen]
     small = [[n for n in rank["sizes"] if n < size] for rank in seen]
     recognise(
         {
             "the loss is added up over the ranks: each returns its own part": all(
-                math.isclose(rank["loss"], float(mean), rel_tol=1e-4) for rank in seen
+                math.isclose(rank["loss"], mean, rel_tol=1e-4) for rank in seen
             ),
             "the gradients travel with every micro-batch": max(large) > 1,
             "gradients are all-reduced by hand, and DDP has done it already": min(large) == 1
@@ -686,4 +691,3 @@ def two_ranks(
         seen=f"messages of {seen[0]['sizes']} and {seen[1]['sizes']} bytes",
         hint="no_sync() around forward and backward of all but the last",
     )
-    near(whole, mean, what="the sum of the ranks' losses", looks_like={words: 2 * mean})
