@@ -204,6 +204,7 @@ WRONG = {
     "what was averaged before zero_grad() counts in this step": "nothing dropped",
     "only the last of two backward passes counts: gradients are added up": "last part",
     "the mean over the backward passes is taken, not their sum": "mean of parts",
+    "the gradients are divided by the number of ranks twice": "divided twice",
     "a parameter that no rank used is left alone: with zeros it still decays": "no zeros",
 }
 
@@ -295,7 +296,7 @@ def expect_bytes(stage: int, answer) -> None:
                     "this rank's part of the gradients outlives step() and zero_grad(), as a "
                     "master's .grad perhaps": got == rest + own * 4 // n,
                     "nothing is saved: every rank keeps the states of all parameters": (
-                        n > 1 and got >= psi * states
+                        n > 1 and got >= psi * weights // (n if stage == 3 else 1) + psi * states
                     ),
                     "the parameters are whole on every rank between steps": (
                         stage == 3 and n > 1 and got >= psi * weights + psi * states // n

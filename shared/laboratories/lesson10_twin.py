@@ -97,6 +97,7 @@ def _gradients(case: Course, net: Net, seed: int, step: int, wrong: str, rank: i
         for part in range(first, case.quiet + 1):
             scale = 1 if wrong in ("sum", "own") else 1 / case.world_size
             scale /= case.quiet + 1 if wrong == "mean of parts" else 1
+            scale /= case.world_size if wrong == "divided twice" else 1
             if (each, step) != case.absent:
                 (scale * case.loss(net, seed, each, step, part)).backward()
     for parameter in net.parameters():

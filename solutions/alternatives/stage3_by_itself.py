@@ -172,7 +172,8 @@ class ByItself(Optimizer):
         return whole
 
     def state_dict(self):
-        numbers = [(s.part, s.master.detach()) for s in self.shards]
+        # In float32 the part is its own master, and is written twice: both are this rank's own.
+        numbers = [(s.part.clone(), s.master.detach().clone()) for s in self.shards]
         return {"numbers": numbers, "inner": self.inner.state_dict(), "of": dist.get_rank()}
 
     def load_state_dict(self, state_dict):

@@ -158,6 +158,33 @@ class ZeroStage1(right.ZeroStage1):
             bucket.grad *= dist.get_world_size()
 
 
+@mistake("10.2", says="divided by the number of ranks twice")
+class ZeroStage1(right.ZeroStage1):
+    def reduce_gradients(self):
+        super().reduce_gradients()
+        for bucket in self.buckets:
+            assert bucket.grad is not None
+            bucket.grad /= dist.get_world_size()
+
+
+class CutOff(Bucket):
+    """What does not divide by the number of ranks is left out, where zeros should be added."""
+
+    def pieces(self, flat):
+        sizes = [shape.numel() for shape in self.shapes]
+        pieces = flat[: sum(sizes) // self.num_ranks * self.num_ranks].split(sizes)
+        return [piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
+
+
+@mistake("10.2", says="split_with_sizes expects")
+class ZeroStage1(right.ZeroStage1):
+    def __init__(self, params, optimizer_class, *, bucket_size=1_000_000, **kwargs):
+        super().__init__(params, optimizer_class, **kwargs)
+
+    def _make_buckets(self, parameters):
+        return [CutOff(each.parameters) for each in super()._make_buckets(parameters)]
+
+
 @mistake("10.2", says="each rank updates its part by its own gradients")
 class ZeroStage1(right.ZeroStage1):
     def reduce_gradients(self):
