@@ -61,3 +61,24 @@ def show_size(num_bytes: int) -> str:
         if num_bytes >= unit:
             return f"{num_bytes / unit:.4g} {name}"
     return f"{num_bytes} bytes"
+
+
+def plain(text: str) -> str:
+    """Text without what a page, a terminal or a file name could stumble over.
+
+    Line breaks stay. Control characters, lone surrogates and marks that turn the direction of
+    writing become a replacement character.
+    """
+    text = text.replace("\r\n", "\n").replace("\t", " ")
+    return "".join(
+        "\ufffd" if c in TURNING or (c != "\n" and unicodedata.category(c) in ("Cc", "Cs")) else c
+        for c in text
+    )
+
+
+def as_sentence(text: str) -> str:
+    """The text with a capital first and a full stop last, unless that would change code."""
+    text = text.strip()
+    if re.match(r"[a-z]{2,}[,:]? [a-z0-9(]", text):
+        text = text[0].upper() + text[1:]
+    return f"{text}." if " " in text and text[-1].isalnum() else text

@@ -6,7 +6,7 @@ import pytest
 
 from shared.errors import InputError
 from solutions.grading.corrections import Correction, correct, read_corrections
-from solutions.grading.reports.pages import make_card
+from solutions.grading.reports.feedback import make_card
 from solutions.grading.reports.table import reason
 from solutions.grading.results import Exercise, Lesson, Outcome, Verdict
 

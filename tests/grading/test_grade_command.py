@@ -130,7 +130,6 @@ def test_the_output_folder_holds_table_json_pages_and_picture(a_class, tmp_path,
         "student,lesson 02 of 13,all of 13\nAda,1,1\nBo,0,0\nCy,0,0\n"
     )
     assert len([name for name in names if name.endswith(".html")]) == 4
-    assert len([name for name in names if name.endswith(".md")]) >= 3
     content = json.loads((tmp_path / "out/grades.json").read_text(encoding="utf-8"))
     assert content["lessons"]["02"]["02.5"] == 5
     assert len(content["verdicts"]) == 3 * NUM_EXERCISES
@@ -204,7 +203,7 @@ def test_points_by_hand_hold_at_every_run_and_cost_none(a_class, tmp_path):
         )
         assert row["points"] == "0.5"
         assert row["message"].startswith("points set by hand (the checks gave 0): shown to me on")
-    page = (tmp_path / "out/feedback/Cy.md").read_text()
+    page = (tmp_path / "out/feedback/Cy.html").read_text()
     assert "Points set by hand (the checks gave 0): shown to me on paper." in page
     table.write_text("student,exercise,points,why\nCyd,02.2,0.5,x\n")
     assert run(a_class, tmp_path / "out", "--corrections", str(table))[0] == 2
@@ -267,7 +266,7 @@ def test_what_an_answer_borrows_is_said_where_points_are_lost(a_class, tmp_path)
     [row] = [r for r in rows(tmp_path / "out") if r["student"] == "Bo" and r["exercise"] == "02.2"]
     words = "uses pad (cell 1), but only exercise cells are graded: move it into this cell"
     assert row["message"] == f"{words}; NameError: name 'pad'"
-    [page] = (tmp_path / "out/feedback").glob("Bo*.md")
+    [page] = (tmp_path / "out/feedback").glob("Bo*.html")
     assert words in page.read_text()
 
 

@@ -1,4 +1,4 @@
-"""The picture of a class: its bytes, its sizes, and what its headline and its mistakes are."""
+"""The picture of a class: its bytes, its sizes, and its headline."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 import matplotlib.image
 import pytest
 
-from solutions.grading.reports.picture import draw_class, headline, most_frequent
+from solutions.grading.reports.picture import draw_class, headline
 from solutions.grading.results import Outcome, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,20 +88,6 @@ def test_the_headline_names_the_hardest():
     two += [verdict("a", "01.3", wrong), verdict("b", "01.3", right)]
     assert headline(two) == "Hardest: 01.2, 01.3; 1 of 2 have each right"
     assert headline(two[::2]) == "One student: 2 of 3 exercises right"
-
-
-def test_mistakes_are_counted_by_exercise_and_words():
-    wrong = Outcome.WRONG
-    some = [verdict(str(i), "01.1", wrong, "sum, not mean") for i in range(3)]
-    some += [verdict(str(i), "01.2", wrong, "sum, not mean") for i in range(2)]
-    some += [verdict("0", "01.3", wrong, "transposed"), verdict("1", "01.3", wrong)]
-    assert most_frequent(some) == [
-        (("01.1", "sum, not mean"), 3),
-        (("01.2", "sum, not mean"), 2),
-        (("01.3", "transposed"), 1),
-    ]
-    some += [verdict(str(i), "01.4", wrong, "detached") for i in range(2)]
-    assert (("01.3", "transposed"), 1) not in most_frequent(some), "three others came twice"
 
 
 def test_nothing_of_it_loads_torch():

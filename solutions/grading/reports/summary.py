@@ -4,9 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
-from solutions.grading.reports.pages import plain
 from solutions.grading.results import Outcome, Verdict
-from solutions.grading.texts import show_points
+from solutions.grading.texts import plain, show_points
 
 MAX_LINES = 12
 UNGRADED = (Outcome.UNREADABLE, Outcome.STOPPED)
