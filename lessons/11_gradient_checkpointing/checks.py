@@ -194,14 +194,15 @@ def autocast(checkpoint) -> None:
 @exercise_11_1.check("arguments of all kinds")
 def arguments(checkpoint) -> None:
     (x, y), (z, twin_of_z) = lab.batch_and_twin(3, 4), lab.batch_and_twin(3, 1)
-    fixed, tokens, options = lab.batch(4, grad=False), torch.tensor([2, 0, 1]), ({"power": 2},)
+    fixed, tokens, options = lab.batch(4, grad=False), torch.tensor([2, 0, 1]), [{"power": 2}]
 
     def function(x, scale, fixed, nothing, tokens, options, z):
         same = nothing is None and options is args[-1]
         other = {"an argument that is no tensor arrives as another object": not same}
         recognise(other, expected="the caller's own objects", seen=f"{nothing!r}, {options}")
-        return scale * x[tokens] ** options[0]["power"] * fixed * z
+        return scale * x[tokens] ** options[0]["power"] * fixed * z * options[1]
 
+    options.append(torch.ones(3, 1, dtype=x.dtype))  # in a list: no argument of its own
     noting = lab.Noting(function, lab.needs_of)
     args = 3, fixed, None, tokens, options
     backward_of(checkpoint(noting, x, *args, z))
@@ -338,7 +339,7 @@ exercise_11_2 = checks_for(
 @exercise_11_2.check("values, gradients and the layers of each segment")
 def segments(checkpoint_sequential) -> None:
     by_default = [(total, None) for total in (7, 11, 3, 1)]
-    for num_layers, count in (*by_default, (7, 2), (10, 4), (5, 5), (4, 1)):
+    for num_layers, count in (*by_default, (7, 2), (10, 4), (7, 4), (5, 5), (4, 1)):
         (x, y), seed = lab.batch_and_twin(4, 5), fresh_seed()
         chain = lab.Chain(num_layers, rate=0.3)
         lab.draw_after(seed)
