@@ -46,6 +46,7 @@ def traced_steps(answer) -> None:
             "there are no steps in the trace: profiler.step() is not called": not steps,
             "the first steps are in the trace, and they are slower: wait and warmup are not used": 0
             in steps,
+            "more steps than `active` are in the trace": steps[:3] == [3, 4, 5],
             "the schedule begins again after its first cycle: repeat=1 is missing": max(
                 steps, default=0
             )
@@ -452,6 +453,8 @@ def uneven_reasons(answer) -> None:
     def reads(event) -> bool:
         return event["name"] == "aten::item"
 
+    nodes = [made.op("AddmmBackward0", 2000 + k, 2001 + k) for k in range(900)]
+
     def second_of_three(event) -> bool:
         return event["name"] == "ProfilerStep#5"
 
@@ -466,6 +469,11 @@ def uneven_reasons(answer) -> None:
          "spans that were cut off are counted: they have no dur"),
         ("none", made.without(trace(operators=280), second_of_three), trace(),
          "280 operators, as many between the two steps", "what lies between the steps is counted"),
+        ("buckets", made.without(trace(messages=24), second_of_three), trace(),
+         "24 messages in each of the steps 4 and 6",
+         "steps are counted from the first number to the last, and some may be missing"),
+        ("none", {**trace(), "traceEvents": [*trace()["traceEvents"], *nodes]}, trace(),
+         "900 autograd nodes", "autograd nodes count as operators, whose names begin with aten::"),
         ("loader", trace(waits=650), trace(waits=400), "650 waits, 400 in the healthy",
          "the waits' quotient is asked for, not their difference"),
     ):  # fmt: skip

@@ -144,6 +144,14 @@ def profile_training(
     return variant(model, optimizer, batches, loss_of, folder, wait, warmup, active, plan=plan)
 
 
+@mistake("12.1", says="more steps than `active` are in the trace")
+def profile_training(
+    model, optimizer, batches, loss_of, folder, *, wait=1, warmup=1, active=3
+) -> Path:
+    plan = schedule(wait=wait, warmup=warmup, active=active + 1, repeat=1)
+    return variant(model, optimizer, batches, loss_of, folder, wait, warmup, active, plan=plan)
+
+
 @mistake("12.1", says="the schedule begins again after its first cycle")
 def profile_training(
     model, optimizer, batches, loss_of, folder, *, wait=1, warmup=1, active=3
@@ -1147,6 +1155,30 @@ def diagnose(trace, healthy):
         return counts({"traceEvents": events})
 
     return reason(trace, healthy, count=first)
+
+
+@mistake("12.5", says="steps are counted from the first number to the last")
+def diagnose(trace, healthy):
+    def by_numbers(each):
+        names = [e["name"] for e in each["traceEvents"] if e.get("ph") == "X" and is_step(e)]
+        numbers = [int(name.partition("#")[2]) for name in names]
+        size = max(numbers) - min(numbers) + 1 if numbers else 1
+        found = counts(each)
+        return {name: count * len(set(numbers)) / size for name, count in found.items()}
+
+    return reason(trace, healthy, count=by_numbers)
+
+
+@mistake("12.5", says="autograd nodes count as operators")
+def diagnose(trace, healthy):
+    def with_nodes(each):
+        events = [
+            {**e, "name": f"aten::{e['name']}"} if e["name"].endswith("Backward0") else e
+            for e in each["traceEvents"]
+        ]
+        return counts({"traceEvents": events})
+
+    return reason(trace, healthy, count=with_nodes)
 
 
 @mistake("12.5", says="where the healthy run reads nothing")
