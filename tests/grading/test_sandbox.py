@@ -1,8 +1,10 @@
 """The wall is there or the grader refuses; whatever a run says, reading it never fails."""
 
 import os
+import re
 import shutil
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from solutions import grade
 from solutions.grading.intake.audit import Flag
 from solutions.grading.results import Answers, Exercise, Lesson, Limits, Outcome, Stop
 from solutions.grading.sandbox import bubblewrap
+from solutions.grading.sandbox.cgroup import cgroup
 from solutions.grading.sandbox.reader import Reader, end_of_process
 from solutions.grading.sandbox.run import Closed, Workspace
 
@@ -151,6 +154,42 @@ def test_processes_that_have_left_their_parents_count_as_memory(course):
     verdict = graded(course, body, limits=Limits(exercise_seconds=20, memory=2 << 30))
     assert verdict.outcome is Outcome.STOPPED
     assert verdict.message == "stopped: used more than 2 GiB of memory"
+
+
+GREEDY = "x = bytearray(b'x') * (1600 << 20)"
+MANY = "import os, time\nfor _ in range(40):\n    os.fork() or (time.sleep(9), os._exit(0))"
+
+
+@pytest.mark.parametrize("program", [GREEDY, MANY])
+def test_a_cgroup_holds_all_processes_together(program):
+    with cgroup(Limits(memory=100 << 20, folder_size=0, num_processes=1)) as words:
+        if not words:
+            pytest.skip("no cgroup can be made here")
+        groups = [Path(each) for each in re.findall(r"\S+(?=/cgroup.procs)", words[2])]
+        assert groups and all(each.is_dir() for each in groups)
+        python = [sys.executable, "-c", program]
+        status = subprocess.run(
+            [*words, *python], stderr=subprocess.DEVNULL, check=False
+        ).returncode
+        assert status == (-9 if program == GREEDY else 1)
+        for pid in {line for each in groups for line in (each / "cgroup.procs").open()}:
+            os.kill(int(pid), 9)
+    assert not any(each.exists() for each in groups)
+
+
+def test_what_is_written_to_a_cgroup_of_version_2(tmp_path):
+    (tmp_path / "cgroup.controllers").touch()
+    with cgroup(Limits(memory=4 << 30), tmp_path) as (_, _, join, _):
+        (group,) = tmp_path.glob("torch_handle_*")
+        assert join == f'{{ echo 0 > {group}/cgroup.procs; }} 2>/dev/null; exec "$@"'
+        written = {each.name: each.read_text() for each in group.iterdir()}
+    most = {"memory.max": str((5 << 30) + (256 << 20)), "memory.swap.max": "0", "pids.max": "160"}
+    assert written == most
+
+
+def test_without_the_right_to_make_a_cgroup_the_run_goes_on(tmp_path):
+    with cgroup(Limits(), tmp_path / "none") as words:
+        assert words == []
 
 
 def test_the_forbidden_call_is_named_and_the_answer_still_judged(course):

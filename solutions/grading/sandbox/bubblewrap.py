@@ -15,6 +15,7 @@ from pathlib import Path
 
 from shared.errors import InputError
 from solutions.grading.results import Limits
+from solutions.grading.sandbox.cgroup import THREADS
 
 HOME, COURSE = "/tmp", "/course"
 USER = 60578  # a number that no distribution hands out (systemd's list of ranges leaves it free)
@@ -26,7 +27,6 @@ READABLE = (
     "/sys",
 )
 SHARED_MEMORY = 64 << 20  # bytes of /dev/shm: data loaders' workers use it
-THREADS = 3  # for each process of the limit: the system counts threads
 OTHERWISE = "or give --unconfined to run what students wrote as yourself, with all your rights"
 
 

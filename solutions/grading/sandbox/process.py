@@ -8,13 +8,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from solutions.grading.results import Limits, Stop
 from solutions.grading.sandbox import bubblewrap
+from solutions.grading.sandbox.cgroup import cgroup
 
 MAX_READ = 4 << 20  # bytes that one run may report
 STARTING = 120.0  # seconds for the interpreter, torch and the setup cell
@@ -63,13 +64,16 @@ def run_judge(
 
     `seconds` are for all of the job's exercises together.
     """
-    with tempfile.TemporaryDirectory(prefix="run_", dir=place.folder) as name:
+    with (
+        tempfile.TemporaryDirectory(prefix="run_", dir=place.folder) as name,
+        cgroup(limits) as inside,
+    ):
         folder = Path(name)
         home = Path(bubblewrap.HOME) if place.confined else folder / "home"
         (folder / "home").mkdir()
         (folder / "job.json").write_text(json.dumps(job))
         reader, writer = os.pipe()
-        process = _start(place, folder, writer, environment(home, seed), limits, slot)
+        process = _start(place, folder, writer, environment(home, seed), limits, slot, inside)
         os.close(writer)
         try:
             said, stop = _listen(reader, time.monotonic() + STARTING + seconds, closing)
@@ -83,9 +87,18 @@ def run_judge(
 
 
 def _start(
-    place: Place, folder: Path, pipe: int, seen: Mapping[str, str], limits: Limits, slot: int
+    place: Place,
+    folder: Path,
+    pipe: int,
+    seen: Mapping[str, str],
+    limits: Limits,
+    slot: int,
+    before: Sequence[str],
 ) -> subprocess.Popen[bytes]:
-    """Start judge.py, in the sandbox or without; it reads the job and writes to the pipe."""
+    """Start judge.py, in the sandbox or without; it reads the job and writes to the pipe.
+
+    `before` are words that come before its command.
+    """
     argv = [sys.executable, f"{place.course}/judge.py", str(pipe)]
     rules = folder / "seccomp"
     rules.write_bytes(bubblewrap.no_memory_files())
@@ -102,7 +115,7 @@ def _start(
         else:
             argv = [*bubblewrap.limited(limits), *argv]
         return subprocess.Popen(
-            argv,
+            [*before, *argv],
             cwd=folder / "home",
             env=None if place.confined else seen,
             stdin=given,
