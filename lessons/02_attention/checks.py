@@ -420,6 +420,7 @@ def self_attention(module_class) -> None:
                 "the scale is 1/sqrt(d_model): each head has only K = d_model / H numbers": (
                     mistaken(scale=d_model**-0.5)
                 ),
+                "the scores are divided by sqrt(K) twice, or by K": mistaken(scale=heads / d_model),
                 "there is one head over the whole vector": lab.mistaken_output(module, 1, x, x, x),
                 "heads are cut and joined without a transpose: positions are mixed": (
                     mistaken(transposed=False)
@@ -466,6 +467,7 @@ def masks(module_class) -> None:
             "the mask is read the wrong way round: True must mean 'may be looked at'": (
                 mistaken(mask=~keep)
             ),
+            "the scores are divided by sqrt(K) twice, or by K": mistaken(mask=keep, scale=1 / 4),
         }
         looks_like_each = {
             "one head's mask serves all heads": mistaken(mask=each[:, :1]),
@@ -510,16 +512,33 @@ def dropout(module_class) -> None:
         module = lab.built(module_class, 8, 2, dropout=0.2, fused=fused)
         kept, always = lab.kept_weights(module, 0.2), lab.kept_weights(module.eval(), 0.0)
         whole, share = torch.allclose(kept, kept.round()), kept.mean().item() / 50
+        heads = kept.unflatten(-1, (2, 4))
         recognise(
             {
                 "it acts in eval() as well: dropout_p must be 0 unless self.training": (
                     not torch.allclose(always, torch.tensor(50.0).double())
                 ),
-                "dropout is not used, or it acts on the scores, before the softmax": (
-                    bool((kept == kept[0, 0, 0]).all())
+                "dropout is not used, or a row's weights add up to 1 after it: it acts on the "
+                "scores, before the softmax, or the rest is normalised anew": (
+                    torch.allclose(kept, kept[0, 0, 0])
                 ),
                 "dropout acts on the output, not on the weights": bool(
                     ((kept.round() == 0) | (kept.round() == 50)).all()
+                ),
+                "dropout acts twice, on the weights and on what they make": (
+                    bool((kept == 0).any())
+                ),
+                "dropout acts on the values: a weight that is dropped is so for a whole value": (
+                    not torch.allclose(heads, heads[..., :1])
+                ),
+                "all heads lose the same keys: each weight is to be drawn": (
+                    torch.allclose(heads[..., 0, :], heads[..., 1, :])
+                ),
+                "all queries lose the same keys: each weight is to be drawn": (
+                    torch.allclose(kept, kept[:, :1])
+                ),
+                "all sentences lose the same keys: each weight is to be drawn": (
+                    torch.allclose(kept, kept[:1])
                 ),
                 "the rate is 0.5 whatever `dropout` says": (
                     torch.allclose(kept / 1.6, (kept / 1.6).round())

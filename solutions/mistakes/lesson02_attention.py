@@ -708,6 +708,30 @@ class MultiHeadAttention(Base):
         return F.dropout(output, rate, self.training)
 
 
+@mistake("02.5", says="dropout acts on the values")
+class MultiHeadAttention(Base):
+    def attend(self, q, k, v, mask, causal):
+        v = F.dropout(v, self.dropout if self.training else 0.0)
+        if self.fused:
+            return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal and mask is None)
+        return right.scaled_dot_product_attention(q, k, v, mask)[0]
+
+
+@mistake("02.5", says="all heads lose the same keys")
+class MultiHeadAttention(Base):
+    def attend(self, q, k, v, mask, causal):
+        if self.fused or not self.training:
+            return super().attend(q, k, v, mask, causal)
+        _, weights = right.scaled_dot_product_attention(q, k, v, mask)
+        return (weights * F.dropout(torch.ones_like(weights[:, :1]), self.dropout)) @ v
+
+
+@mistake("02.5", says="the scores are divided by sqrt(K) twice")
+class MultiHeadAttention(Base):
+    def attend(self, q, k, v, mask, causal):
+        return super().attend(q / math.sqrt(q.shape[-1]), k, v, mask, causal)
+
+
 @mistake("02.5", says="the rate is 0.5 whatever")
 class MultiHeadAttention(Base):
     def __init__(self, d_model, num_heads, dropout=0.0, fused=False):
@@ -715,6 +739,15 @@ class MultiHeadAttention(Base):
 
 
 @mistake("02.5", says="the rate or the scale of the rest is wrong")
+class MultiHeadAttention(Base):
+    def attend(self, q, k, v, mask, causal):
+        if self.fused or not self.training:
+            return super().attend(q, k, v, mask, causal)
+        _, weights = right.scaled_dot_product_attention(q, k, v, mask)
+        return (weights * (torch.rand_like(weights) >= self.dropout)) @ v
+
+
+@mistake("02.5", says="dropout acts twice, on the weights and on what they make")
 class MultiHeadAttention(Base):
     def attend(self, q, k, v, mask, causal):
         return F.dropout(super().attend(q, k, v, mask, causal), self.dropout, self.training)
