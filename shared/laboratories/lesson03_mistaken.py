@@ -127,9 +127,7 @@ def count_mistakes(config: TransformerConfig) -> dict[str, int]:
     tied, learned = config.tie_embeddings, config.positions == "learned"
     last = 4 * D if config.norm == "pre" else 0
     return {
-        "the biases are not counted": -L * (3 * 4 * D + 2 * (F + D)),
-        "the attentions' biases are not counted": -L * 3 * 4 * D,
-        "the feed-forward networks' biases are not counted": -L * 2 * (F + D),
+        **bias_mistakes(D, F, L),
         "a tied matrix is one parameter, and is counted more than once": 2 * matrix * tied,
         "a tied matrix is counted twice, as embedding and as output": matrix * tied,
         "untied models have three matrices of V x D": -2 * matrix * (not tied),
@@ -139,9 +137,6 @@ def count_mistakes(config: TransformerConfig) -> dict[str, int]:
         "the layers' norms have a shift as well as a gain": -L * 5 * D,
         "the decoder's cross-attention is not counted": -L * attention,
         "the decoder layer has three norms; or both networks lack the bias of linear2": -L * 2 * D,
-        "the bias of linear1 is not counted: it has d_ff numbers": -L * 2 * F,
-        "both biases of a network are taken as d_ff long: linear2's has d_model": L * 2 * (F - D),
-        "both biases of a network are taken as d_model long: linear1's has d_ff": L * 2 * (D - F),
         "an attention has four projections, w_o among them": -L * 3 * (D * D + D),
         "only pre-LN ends in a norm, one after each stack": -last or 4 * D,
         "one last norm is missing: encoder and decoder each end in one": -last // 2,
@@ -164,4 +159,16 @@ def count_mistakes(config: TransformerConfig) -> dict[str, int]:
         "d_ff is taken as 4 d_model, whatever the configuration says": (
             L * 2 * (2 * D + 1) * (4 * D - F)
         ),
+    }
+
+
+def bias_mistakes(D: int, F: int, L: int) -> dict[str, int]:
+    """What mistakes about biases add to the right count."""
+    return {
+        "the biases are not counted": -L * (3 * 4 * D + 2 * (F + D)),
+        "the attentions' biases are not counted": -L * 3 * 4 * D,
+        "the feed-forward networks' biases are not counted": -L * 2 * (F + D),
+        "the bias of linear1 is not counted: it has d_ff numbers": -L * 2 * F,
+        "both biases of a network are taken as d_ff long: linear2's has d_model": L * 2 * (F - D),
+        "both biases of a network are taken as d_model long: linear1's has d_ff": L * 2 * (D - F),
     }
