@@ -4,6 +4,7 @@ The loss is compared with F.cross_entropy, the schedules with their formulas. De
 stand-in whose logits are looked up, so that the best translation is known by trying all of them.
 """
 
+import math
 from functools import partial
 from typing import Any
 
@@ -121,6 +122,8 @@ def collate_shift(collate) -> None:
         "tgt_in holds eos: it is the whole target and should leave out its last token": whole,
         "tgt_in has no bos: nothing stands before the first word": bare,
         "tgt_in loses its last column, not its last token: short rows keep eos": whole[:, :-1],
+        "tgt_in and tgt_out are exchanged": outputs,
+        "the target has one column too many": F.pad(inputs, (0, 1), value=PAD),
     }
     expect_close(batch.tgt_in, inputs, what="tgt_in", looks_like=mistakes)
     mistakes = {
@@ -207,6 +210,11 @@ def collate_nothing(collate) -> None:
 # 04.2 label_smoothed_loss
 
 
+def is_number(got: Any, want: Tensor) -> bool:
+    """Whether an answer gave this number."""
+    return isinstance(got, Tensor) and got.shape == want.shape and torch.allclose(got, want)
+
+
 def in_float32(label_smoothed_loss):
     """The answer, rounded where its loss is of float64: the contract asks for float32 at least."""
 
@@ -231,6 +239,12 @@ def loss_plain(label_smoothed_loss: Any) -> None:
             (sums / counts).mean()
         ),
         "the sign is wrong: it falls when the model gets worse": -sums.sum() / counts.sum(),
+        "the sum is divided by the number of sentences": sums.sum() / len(targets),
+        "the loss is in bits, not in nats": sums.sum() / counts.sum() / math.log(2),
+        "softmax runs over the positions, not over the vocabulary": (
+            -(logits.log_softmax(1).gather(-1, targets[..., None])[..., 0] * words).sum()
+            / words.sum()
+        ),
     }
     large = 1000 * logits
     got, want = (
@@ -239,9 +253,12 @@ def loss_plain(label_smoothed_loss: Any) -> None:
     )
     recognise(
         {
+            "softmax is taken before log_softmax, which makes logits of probabilities": (
+                is_number(got, lab.torch_loss(large.softmax(-1), targets, 0))
+            ),
             "probabilities are kept away from 0, which cuts large losses off": (
                 isinstance(got, Tensor) and bool(0 <= got < want / 10)
-            )
+            ),
         },
         expected=f"a loss of {want.item():.0f} for logits of about 3000",
         seen=f"{got}",
@@ -309,6 +326,9 @@ def loss_gradient(label_smoothed_loss) -> None:
     got = torch.autograd.grad(loss, leaf)[0]
     mistakes = {
         "padding is recognised by 0 and not by pad_id": at_zero,
+        "ids below pad_id are taken for padding: ask !=, not >": (
+            lab.torch_gradient(logits, targets.where(targets > 7, 7), 0.2, 7)
+        ),
         "the smoothing term is cut off from the logits: only the right token's has a gradient": (
             0.8 * lab.torch_gradient(logits, targets, 0.0, 7)
         ),
@@ -441,6 +461,22 @@ def expect_cosine(cosine_schedule, w: int, n: int, peak: float, floor: float) ->
         "a whole cosine: the rate comes back up to the peak": (
             warm(lab.falling(w, (w + n) / 2, peak, floor))
         ),
+        "the cosine is upside down: after the warm-up the rate starts at floor and rises": (
+            warm(lab.falling(w, n, floor, peak))
+        ),
+        "a quarter of a cosine: it has not reached floor at total_steps": (
+            warm(lab.falling(w, 2 * n - w, peak, floor))
+        ),
+        "the angle is in degrees: math.cos takes radians": (
+            warm(lambda s: floor + (peak - floor) * 0.5 * (1 + math.cos(180 * (s - w) / (n - w))))
+        ),
+        "// drops the fraction of the progress: the rate stays at the peak, then falls at once": (
+            warm(lambda s: floor if s >= n else peak)
+        ),
+        "the cosine ends a step after total_steps": warm(lab.falling(w, n + 1, peak, floor)),
+        "the cosine ends a step before total_steps": (
+            warm(lambda s: lab.falling(w, n - 1, peak, floor)(min(s, n - 1)))
+        ),
         "the way down is a straight line": (
             warm(lambda s: peak + (floor - peak) * (s - w) / (n - w))
         ),
@@ -528,6 +564,9 @@ def expect_translations(
             "a row is empty: at max_len, what has been made stands in for a finished translation": (
                 bool((got == PAD).all(dim=1).any()) and EOS not in case.want
             ),
+            "a row is filled up with eos: what follows its first eos is pad_id": (
+                words > 0 and lab.same(got, case.want.where(case.want != PAD, EOS))
+            ),
             "after its eos a sentence goes on talking": words > 0,
             "padding is chosen as a word": pads > 0,
         },
@@ -605,6 +644,10 @@ def greedy_one(greedy_decode) -> None:
     table = {(): {4: 0.6, EOS: 0.3}, (4,): {5: 0.9}, (4, 5): {EOS: 0.8, 5: 0.2}}
     mistakes = {
         "bos is part of the result": [[BOS, 4, 5, EOS]],
+        "the result is (T, B): the batch comes first": [[4], [5], [EOS]],
+        "a column of padding stands at the end: the longest row ends with its eos": [
+            [4, 5, EOS, PAD]
+        ],
         "eos is missing from the result": [[4, 5]],
         "decoding goes on to max_len although every sentence has ended": [[4, 5, EOS] + [PAD] * 7],
     }
@@ -642,10 +685,12 @@ def greedy_edges(greedy_decode) -> None:
     mistakes = {
         "max_len counts bos: one token is missing": [[4] * 5],
         "one token more than max_len is made": [[4] * 7],
+        "eos is put at max_len: a row that is cut has none": [[4] * 5 + [EOS]],
     }
     expect_by_table(greedy_decode, lab.ENDLESS, 6, [4] * 6, mistakes, "a cut translation")
     what = "a translation where padding is likely"
-    expect_by_table(greedy_decode, lab.LIKELY_PADDING, 5, [4, EOS], {}, what)
+    mistakes = {"where padding is likeliest a row ends: the next best word is to come": [[EOS]]}
+    expect_by_table(greedy_decode, lab.LIKELY_PADDING, 5, [4, EOS], mistakes, what)
     expect_other_ids(greedy_decode)
 
 
@@ -655,9 +700,8 @@ def greedy_edges(greedy_decode) -> None:
 @exercise_04_5.check("a translation that greedy search misses")
 def beam_beats_greedy(beam_search) -> None:
     mistakes = {
-        "this is the greedy translation: the beam holds copies of one prefix, or only one lives": (
-            [[4, EOS]]
-        ),
+        "this is the greedy translation: the beam holds copies of one prefix, only one lives, or "
+        "what is returned is not the best of the finished": [[4, EOS]],
         "bos is part of the result": [[BOS, 5, EOS]],
         "all of the beam is returned, not its best": [[5, EOS], [4, EOS]],
     }
@@ -695,7 +739,7 @@ def beam_rules(beam_search) -> None:
         (lab.REFILLED, 2, 1.5, [4, 3, EOS], "the beam is not filled up: the place of a finished "
          "translation belongs to the next best prefix", [4, EOS]),
         (lab.TWO_LENGTHS, 3, 0.4, short, "long translations gain too much: is the divisor "
-         "n ** penalty?", long),
+         "n ** penalty, or is a sum divided while it lives?", long),
         (lab.TWO_LENGTHS, 3, 0.525, short, "n leaves out eos, which is a token, too", long),
         (lab.TWO_LENGTHS, 3, 0.59, long, "n counts bos, which nobody has chosen", short),
     ]:  # fmt: skip

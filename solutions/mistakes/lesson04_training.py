@@ -101,6 +101,12 @@ def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
     return _changed(pairs, pad_id, bos_id, eos_id, tgt_in=both, tgt_out=both[:, 1:])
 
 
+@mistake("04.1", says="tgt_in and tgt_out are exchanged")
+def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
+    batch = right_collate(pairs, pad_id, bos_id, eos_id)
+    return replace(batch, tgt_in=batch.tgt_out, tgt_out=batch.tgt_in)
+
+
 @mistake("04.1", says="tgt_in loses its last column, not its last token")
 def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
     both = _pad([[bos_id, *t, eos_id] for _, t in pairs], pad_id)
@@ -332,6 +338,22 @@ def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
     return right_loss(logits.log_softmax(-1).float(), targets, smoothing, pad_id)
 
 
+@mistake("04.2", says="softmax is taken before log_softmax")
+def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
+    return right_loss(logits.float().softmax(-1), targets, smoothing, pad_id)
+
+
+@mistake("04.2", says="the sum is divided by the number of sentences")
+def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
+    words = (targets != pad_id).sum() / len(targets)
+    return right_loss(logits, targets, smoothing, pad_id) * words
+
+
+@mistake("04.2", says="ids below pad_id are taken for padding")
+def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
+    return right_loss(logits, targets.clamp(min=pad_id), smoothing, pad_id)
+
+
 # 04.3 learning rates
 
 
@@ -461,6 +483,25 @@ def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
     return floor + (peak - floor) * 0.5 * (1 + math.cos(2 * math.pi * progress))
 
 
+@mistake("04.3b", says="the cosine is upside down")
+def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
+    rate = right_cosine(step, warmup_steps, total_steps, peak, floor)
+    return rate if step < warmup_steps else peak + floor - rate
+
+
+@mistake("04.3b", says="// drops the fraction of the progress")
+def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
+    if step < warmup_steps:
+        return peak * step / warmup_steps
+    progress = min(1, (step - warmup_steps) // (total_steps - warmup_steps))
+    return floor + 0.5 * (peak - floor) * (1 + math.cos(math.pi * progress))
+
+
+@mistake("04.3b", says="the cosine ends a step after total_steps")
+def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
+    return right_cosine(step, warmup_steps, total_steps + 1, peak, floor)
+
+
 @mistake("04.3b", says="the floor is added on top")
 def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
     if step < warmup_steps:
@@ -551,6 +592,25 @@ def _talkative(model, src, max_len, bos_id=1, eos_id=2, pad_id=0, stop=True):
         ended = ended | (token == eos_id)
         made.append(token)
     return torch.stack(made, dim=1)
+
+
+@mistake("04.4", says="a row is filled up with eos")
+def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
+    made = right_greedy(model, src, max_len, bos_id, eos_id, pad_id)
+    return made.masked_fill(made == pad_id, eos_id)
+
+
+@mistake("04.4", says="eos is put at max_len")
+def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
+    made = right_greedy(model, src, max_len, bos_id, eos_id, pad_id)
+    open_ = ~(made == eos_id).any(dim=1)
+    made[:, -1] = made[:, -1].masked_fill(open_, eos_id)
+    return made
+
+
+@mistake("04.4", says="the result is (T, B)")
+def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
+    return right_greedy(model, src, max_len, bos_id, eos_id, pad_id).T
 
 
 @mistake("04.4", says="after its eos a sentence goes on talking")
