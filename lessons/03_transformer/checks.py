@@ -308,6 +308,13 @@ def encoder_mistakes(twin: lab.LayerTwin, x: Tensor, mask: Tensor | None, causal
         "causal=True does not reach the attention": through(mask if causal else seen),
         "the mask is dropped where causal=True": through(lab.triangle(5) if causal else seen),
         "the mask is not passed to the attention": through(None),
+        "the attention is causal, whatever `causal` says": through(lab.both(mask, True, 5)),
+        "the mask is turned round: True marks what may be looked at": through(
+            lab.both(mask if mask is None else ~mask, causal, 5)
+        ),
+        "the layer's output is normed once more: a pre-LN stack has its norm at the end": (
+            second(wired(look))
+        ),
         "one query's mask serves all queries": through(mask if mask is None else mask[:, :, :1]),
         "the residual adds norm(x): in pre-LN it adds x itself": (
             wired(look, wrap=lambda h, norm, sublayer: norm(h) + sublayer(norm(h)))
@@ -520,20 +527,36 @@ def decoder_mistakes(twin: lab.LayerTwin, x: Tensor, memory: Tensor, mask: Tenso
         "the memory comes first, with norm2: self-attention, with norm1, belongs before it": (
             wired(look, back, norms=[second, first, third])
         ),
-        "norm2 is not used: the cross-attention reads and leaves x as it is": (
-            wired(back, look, norms=[first, nn.Identity(), third])
-        ),
-        "norm2 and norm3 are exchanged: they stand in the order of use": (
-            wired(back, look, norms=[first, third, second])
-        ),
         "the cross-attention's queries come from the memory, its keys from x": (
             wired(back, lambda h: cross(memory, h))
         ),
-        "norm2 serves the feed-forward as well, in norm3's place": (
-            wired(back, look, norms=[first, second, second])
+        "the mask is turned round: True marks what may be looked at": (
+            wired(back, lambda h: cross(h, memory, mask if mask is None else ~mask))
         ),
-        "norm1 serves all three sub-layers": wired(back, look, norms=[first] * 3),
+        **decoder_norm_mistakes(twin, x, back, look),
         **mistaken.one_sublayer(twin, x, parts),
+    }
+
+
+def decoder_norm_mistakes(
+    twin: lab.LayerTwin, x: Tensor, back: lab.Sublayer, look: lab.Sublayer
+) -> Rows:
+    """The decoder layer with right sub-layers, and a norm in the wrong place."""
+    wired, (first, second, third) = partial(twin.wired, x, back, look), twin.norms
+    return {
+        "norm2 is not used: the cross-attention reads and leaves x as it is": (
+            wired(norms=[first, nn.Identity(), third])
+        ),
+        "norm2 and norm3 are exchanged: they stand in the order of use": (
+            wired(norms=[first, third, second])
+        ),
+        "norm2 serves the feed-forward as well, in norm3's place": (
+            wired(norms=[first, second, second])
+        ),
+        "the layer's output is normed once more: a pre-LN stack has its norm at the end": (
+            third(wired())
+        ),
+        "norm1 serves all three sub-layers": wired(norms=[first] * 3),
     }
 
 
@@ -639,6 +662,8 @@ MODEL_MISTAKES = {
         "decoder norm each",
     ],
     "softmax is applied: the loss wants logits": ["softmax"],
+    "the encoder is causal: a source is read in both directions": ["encoder causal"],
+    "positions are counted from 1": ["positions from 1"],
 }
 
 
@@ -660,7 +685,11 @@ def transformer_logits(answer) -> None:
             model(src, tgt),
             want,
             what=f"logits of the {norm}-LN model",
-            looks_like=zero | {words: partial(changed, c) for words, c in MODEL_MISTAKES.items()},
+            looks_like={
+                **zero,
+                **{words: partial(changed, c) for words, c in MODEL_MISTAKES.items()},
+                **mistaken.whole_mistakes(model, src, tgt, config),
+            },
             atol=1e-6,
             rtol=1e-6,
         )

@@ -258,7 +258,8 @@ def logits(
     x, y = (embedded(model, ids, side, change) for ids, side in [(src, "src"), (tgt, "tgt")])
     for layer in model.encoder_layers:
         mask = None if "encoder mask" in change else pad
-        x = through_engine(layer, config, x, src_key_padding_mask=mask)
+        past = {"src_mask": ~triangle(x.shape[1])[0, 0]} if "encoder causal" in change else {}
+        x = through_engine(layer, config, x, src_key_padding_mask=mask, **past)
         x = normed(x, model.encoder_norm, config, change) if "encoder norm each" in change else x
     x = x if "encoder norm each" in change else normed(x, model.encoder_norm, config, change)
     for layer in model.decoder_layers:
@@ -272,7 +273,7 @@ def logits(
 
 def normed(x: Tensor, norm: Any, config: TransformerConfig, change: Collection[str]) -> Tensor:
     """x after the norm that ends a pre-LN stack."""
-    if config.norm == "post" or "final norm" in change:
+    if config.norm == "post" or norm is None or "final norm" in change:
         return x
     return F.layer_norm(x, x.shape[-1:], norm.weight, norm.bias)
 
@@ -282,9 +283,9 @@ def embedded(model: Any, ids: Tensor, side: str, change: Collection[str]) -> Ten
     weight = getattr(model, f"{side}_embedding").weight
     width = weight.shape[1]
     x = weight[ids] * (1.0 if f"{side} scale" in change else math.sqrt(width))
-    angles = torch.arange(ids.shape[1], dtype=torch.float64)[:, None] * 10_000.0 ** (
-        -torch.arange(0, width, 2, dtype=torch.float64) / width
-    )
+    first = int("positions from 1" in change)
+    at = torch.arange(first, first + ids.shape[1], dtype=torch.float64)
+    angles = at[:, None] * 10_000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     places = torch.stack([angles.sin(), angles.cos()], -1).flatten(1)
     if f"{side} positions" in change:
         return x

@@ -1,14 +1,15 @@
-"""Laboratory of lesson 03: what mistakes give in 03.1, 03.3 and 03.4, and count in 03.6."""
+"""Laboratory of lesson 03: what mistakes give in 03.1 and 03.3 to 03.5, and count in 03.6."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from shared.exercises.seeds import fresh_generator
-from shared.laboratories.lesson03 import LayerTwin, Sublayer, Wrap, num_parameters
+from shared.laboratories.lesson03 import LayerTwin, Sublayer, Wrap, logits, num_parameters
 from shared.model.config import TransformerConfig
 
 
@@ -84,6 +85,49 @@ def wrap_one(
     for i, (sublayer, norm) in enumerate(zip(sublayers, twin.norms, strict=False)):
         x = (wrap if i == place else twin.own_kind)(x, norm, sublayer)
     return x
+
+
+def whole_mistakes(
+    model: Any, src: Tensor, tgt: Tensor, config: TransformerConfig
+) -> dict[str, Callable[[], Tensor]]:
+    """Logits of the model with some of its parts in the wrong place, by the words for it."""
+    names = "src_embedding tgt_embedding encoder_layers decoder_layers encoder_norm decoder_norm"
+    parts = {name: getattr(model, name) for name in (*names.split(), "output")}
+    source, target = model.src_embedding, model.tgt_embedding
+    ahead, back = model.encoder_layers, model.decoder_layers
+
+    def times(factor: float) -> dict[str, Any]:
+        sides = {"src_embedding": source, "tgt_embedding": target}
+        return {name: SimpleNamespace(weight=each.weight * factor) for name, each in sides.items()}
+
+    changes: dict[str, dict[str, Any]] = {
+        "the encoder's last norm is not applied: the memory is the bare sum": {
+            "encoder_norm": None
+        },
+        "the decoder's last norm is not applied: the output reads the bare sum": {
+            "decoder_norm": None
+        },
+        "encoder_norm and decoder_norm are exchanged": {
+            "encoder_norm": model.decoder_norm,
+            "decoder_norm": model.encoder_norm,
+        },
+        "the target is read through src_embedding": {"tgt_embedding": source},
+        "the source is read through tgt_embedding": {"src_embedding": target},
+        "source and target are read through each other's embedding": {
+            "src_embedding": target,
+            "tgt_embedding": source,
+        },
+        "the embeddings are multiplied by d_model, not by its root": times(config.d_model**0.5),
+        "the embeddings are divided by sqrt(d_model)": times(1 / config.d_model),
+        "the encoder's last layer is left out": {"encoder_layers": ahead[:-1]},
+        "the decoder's last layer is left out": {"decoder_layers": back[:-1]},
+        "the encoder's layers are gone through backwards": {"encoder_layers": ahead[::-1]},
+        "the decoder's layers are gone through backwards": {"decoder_layers": back[::-1]},
+    }
+    return {
+        words: partial(logits, SimpleNamespace(**{**parts, **change}), src, tgt, config)
+        for words, change in changes.items()
+    }
 
 
 def expected_count(config: TransformerConfig) -> int:

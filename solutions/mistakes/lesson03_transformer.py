@@ -291,6 +291,25 @@ class EncoderLayer(layers.EncoderLayer):
         return self.residual(x, self.norm2, self.feed_forward)
 
 
+@mistake("03.3", says="the attention is causal, whatever")
+class EncoderLayer(layers.EncoderLayer):
+    def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+        return super().forward(x, mask, True)
+
+
+@mistake("03.3", says="the mask is turned round")
+class EncoderLayer(layers.EncoderLayer):
+    def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+        return super().forward(x, mask if mask is None else ~mask, causal)
+
+
+@mistake("03.3", says="the layer's output is normed once more")
+class EncoderLayer(layers.EncoderLayer):
+    def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+        x = super().forward(x, mask, causal)
+        return self.norm2(x) if self.pre else x
+
+
 @mistake("03.3", says="what the feed-forward gives replaces x")
 class EncoderLayer(layers.EncoderLayer):
     def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
@@ -696,6 +715,39 @@ class Transformer(transformer.Transformer):
         x = self.src_positions(self.src_embedding(src)) * math.sqrt(self.config.d_model)
         for layer in self.encoder_layers:
             x = layer(x, src_mask)
+        return self.encoder_norm(x)
+
+
+@mistake("03.5", says="encoder_norm and decoder_norm are exchanged")
+class Transformer(transformer.Transformer):
+    def encode(self, src: Tensor, src_mask: Tensor | None = None) -> Tensor:
+        x = transformer.embed(src, self.src_embedding, self.src_positions, self.config)
+        for layer in self.encoder_layers:
+            x = layer(x, src_mask)
+        return self.decoder_norm(x)
+
+    def decode(self, tgt: Tensor, memory: Tensor, src_mask: Tensor | None = None) -> Tensor:
+        x = transformer.embed(tgt, self.tgt_embedding, self.tgt_positions, self.config)
+        for layer in self.decoder_layers:
+            x = layer(x, memory, src_mask)
+        return self.encoder_norm(x)
+
+
+@mistake("03.5", says="the target is read through src_embedding")
+class Transformer(transformer.Transformer):
+    def decode(self, tgt: Tensor, memory: Tensor, src_mask: Tensor | None = None) -> Tensor:
+        x = transformer.embed(tgt, self.src_embedding, self.tgt_positions, self.config)
+        for layer in self.decoder_layers:
+            x = layer(x, memory, src_mask)
+        return self.decoder_norm(x)
+
+
+@mistake("03.5", says="the encoder is causal")
+class Transformer(transformer.Transformer):
+    def encode(self, src: Tensor, src_mask: Tensor | None = None) -> Tensor:
+        x = transformer.embed(src, self.src_embedding, self.src_positions, self.config)
+        for layer in self.encoder_layers:
+            x = layer(x, src_mask, causal=True)
         return self.encoder_norm(x)
 
 
