@@ -55,6 +55,12 @@ def formula(sinusoidal_encoding) -> None:
             "sine and cosine are swapped: even columns hold the sine, odd columns the cosine": (
                 want.unflatten(1, (-1, 2)).flip(-1).flatten(1)
             ),
+            "both columns of a pair hold the sine: the odd one holds the cosine": (
+                want[:, 0::2].repeat_interleave(2, dim=1)
+            ),
+            "the first pair turns slowest: its frequency is 1, and the later ones are lower": codes(
+                range(7), 6, rule=lambda p, column, dim: p / 10_000 ** (2 * (2 - column // 2) / dim)
+            ),
             "the sines fill the first half and the cosines the second: they must alternate": (
                 torch.cat([want[:, 0::2], want[:, 1::2]], dim=1)
             ),
@@ -136,6 +142,10 @@ def adds_codes(module_class) -> None:
             "the rows were chosen by the batch index: x is (batch, length, d_model), and the "
             "position is the second dimension": x + codes(range(3), 6)[:, None],
             "every position got the code of position 0": x + want[:1],
+            "the rows are one position too far: the first word stands at start": (
+                x + codes(range(1, 6), 6)
+            ),
+            "the encoding is taken off: it is to be added": x - want,
             "x was multiplied by sqrt(d_model): scaling is the embedding's business": (
                 x * math.sqrt(6) + want
             ),
@@ -370,6 +380,9 @@ def turns_pairs(rotary) -> None:
             ),
             "the rows were turned by 0, 1, 2, 3: use the positions that are given": (
                 turned(x, range(4))
+            ),
+            "the rows were turned by one position more than given": (
+                turned(x, [p + 1 for p in positions])
             ),
             "positions are counted from the first that is given: each is a place in the text": (
                 turned(x, [p - positions[0] for p in positions])

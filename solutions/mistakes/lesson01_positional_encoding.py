@@ -42,6 +42,11 @@ def sinusoidal_encoding(max_len, d_model):
     return torch.stack(_table(max_len, frequencies), dim=-1).flatten(1)
 
 
+@mistake("01.1", says="the first pair turns slowest")
+def sinusoidal_encoding(max_len, d_model):
+    return torch.stack(_table(max_len, _frequencies(d_model).flip(0)), dim=-1).flatten(1)
+
+
 @mistake("01.1", says="the exponent is 4i / d_model")
 def sinusoidal_encoding(max_len, d_model):
     return torch.stack(_table(max_len, _frequencies(d_model) ** 2), dim=-1).flatten(1)
@@ -449,6 +454,11 @@ def rotary(x, positions):
 def rotary(x, positions):
     cos, sin = _cos_sin(x, torch.arange(x.shape[-2]))
     return _rotate(x, cos, sin).to(x.dtype)
+
+
+@mistake("01.4", says="one position more than given")
+def rotary(x, positions):
+    return _rotate(x, *_cos_sin(x, positions + 1)).to(x.dtype)
 
 
 @mistake("01.4", says="half after half")
