@@ -199,6 +199,8 @@ def ffn_values(answer) -> None:
                 "the ReLU comes after the second projection": F.relu(down(up(x))),
                 "there is a ReLU after the second projection as well": F.relu(want),
                 "the activation is GELU; the paper's is ReLU": down(F.gelu(up(x))),
+                "the activation is a leaky ReLU; the paper's is ReLU": down(F.leaky_relu(up(x))),
+                "the ReLU comes first, before linear1": down(up(F.relu(x))),
                 "the residual connection is the layer's business, not this module's": x + want,
             },
         )

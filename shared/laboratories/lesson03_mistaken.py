@@ -50,6 +50,7 @@ def norm_mistakes(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> dict[s
     mistakes = {words: value * weight + bias for words, value in normed.items()}
     alone = centred / (biased + eps).sqrt()
     mistakes["bias is added before the gain: x * weight + bias"] = (alone + bias) * weight
+    mistakes["the gain is 1 + weight: weight starts as 1"] = alone * (1 + weight) + bias
     return mistakes | {"weight and bias are not applied": alone}
 
 
