@@ -17,15 +17,25 @@ from shared.measuring.traffic import Call, count_traffic
 
 F64, BF16 = torch.float64, torch.bfloat16
 HANG = "not every rank takes part in each message: the others wait for it"
+IN_GROUPS = {
+    "is not part of group": (
+        "the message's root is rank 0 of all ranks, which not every group has",
+        "group_src=0 and group_dst=0 count inside of the group, src=0 and dst=0 do not",
+    ),
+    IndexError: (
+        "a rank's number among all ranks counts, not that in its group",
+        "dist.get_rank(group)",
+    ),
+}
 
 
 @dataclass(frozen=True)
 class World:
-    """Ranks on which an answer is tried; `pairs` makes two groups, of even and of odd ranks."""
+    """Ranks on which an answer is tried; with two groups, one is of even ranks, one of odd ones."""
 
     ranks: int
     dtype: torch.dtype = F64
-    pairs: bool = False
+    groups: int = 1
     bias: bool = True
     frozen: bool = False
     frozen_bias: bool = False
@@ -35,19 +45,20 @@ class World:
 
     def members(self, rank: int) -> list[int]:
         """The ranks of this rank's group."""
-        return [r for r in range(self.ranks) if not self.pairs or r % 2 == rank % 2]
+        return list(range(rank % self.groups, self.ranks, self.groups))
 
     def group(self, rank: int) -> dist.ProcessGroup | None:
         """This rank's group, None for all ranks; every rank makes all groups."""
-        if not self.pairs:
+        if self.groups == 1:
             return None
-        return [dist.new_group(self.members(parity)) for parity in (0, 1)][rank % 2]
+        made = [dist.new_group(self.members(first)) for first in range(self.groups)]
+        return made[rank % self.groups]
 
 
 LAYERS = (
     World(3),
     World(2, given=False),
-    World(4, pairs=True, bias=False),
+    World(4, groups=2, bias=False),
     World(2, BF16, frozen=True),
     World(1, frozen_bias=True),
 )
@@ -55,8 +66,9 @@ LOSSES = (
     World(3),
     World(2, large=True),
     World(2, BF16, ignore=3),
-    World(4, pairs=True),
+    World(4, groups=2),
     World(1),
+    World(2, groups=2),
 )
 
 
@@ -68,7 +80,9 @@ def cases_of(worlds: tuple[World, ...], observe: Callable[[World, int], Any]) ->
         )
         for ranks in {w.ranks for w in worlds}
     }
-    return lambda world: groups[world.ranks].seen(world, apart=HANG)
+    return lambda world: groups[world.ranks].seen(
+        world, apart=HANG, known=IN_GROUPS if world.groups > 1 else None
+    )
 
 
 # 14.2 and 14.3
@@ -209,7 +223,7 @@ def losses(answer: Callable[..., Tensor]) -> Callable[[World], list[Loss]]:
 
     def observe(world: World, rank: int) -> Loss:
         group, members = world.group(rank), world.members(rank)
-        seed_all(seed + rank % 2 if world.pairs else seed)
+        seed_all(seed + rank % world.groups)
         n = len(members)
         whole = 3 * torch.randn(3, 4, n * PART, dtype=world.dtype)
         if world.large:  # each part on a level of its own, and the largest beyond what exp can do
@@ -219,7 +233,7 @@ def losses(answer: Callable[..., Tensor]) -> Callable[[World], list[Loss]]:
         targets[2, 2:] = world.ignore
         mine = slice(members.index(rank) * PART, (members.index(rank) + 1) * PART)
         part = whole[..., mine].clone().requires_grad_()
-        more: dict[str, Any] = {"group": group} if world.pairs else {}
+        more: dict[str, Any] = {"group": group} if world.groups > 1 else {}
         if world.ignore != -100:
             more["ignore_index"] = world.ignore
         with count_traffic() as forward:

@@ -13,10 +13,11 @@ from shared.exercises.rank_cases import RankCases
 from shared.exercises.remembered import once_an_answer
 from shared.exercises.seeds import fresh_seed, seed_all
 from shared.experiments.lesson14_blocks import block_of
-from shared.laboratories.lesson14 import HANG, RATE
+from shared.laboratories.lesson14 import HANG, IN_GROUPS, RATE
 from shared.measuring.traffic import count_traffic
 
 WIDTH, HEADS, INNER = 24, 6, 36
+NOT_ALL = "a layer that the mesh's ranks can share is refused: all ranks are taken for its group"
 OPEN = 50.0  # a bias that no input closes: each zero after the ReLU is dropout's
 
 
@@ -80,7 +81,10 @@ def blocks(answer: Callable[..., Any]) -> Callable[[Any], list[Any]]:
     rows[4][REFUSED] = functools.partial(_refuse, answer)
     cases = {ranks: RankCases(ranks, row) for ranks, row in rows.items()}
     at = {key: ranks for ranks, row in rows.items() for key in row}
-    return lambda key: cases[at[key]].seen(key, apart=HANG)
+    beside = IN_GROUPS | {ValueError: (NOT_ALL, "the mesh says which ranks are the group")}
+    return lambda key: cases[at[key]].seen(
+        key, apart=HANG, known=beside if getattr(key, "beside", False) else None
+    )
 
 
 def _mesh(ranks: int, beside: bool = False) -> Any:

@@ -12,7 +12,7 @@ from shared.exercises.seeds import fresh_seed, seed_all
 from shared.laboratories.lesson14 import BF16, World, cases_of
 from shared.measuring.traffic import Call, count_traffic
 
-MESSAGES = (World(3), World(2, BF16), World(4, pairs=True), World(1))
+MESSAGES = (World(3), World(2, BF16), World(4, groups=2), World(1), World(2, groups=2))
 LATE = 0.05  # seconds by which a group's last rank comes later than the others
 
 
@@ -46,7 +46,7 @@ def messages(answer: Callable[..., Tensor]) -> Callable[[World], list[Message]]:
         is_last = len(members) > 1 and rank == members[-1]
         time.sleep(LATE * is_last)
         with count_traffic() as forward:
-            y = answer(given, group) if world.pairs else answer(given)
+            y = answer(given, group) if world.groups > 1 else answer(given)
         at_once = y.detach().clone()
         time.sleep(LATE * is_last)
         with count_traffic() as backward:

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from shared.exercises.mistakes import mistake
 from shared.model.attention import MultiHeadAttention
@@ -260,6 +261,11 @@ def sum_over_ranks(x, group=None):
     return message(halves, same)(x, group)
 
 
+@mistake("14.1b", says="a group of one rank sends to itself")
+def sum_over_ranks(x, group=None):
+    return message(always if dist.get_world_size() > 1 else total, same)(x, group)
+
+
 # 14.2 ColumnParallelLinear
 
 
@@ -279,6 +285,13 @@ class ColumnParallelLinear(Columns):
         super().__init__(linear, group, enter)
         part = self.whole(linear, group).chunk(ranks_of(group), 1)[dist.get_rank(group)]
         self.weight = nn.Parameter(part.clone(), linear.weight.requires_grad)
+
+
+@mistake("14.2", says="the message's root is rank 0 of all ranks")
+class ColumnParallelLinear(Columns):
+    def __init__(self, linear, group, enter):
+        dist.broadcast(linear.weight.detach().clone(), src=0, group=group)
+        super().__init__(linear, group, enter)
 
 
 @mistake("14.2", says="each rank cuts a matrix of its own")
@@ -463,6 +476,16 @@ class RowParallelLinear(Rows):
 
     def forward(self, x):
         return self.leave(F.linear(x, self.weight, self.bias), self.group)
+
+
+@mistake("14.3", says="a rank's number among all ranks counts")
+class RowParallelLinear(Rows):
+    def __init__(self, linear, group, leave):
+        super().__init__(linear, group, leave)
+        numbers = linear.weight.detach().clone()
+        dist.broadcast(numbers, group=group, group_src=0)
+        part = numbers.chunk(ranks_of(group), 1)[dist.get_rank()]
+        self.weight = nn.Parameter(part.clone(), linear.weight.requires_grad)
 
 
 @mistake("14.3", says="only one rank has the bias")
@@ -653,6 +676,12 @@ def cut(
 @mistake("14.4", says="num_heads is still that of the whole layer")
 def parallel_block(block, mesh):
     return cut(block, heads_and_features(block, mesh), heads=False)
+
+
+@mistake("14.4", says="all ranks are taken for its group")
+def parallel_block(block, mesh):
+    everyone = init_device_mesh("cpu", (dist.get_world_size(),))
+    return right.parallel_block(block, everyone if mesh.ndim == 1 else mesh)
 
 
 @mistake("14.4", says="the layer itself has to come back")
