@@ -158,6 +158,13 @@ SEND_WAITS = (
     "it waits: before the other side has received, send_activation must be back, or two ranks "
     "that both send first wait for each other for ever"
 )
+STRIDES = {
+    "contiguous": (
+        "a message is read from, or fills, a tensor that is not contiguous: the strides are those "
+        "of the tensor that was given",
+        "torch.empty of a shape is contiguous, empty_like() keeps strides; link.send() copies",
+    )
+}
 exercise_15_2 = checks_for(
     "15.2",
     name="send_activation",
@@ -244,7 +251,7 @@ def expect_pairs(got, want, what) -> None:
 
 @exercise_15_2.check("forward: on its way, in order, without waiting")
 def sends(answer) -> None:
-    seen = lab.sending(answer).seen("forward", apart=SEND_WAITS)[lab.SENDER]
+    seen = lab.sending(answer).seen("forward", apart=SEND_WAITS, known=STRIDES)[lab.SENDER]
     expect_way(seen.calls, "send", "activations", "the activations")
     expect_kept(seen.kept, "the activations")
     expect_pairs(seen.came, seen.given, "what arrives")
@@ -259,7 +266,7 @@ def sends(answer) -> None:
 @exercise_15_2.check("backward: the gradients that come back")
 def sends_back(answer) -> None:
     apart = "backward waits for gradients where none come: they come on link.gradients, in order"
-    seen = lab.sending(answer).seen("backward", apart=apart)[lab.SENDER]
+    seen = lab.sending(answer).seen("backward", apart=apart, known=STRIDES)[lab.SENDER]
     came = [call.op for call in seen.backward]
     recognise(
         {
@@ -302,6 +309,12 @@ def receives(answer) -> None:
     seen = lab.receiving(answer).seen("forward", apart=apart)[lab.RECEIVER]
     expect_equal(seen.results, ["tuple of 2"] * 2, what="what comes back for two shapes")
     expect_equal(seen.came[0][0].dtype, lab.DTYPE, what="the dtype", mistake="dtype is not used")
+    places = lab.asked_of_meta(answer)
+    recognise(
+        {"device is not used: the tensors lie elsewhere": bool(set(places) - {"meta"})},
+        expected="two tensors on the device that is asked for, here meta",
+        seen=f"tensors on {places}",
+    )
     expect_way(seen.calls, "recv", "activations", "the activations")
     pairs = zip(*map(itertools.chain.from_iterable, (seen.came, seen.given)), strict=True)
     other = any(not torch.equal(got, want) for got, want in pairs)

@@ -16,6 +16,12 @@ def begins(order: Order) -> int:
     return len(kinds) - len(kinds.lstrip("F"))
 
 
+def drains(order: Order) -> bool:
+    """Whether new micro-batches begin after several have gone back one after the other."""
+    kinds = "".join(cell.kind for cell in order)
+    return "BB" in kinds and "F" in kinds[kinds.index("BB") :]
+
+
 def turns_signs(orders: list[Order], p: int, m: int, v: int) -> dict[str, bool]:
     """What 1F1B's orders show that end in a deadlock."""
     got = [begins(order) for order in orders]
@@ -27,6 +33,8 @@ def turns_signs(orders: list[Order], p: int, m: int, v: int) -> dict[str, bool]:
         "the warm-up is too short: ranks wait": any(
             n < min(p - rank, m) for rank, n in enumerate(got)
         ),
+        "a rank empties itself before it begins new micro-batches: after the warm-up forwards and "
+        "backwards take turns": any(map(drains, orders)),
     }
 
 
@@ -52,7 +60,12 @@ def interleaved_signs(orders: list[Order], p: int, m: int, v: int) -> dict[str, 
     if sorted(map(len, orders)) != [2 * m * v] * p:
         return {}
     every = [groups_of(order, rank, p, m, v) for rank, order in enumerate(orders)]
-    return {words: any(signs[words] for signs in every) for words in every[0]}
+    shown = {words: any(signs[words] for signs in every) for words in every[0]}
+    short = any(begins(order) <= (v - 1) * p for order in orders)
+    return shown | {
+        "the first backward stands before its own forward: the warm-up lacks those of the rank's "
+        "earlier stages": short and v > 1
+    }
 
 
 def signs(table: Table) -> dict[str, str]:

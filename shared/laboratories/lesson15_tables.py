@@ -172,12 +172,20 @@ def expect_valid(table: Any, p: int, m: int, v: int) -> None:
         expected=f"{len(wanted)} pieces of work, each once ({size})",
         seen=f"{len(cells)}, look at {[*missing, *strange, *place][:1]}",
     )
-    early = too_early(table, p * v)
+    expect_in_time(table, p * v, size)
+
+
+def expect_in_time(table: Any, num_stages: int, size: str) -> None:
+    """Every piece of work after what it needs."""
+    early = too_early(table, num_stages)
     if early is not None:
         cell, need = early
         slots = slots_of(table)
         recognise(
             {
+                "these are orders, not slots: timetable() makes the table of them": (
+                    not any(each is None for row in table for each in row)
+                ),
                 "a backward begins at the first stage: gradients come from the last": (
                     cell.kind == need.kind == "B" and slots[need] > slots[cell]
                 ),

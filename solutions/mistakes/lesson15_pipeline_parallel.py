@@ -245,6 +245,22 @@ def send_activation(link, *tensors):
     return Send.apply(*tensors)
 
 
+@mistake("15.2", says="a tensor that is not contiguous")
+def send_activation(link, *tensors):
+    class Send(Function):
+        @staticmethod
+        def forward(ctx, *tensors):
+            ctx.save_for_backward(*tensors)
+            send_all(link, [x.detach() for x in tensors])
+            return torch.zeros(())
+
+        @staticmethod
+        def backward(ctx, *_):
+            return tuple(receive_all(link, [torch.empty_like(x) for x in ctx.saved_tensors]))
+
+    return Send.apply(*tensors)
+
+
 @mistake("15.2", says="the gradients: not every tensor has its message")
 def send_activation(link, *tensors):
     def one(link, empty):
@@ -313,6 +329,11 @@ def recv_activation(link, shapes, dtype=torch.float32, device="cpu"):
 @mistake("15.2b", says="dtype is not used")
 def recv_activation(link, shapes, dtype=torch.float32, device="cpu"):
     return receiver(back)(link, shapes)
+
+
+@mistake("15.2b", says="device is not used")
+def recv_activation(link, shapes, dtype=torch.float32, device="cpu"):
+    return receiver(back)(link, shapes, dtype)
 
 
 @mistake("15.2b", says="what comes back for two shapes")
@@ -465,6 +486,13 @@ def gpipe_schedule(num_stages, num_micro_batches):
     return [row + [None] * (2 * (num_stages - 1)) for row in rows]
 
 
+@mistake("15.3", says="these are orders, not slots")
+def gpipe_schedule(num_stages, num_micro_batches):
+    m = num_micro_batches
+    below_1(num_stages, m)
+    return [forwards(m, s) + backwards(m, s)[::-1] for s in range(num_stages)]
+
+
 @mistake("15.3", says="a piece of work is missing")
 def gpipe_schedule(num_stages, num_micro_batches):
     return [row[:-1] for row in right.gpipe_schedule(num_stages, num_micro_batches)]
@@ -555,6 +583,17 @@ def newest(m, s, k):
     return order
 
 
+@mistake("15.4", says="a rank empties itself before it begins new micro-batches")
+def one_f_one_b_schedule(num_stages, num_micro_batches):
+    p, m = num_stages, num_micro_batches
+    below_1(p, m)
+    orders = []
+    for s in range(p):
+        ahead, back, k = forwards(m, s), backwards(m, s), p - s
+        orders.append([c for i in range(0, m, k) for c in ahead[i : i + k] + back[i : i + k]])
+    return timetable(orders)
+
+
 @mistake("15.4", says="do not take turns")
 def one_f_one_b_schedule(num_stages, num_micro_batches):
     p, m = num_stages, num_micro_batches
@@ -631,6 +670,12 @@ def interleaved_schedule(num_ranks, num_micro_batches, num_chunks):
 def interleaved_schedule(num_ranks, num_micro_batches, num_chunks):
     p, m, v = num_ranks, num_micro_batches, num_chunks
     return timetable(interleave(p, m, v, warmup=lambda r: (v - 1) * p + max(0, p - 2 - r)))
+
+
+@mistake("15.5", says="the warm-up lacks those of the rank's earlier stages")
+def interleaved_schedule(num_ranks, num_micro_batches, num_chunks):
+    p, m, v = num_ranks, num_micro_batches, num_chunks
+    return timetable(interleave(p, m, v, warmup=lambda r: p - 1 - r))
 
 
 @mistake("15.5", says="the warm-up is too long")
