@@ -71,6 +71,12 @@ def exchanged(one: str, other: str) -> Callable[[dict[str, int], tuple[str, ...]
     return lambda sizes, order: lab.groups_of(sizes | {one: sizes[other], other: sizes[one]}, order)
 
 
+def neighbours(sizes: dict[str, int], order: tuple[str, ...]) -> Groups:
+    """What comes out where the box is cut as it stands, whatever the axis."""
+    ranks = torch.arange(math.prod(sizes.values()))
+    return {axis: ranks.view(-1, sizes[axis]).tolist() for axis in order}
+
+
 WRONG_MESHES: dict[str, Callable[[dict[str, int], tuple[str, ...]], Groups]] = {
     "the first axis of order varies fastest: it is the last whose ranks are neighbours": (
         lambda sizes, order: lab.groups_of(sizes, order[::-1])
@@ -84,6 +90,9 @@ WRONG_MESHES: dict[str, Callable[[dict[str, int], tuple[str, ...]], Groups]] = {
     "tp has the size of pp, and pp that of tp": exchanged("tp", "pp"),
     "the axis is moved to the front before the box is cut into groups: it belongs to the end": (
         lab.front_groups
+    ),
+    "the groups of every axis are neighbouring ranks: only the last axis of order has these": (
+        neighbours
     ),
 }
 
@@ -203,7 +212,7 @@ def number_of_ranks(answer) -> None:
     expect_equal(
         answer(2, 3, 1, world_size=6), answer(2, 3, 1), what="the mesh with its world_size"
     )
-    for size, more in ((8, 6), (4, 6), (0, 6)):
+    for size, more in ((8, 6), (4, 6), (12, 6), (3, 6), (0, 6)):
         what = f"world_size {size} for {more} places"
         expect_raises(ValueError, answer, 2, 3, 1, what=what, mentions=[size], world_size=size)
 
@@ -489,6 +498,9 @@ def clipped_otherwise(world, seen, rank, name, limit) -> dict[str, Tensor | Call
             x * min(1.0, limit / (x.norm().item() + 1e-6))
         ),
         "each number is clipped, not the norm": x.clamp(-limit, limit),
+        "each number is cut off at the factor: gradients are multiplied by it": (
+            x.clamp(-factor, factor)
+        ),
         "max_norm is divided by the square of the norm": (
             x * min(1.0, limit / (norm.item() ** 2 + 1e-6))
         ),

@@ -173,6 +173,8 @@ class Bytes:
             "min(p, m)": min(p, m),
             "min(s + 1, m)": min(rank + 1, m),
         }
+        if self.in_flight == "min(p - s, m), once":
+            return [([min(p - rank, m)] * v, v - 1)]
         if self.in_flight in simple:
             return [([simple[self.in_flight]] * v, chunk) for chunk in range(v)]
         return waiting(p, m, v, 0 if self.in_flight == "of the first rank" else rank)

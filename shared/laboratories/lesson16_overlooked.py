@@ -59,6 +59,9 @@ WRONG_ACTIVATIONS = {
     "with several stages a rank more is kept than by 1F1B: look at in_flight": (
         Bytes(in_flight="min(p - s, m)")
     ),
+    "1F1B's min(p - s, m) is taken for every stage of a rank: interleaved, they differ": (
+        Bytes(in_flight="min(p - s, m), once")
+    ),
     "every stage keeps as many micro-batches as the first": Bytes(in_flight="min(p, m)"),
     "the last stage keeps most: stages are counted from the other end": (
         Bytes(in_flight="min(s + 1, m)")
@@ -114,6 +117,12 @@ WRONG_SECONDS = {
         ),
         "a layer that is computed again is no work: its FLOPs are left out": (
             Seconds(full_flops=False)
+        ),
+        "a layer that is computed again costs nothing: it is a forward more": (
+            Seconds(again_with=("selective",))
+        ),
+        "scores that are computed again cost nothing: they are FLOPs, and traffic of the memory": (
+            Seconds(again_with=("full",))
         ),
         "what backward computes again does not go through the memory once more": (
             Seconds(again_bytes=False)
@@ -252,6 +261,11 @@ WRONG_SECONDS = {
         ),
         "gradients hide behind all backwards of a step: they are known in the last alone": (
             Seconds(hidden="all backwards")
+        ),
+        "the gradients hide behind all backwards of a step: 2/3 of one micro-batch's compute is "
+        "the most": Seconds(hidden="all backwards", zero3_one=True),
+        "ZeRO-3's messages alone are hidden: gradients travel while backward computes": (
+            Seconds(hidden="nothing", zero3_one=True)
         ),
         "gradients travel with every micro-batch: they do so with ZeRO-2 and 3 alone": Seconds(
             every_batch=True

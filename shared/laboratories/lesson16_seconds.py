@@ -49,6 +49,7 @@ class Seconds:
     passes: int = 3  # forward, and twice its work in backward
     head_passes: int = 3
     again: bool = True
+    again_with: tuple[str, ...] = ("full", "selective")
     again_flops: bool = True
     full_flops: bool = True
     again_bytes: bool = True
@@ -90,6 +91,7 @@ class Seconds:
     hides_parameters: tuple[int, ...] = ()  # with these stages of ZeRO
     hides_anyway: bool = False  # with ZeRO-3, without overlap
     zero3_hides: float = 1.0  # micro-batches' compute
+    zero3_one: bool = False  # one micro-batch's compute, whatever hides gradients
     below_0: bool = False
     zero2_every: bool = True
     dp_numbers: Bytes = RIGHT
@@ -114,9 +116,10 @@ class Seconds:
             for each, i in (("none", 0), ("selective", 1))
         )
         bytes_moved = self.trips * kept
-        if self.again and plan.checkpoint == "full":
+        redone = plan.checkpoint if self.again and plan.checkpoint in self.again_with else "none"
+        if redone == "full":
             again, bytes_moved = layer * self.full_flops, bytes_moved + self.again_bytes * kept
-        if self.again and plan.checkpoint == "selective" and (score_bytes or self.again_fused):
+        if redone == "selective" and (score_bytes or self.again_fused):
             moved = score_bytes if self.again_bytes and self.score_bytes else 0
             again, bytes_moved = scores, bytes_moved + moved
         again = again if self.again_flops else 0
@@ -204,7 +207,7 @@ class Seconds:
             "everything": float("inf"),
             "nothing": 0.0,
         }[self.hidden]
-        whole = 1.5 * behind * self.zero3_hides
+        whole = compute if self.zero3_one else 1.5 * behind * self.zero3_hides
         behind = behind if plan.overlap else 0.0
         whole = whole if plan.overlap or self.hides_anyway else 0.0
         least = -float("inf") if self.below_0 else 0.0

@@ -113,6 +113,19 @@ def norm_on_one_rank(parameters, tp=None, pp=None):
 # 16.2b
 
 
+def norm_of_shared_copies(parameters, tp=None, pp=None):
+    """A copy counts by its share on each rank of tp: one number goes through both groups."""
+    total = torch.zeros(1)
+    for p in parameters:
+        if p.grad is not None and not getattr(p, "tied_copy", False):
+            flat = p.grad.reshape(-1).float()
+            copies = 1 if tp is None or hasattr(p, "cut_dim") else dist.get_world_size(tp)
+            total += torch.dot(flat, flat) / copies
+    for group in filter(None, (tp, pp)):
+        dist.all_reduce(total, group=group)
+    return total.sqrt()[0]
+
+
 def clip_with_min(parameters, max_norm, tp=None, pp=None):
     """A number of Python as the factor."""
     if max_norm < 0:
@@ -139,7 +152,7 @@ def clip_if_larger(parameters, max_norm, tp=None, pp=None):
 
 ALTERNATIVES = {
     "16.1": [mesh_by_numpy, mesh_by_coordinates],
-    "16.2": [norm_in_two_sums, norm_by_gathering_numbers, norm_on_one_rank],
+    "16.2": [norm_in_two_sums, norm_by_gathering_numbers, norm_on_one_rank, norm_of_shared_copies],
     "16.2b": [clip_with_min, clip_if_larger],
     "16.3": [memory_by_stage, memory_from_the_planner],
     "16.4": [time_by_messages, time_from_rates],

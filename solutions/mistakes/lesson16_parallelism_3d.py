@@ -171,6 +171,28 @@ def build_mesh(dp, tp, pp, world_size=None, order=AXES):
     }
 
 
+@mistake("16.1", says="the groups of every axis are neighbouring ranks")
+def build_mesh(dp, tp, pp, world_size=None, order=AXES):
+    sizes = {"dp": dp, "tp": tp, "pp": pp}
+    refuse(sizes, world_size, order)
+    ranks = torch.arange(dp * tp * pp)
+    return {axis: ranks.reshape(-1, sizes[axis]).tolist() for axis in order}
+
+
+@mistake("16.1", says="world_size 12 for 6 places is accepted")
+def build_mesh(dp, tp, pp, world_size=None, order=AXES):
+    if world_size is not None and world_size % (dp * tp * pp):
+        raise ValueError(f"{world_size} ranks for {dp * tp * pp} places")
+    return right.build_mesh(dp, tp, pp, None, order)
+
+
+@mistake("16.1", says="world_size 3 for 6 places is accepted")
+def build_mesh(dp, tp, pp, world_size=None, order=AXES):
+    if world_size is not None and (world_size < 1 or dp * tp * pp % world_size):
+        raise ValueError(f"{world_size} ranks for {dp * tp * pp} places")
+    return right.build_mesh(dp, tp, pp, None, order)
+
+
 @mistake("16.1", says="it asks for a process group")
 def build_mesh(dp, tp, pp, world_size=None, order=AXES):
     world_size = dist.get_world_size() if world_size is None else world_size
@@ -585,6 +607,17 @@ def clip_gradients(parameters, max_norm, tp=None, pp=None):
     return norm
 
 
+@mistake("16.2b", says="each number is cut off at the factor")
+def clip_gradients(parameters, max_norm, tp=None, pp=None):
+    own = list(parameters)
+    norm = right.gradient_norm(own, tp, pp)
+    factor = factor_of(norm, max_norm).item()
+    for p in own:
+        if p.grad is not None:
+            p.grad.clamp_(-factor, factor)
+    return norm
+
+
 @mistake("16.2b", says="max_norm is not used")
 def clip_gradients(parameters, max_norm, tp=None, pp=None):
     own = list(parameters)
@@ -879,6 +912,20 @@ def memory_per_rank(model, plan):
 def memory_per_rank(model, plan):
     def activations(model, plan, rank):
         return kept(model, plan, rank, alive=min(plan.pp - rank, plan.num_micro_batches))
+
+    return memory(model, plan, activations=activations)
+
+
+@mistake("16.3", says="1F1B's min(p - s, m) is taken for every stage of a rank")
+def memory_per_rank(model, plan):
+    def activations(model, plan, rank):
+        each, again = kept_and_again(model, plan)
+        layers = plan.layers(model)[rank]
+        head = head_bytes(model, plan) if rank == plan.pp - 1 else 0
+        a_batch = sum(layers) * each + head
+        a_batch += embedding_bytes(model, plan) if rank == 0 else 0
+        now = min(plan.pp - rank, plan.num_micro_batches) * a_batch
+        return max(now, now - head + again * bool(layers[-1]))
 
     return memory(model, plan, activations=activations)
 
@@ -1522,6 +1569,22 @@ def step_time(model, plan, cluster, fitted=FITTED):
     )
 
 
+@mistake("16.4", says="a layer that is computed again costs nothing")
+def step_time(model, plan, cluster, fitted=FITTED):
+    def compute(model, plan, *more):
+        return work(model, plan, *more, again=plan.checkpoint != "full")
+
+    return seconds(model, plan, cluster, fitted, compute=compute)
+
+
+@mistake("16.4", says="scores that are computed again cost nothing")
+def step_time(model, plan, cluster, fitted=FITTED):
+    def compute(model, plan, *more):
+        return work(model, plan, *more, again=plan.checkpoint != "selective")
+
+    return seconds(model, plan, cluster, fitted, compute=compute)
+
+
 @mistake("16.4", says="does not go through the memory once more")
 def step_time(model, plan, cluster, fitted=FITTED):
     return seconds(
@@ -1684,6 +1747,20 @@ def step_time(model, plan, cluster, fitted=FITTED):
 @mistake("16.4", says="gradients hide behind a whole micro-batch")
 def step_time(model, plan, cluster, fitted=FITTED):
     return seconds(model, plan, cluster, fitted, data=lambda *case: exposed(*case, behind_of=1.0))
+
+
+@mistake("16.4", says="the gradients hide behind all backwards of a step: 2/3 of one")
+def step_time(model, plan, cluster, fitted=FITTED):
+    def data(model, plan, *case):
+        behind = 2 / 3 * (1 if plan.zero == 3 else plan.num_micro_batches)
+        return exposed(model, plan, *case, behind_of=behind)
+
+    return seconds(model, plan, cluster, fitted, data=data)
+
+
+@mistake("16.4", says="ZeRO-3's messages alone are hidden")
+def step_time(model, plan, cluster, fitted=FITTED):
+    return seconds(model, plan, cluster, fitted, data=lambda *case: exposed(*case, behind_of=0.0))
 
 
 @mistake("16.4", says="the parameters that ZeRO-1 and 2 gather are hidden")
