@@ -108,6 +108,9 @@ def unit_bytes(answer) -> None:
                 "the whole tensor stays alive between uses": at["start"] > shard + 64,
                 "is_whole says True before gather()": kinds["whole at the start"],
                 "is_whole says False after gather()": not kinds["whole"],
+                "is_whole says False while gather()'s message is under way: the memory is there": (
+                    not kinds["whole on its way"]
+                ),
                 "is_whole says True after free()": kinds["whole after free"],
                 "parameters keep elements between uses: using one by mistake would pass unseen": (
                     kinds["left"] > 0 or kinds["left after free"] > 0
@@ -246,8 +249,9 @@ def unit_updated(answer) -> None:
 # What all shardings are held against
 
 FREED = "a module computes with parameters that are freed: a unit is freed after its last use"
-EMPTY = ("size of tensor a (0)", "storage of size 0", "must be 2-D")
-KNOWN = dict.fromkeys(EMPTY, (FREED, "count a unit's users")) | {
+EMPTY = ("size of tensor a (0)", "storage of size 0", "must be 2-D", "a matrix, got 1-D tensor")
+USERS = "count a unit's users: each module that has one of its parameters, a tied one as well"
+KNOWN = dict.fromkeys(EMPTY, (FREED, USERS)) | {
     "cannot register a hook on a tensor that doesn't require gradient": (
         "frozen and trained parameters are in one unit, or a frozen one is waited for",
         "a unit for each requires_grad",
@@ -299,10 +303,13 @@ def expect_weights(observed, *cases, apart: str = HANG) -> None:
 WRONG = {
     "the gradients are summed over the ranks, not averaged": "sum",
     "only the last of two backward passes counts: gradients are added up": "last",
+    "only the first of two backward passes counts: gradients are added up": "first",
     "the mean is taken inside a node alone: the replicas go apart": "node",
     "the gradients are summed over the replicas, not averaged": "replicas",
     "the mean of a node is divided by all ranks once more": "again",
 }
+MIXED = "different shards are averaged with each other: a shard's gradient is all-reduced over "
+MIXED += "those ranks alone that have the same one"
 NOT_WAITED = "the message between replicas is not waited for: some gradients lack the others'"
 
 
@@ -322,6 +329,12 @@ def expect_steps(case, seed, start, seen, rank) -> None:
             {NOT_WAITED: case.mesh is not None and seen.unwaited > 0 and not close},
             expected="a wait for each message",
             seen=f"{seen.unwaited} messages of a step without one, and other weights",
+        )
+        mesh = case.mesh or (1, 1)
+        recognise(
+            {MIXED: min(mesh) > 1 and seen.mixed and not close},
+            expected=f"all-reduces among {mesh[0]} ranks",
+            seen=f"one among {case.world_size}, and other weights",
         )
         start_flat = nets.flat({n: start[n] for n in want})
         looks_like["nothing is trained: the shards get no gradient"] = start_flat
@@ -347,6 +360,8 @@ def expect_steps(case, seed, start, seen, rank) -> None:
 
 def expect_calls(observed, ahead: int, world_sizes=(2, 3)) -> None:
     """Two all-gathers and one reduce-scatter a unit, of its size."""
+    again = "a unit is gathered more often than for forward and for backward"
+    again += ": what is fetched ahead is not the next one" if ahead else ""
     for n in world_sizes:
         for choice in orders.CHOICES:
             matrix = 64 * 64
@@ -372,11 +387,7 @@ def expect_calls(observed, ahead: int, world_sizes=(2, 3)) -> None:
                         "the units are kept whole from forward to backward: one gather a unit": (
                             gathers == parts
                         ),
-                        "a unit is gathered more often than for forward and for backward": len(
-                            gathers
-                        )
-                        > 2 * len(parts)
-                        and sum(gathers) > 2 * sum(parts),
+                        again: len(gathers) > 2 * len(parts) and sum(gathers) > 2 * sum(parts),
                         "`units` are not kept to: other tensors travel together": len(scatters)
                         != len(parts),
                     },
@@ -400,8 +411,8 @@ def expect_bytes(observed, ahead: int) -> None:
             recognise(
                 {
                     "more than the shards and their moments is kept between steps": before > rest,
-                    "every unit is whole at the worst moment": most >= rest + 4 * 6 * matrix + unit
-                    and choice != "root",
+                    "every unit is whole at the worst moment, or every unit's gradients, which are "
+                    "still under way": most >= rest + 4 * 6 * matrix + unit and choice != "root",
                     "more is alive than a unit's parameters and its gradients": most > peak,
                 },
                 expected=f"{rest} bytes between steps, {peak} at most (units by {choice})",
@@ -485,6 +496,9 @@ def expect_order(observed) -> None:
         expect_equal(
             seen.gathers[:3], [2 * orders.NUM_LAYERS] * 3, what="gathers in the first three steps"
         )
+    for gathers in observed.seen("ending", HANG):
+        words = "at the end of a step the next one's first unit is fetched, and thrown away"
+        expect_equal(gathers, 6, what="gathers of three units in a step", looks_like={words: 7})
 
 
 def expect_ahead(moments, number: int) -> None:
@@ -646,18 +660,23 @@ def options(answer) -> None:
 
 @exercise_13_2.check("each use is told to acquire(); a group of its own")
 def uses_and_group(answer) -> None:
-    for forward, backward in orders.observed_sharding(answer).seen("acquired", HANG):
+    for told in orders.observed_sharding(answer).seen("acquired", HANG):
         recognise(
             {
                 "acquire() is not called in forward: what overrides it learns of no use": (
-                    forward < 3
+                    told.forward < 3
                 ),
                 "acquire() is not called in backward: what overrides it learns of no use there": (
-                    backward < 3
+                    told.backward < 3
+                ),
+                "on_shard_gradient() is not called for each unit": told.means < 3,
+                "on_shard_gradient() is called before shard.grad holds the mean: after finish()": (
+                    told.early > 0
                 ),
             },
-            expected="a call for each of three units, forward and backward",
-            seen=f"{forward} and {backward}",
+            expected="a call for each of three units, forward and backward, and when its mean is "
+            "there",
+            seen=f"{told.forward} and {told.backward}; {told.means} means, {told.early} too early",
         )
     alone = orders.observed_sharding(answer).seen("alone", HANG)
     kept, numel = [seen.kept for seen in alone], alone[0].numel
@@ -729,4 +748,7 @@ def mesh_half(answer) -> None:
 
 @exercise_13_4.check("what is refused")
 def meshes_refused(answer) -> None:
-    expect_refusals(orders.observed_mesh(answer).seen("refused", HANG))
+    words = (
+        "a mesh that does not fit the number of ranks is accepted: its ranks wait for each other"
+    )
+    expect_refusals(orders.observed_mesh(answer).seen("refused", words))

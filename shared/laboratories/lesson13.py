@@ -52,6 +52,7 @@ class Trained:
     left: int = 0  # elements of the module's parameters after an evaluation
     between: int = 0  # and after finish_gradient_sync
     unwaited: int = 0  # messages of a step that nobody waits for
+    mixed: bool = False  # something is all-reduced over all ranks at once
     small: int = 0  # elements of those that may stay whole
 
 
@@ -74,6 +75,8 @@ def observe_training(make: Make, case: Course, seed: int, rank: int) -> Trained:
                 case.loss(model, seed, step, part, rank).backward()
             model.finish_gradient_sync()
         seen.unwaited = max(seen.unwaited, len(traffic.calls) - len(waits))
+        everywhere = [c for c in traffic.calls if c.group_size == case.world_size]
+        seen.mixed = seen.mixed or any(c.op == "all_reduce" for c in everywhere)
         large = [p for n, p in net.named_parameters() if own[n].numel() >= case.keep_whole]
         seen.between = max(seen.between, sum(p.numel() for p in large))
         seen.small = sum(p.numel() for p in net.parameters()) - sum(p.numel() for p in large)

@@ -103,8 +103,9 @@ def twin_steps(
 ) -> list[dict[str, Tensor]]:
     """The weights after each step in one process, on the mean of all ranks' gradients.
 
-    `wrong` names what goes wrong: "sum" over the ranks, "own" gradients alone, the "last" backward
-    pass alone, "node": the mean over a node's ranks alone, "again": their mean over all ranks.
+    `wrong` names what goes wrong: "sum" over the ranks, "own" gradients alone, the "last" or the
+    "first" backward pass alone, "node": the mean over a node's ranks alone, "again": their mean
+    over all ranks.
     """
     net = case.net()
     net.load_state_dict(start)
@@ -122,9 +123,10 @@ def twin_steps(
     steps = []
     for step in range(NUM_STEPS):
         optimizer.zero_grad()
-        last = case.passes(step) - 1
-        for part in range(case.passes(step)):
-            for each in ranks if not (wrong == "last" and part < last) else ():
+        passes = range(case.passes(step))
+        passes = {"last": passes[-1:], "first": passes[:1]}.get(wrong, passes)
+        for part in passes:
+            for each in ranks:
                 (case.loss(net, seed, step, part, each) / share).backward()
         optimizer.step()
         steps.append({name: x.detach().clone() for name, x in net.named_parameters()})

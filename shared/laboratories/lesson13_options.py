@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 
 from shared.exercises.seeds import seed_all
 from shared.experiments.lesson13_memory import Matrices, units_of
@@ -13,14 +14,29 @@ from shared.laboratories.lesson13_nets import Net
 from shared.measuring.traffic import count_traffic
 
 
-def observe_acquired(answer: Any, rank: int) -> tuple[int, int]:
-    """How often acquire() is called in a forward and in a backward of three units."""
+@dataclass
+class Told:
+    """What a class derived from an answer learns in one step of three units."""
+
+    forward: int  # calls of acquire()
+    backward: int
+    means: int  # calls of on_shard_gradient()
+    early: int  # of these, the ones that did not find what shard.grad was in the end
+
+
+def observe_acquired(answer: Any, rank: int) -> Told:
+    """A step under a class that overrides what an answer's hooks call."""
     noted: list[Any] = []
+    found: list[tuple[Any, Tensor | None]] = []
 
     class Noting(answer):
         def acquire(self, unit: Any) -> None:
             noted.append(unit)
             super().acquire(unit)
+
+        def on_shard_gradient(self, unit: Any) -> None:
+            grad = unit.shard.grad
+            found.append((unit, None if grad is None else grad.clone()))
 
     seed_all(0)
     net = Matrices(3)
@@ -29,7 +45,34 @@ def observe_acquired(answer: Any, rank: int) -> tuple[int, int]:
     forward = len(noted)
     loss.backward()
     model.finish_gradient_sync()
-    return forward, len(noted) - forward
+    early = sum(seen is None or not torch.equal(seen, unit.shard.grad) for unit, seen in found)
+    return Told(forward, len(noted) - forward, len(found), early)
+
+
+class Ending(nn.Module):
+    """Two products, and a parameter of the module's own whose gradient comes first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6, bias=False) for _ in range(2))
+        self.scale = nn.Parameter(torch.ones(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return (x * self.scale).square().sum()
+
+
+def observe_ending(make: Make, rank: int) -> int:
+    """How many gathers the third step has; the first unit to be used is the first to leave."""
+    seed_all(0)
+    net = Ending()
+    model = make(net, list(net.layers), None)
+    for _ in range(3):
+        with count_traffic() as traffic:
+            model(torch.randn(1, 6)).backward()
+            model.finish_gradient_sync()
+    return traffic.count("all_gather")
 
 
 @dataclass

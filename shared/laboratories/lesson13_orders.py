@@ -22,7 +22,12 @@ from shared.laboratories.lesson13 import (
     refusals,
 )
 from shared.laboratories.lesson13_nets import Course, Net
-from shared.laboratories.lesson13_options import observe_acquired, observe_alone, observe_output
+from shared.laboratories.lesson13_options import (
+    observe_acquired,
+    observe_alone,
+    observe_ending,
+    observe_output,
+)
 from shared.measuring.traffic import count_traffic
 
 NUM_LAYERS = 4
@@ -212,6 +217,7 @@ def observed_sharding(answer: Any) -> Observed:
     for choice in CHOICES:
         rows[2]["bytes", choice] = functools.partial(observe_bytes, make, choice)
     rows[2]["orders"] = functools.partial(_orders, make, seed)
+    rows[2]["ending"] = functools.partial(observe_ending, make)
     rows[2]["acquired"] = functools.partial(observe_acquired, answer)
     rows[2]["alone"] = functools.partial(observe_alone, answer)
     return Observed(rows)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from shared.exercises.remembered import once_an_answer
 from shared.exercises.seeds import fresh_seed, seed_all
+from shared.exercises.wrong import Wrong
 from shared.laboratories.lesson13 import HALF, Observed, noted_waits
 from shared.measuring.live import LiveBytes, count_live_bytes, settle
 from shared.measuring.traffic import Call, Traffic, count_traffic
@@ -84,8 +85,11 @@ class UnitTrial:
         self.seen.calls[name] = list(self.traffic.calls)
 
     def comes_down_to(self, most: int) -> bool:
-        """Whether no more bytes are alive soon: gloo's thread may hold a tensor for a while."""
-        for _ in range(50):
+        """Whether no more bytes are alive soon: gloo's thread may hold a tensor for a while.
+
+        For less than a second: ranks that are quiet for longer are taken to wait for each other.
+        """
+        for _ in range(30):
             if self.live.now() <= most:
                 return True
             settle(0.02)
@@ -111,6 +115,7 @@ class UnitTrial:
         self.waits.clear()
         unit.gather()
         seen.waits["gather"] = len(self.waits)
+        seen.kinds["whole on its way"] = unit.is_whole
         unit.wait()
         seen.kinds["whole"] = unit.is_whole
         seen.kinds["computes"] = self.parameters[0].dtype
@@ -149,6 +154,7 @@ class UnitTrial:
         seen.waits["reduce"] = len(self.waits)
         seen.kinds["gradients left"] = sum(p.grad is not None for p in self.parameters)
         unit.finish()
+        self.took_part()
         seen.calls["reduce"] = list(self.traffic.calls)
         seen.kinds["grad"] = unit.shard.grad is not None and unit.shard.grad.dtype
         room = before - whole + unit.shard.nbytes + SLACK
@@ -159,10 +165,22 @@ class UnitTrial:
         if not quiet:
             loss.backward()
         unit.free()
+        self.traffic.calls.clear()
         unit.reduce()
         unit.finish()
+        self.took_part()
         unit.finish()  # nothing is on its way: nothing happens
         seen.tensors["twice"] = [] if unit.shard.grad is None else [unit.shard.grad.clone()]
+
+    def took_part(self) -> None:
+        """Say so where this rank has sent nothing: the others wait for it, and cannot say why."""
+        gathered = self.case.num_ranks > 1 and self.seen.calls["whole"]
+        if gathered and not self.traffic.calls:
+            raise Wrong(
+                "a rank that lacks a gradient sends nothing: one that is None counts as zeros",
+                "a message from every rank of the group in reduce()",
+                "none from a rank on which a gradient is None",
+            )
 
     def update(self, unit: Any) -> None:
         """The shard changed as an optimizer changes it, and the unit gathered anew."""

@@ -65,6 +65,9 @@ class ByModule(nn.Module):
         unit.gather()
         unit.wait()
 
+    def on_shard_gradient(self, unit):
+        return unit
+
     def take(self, units):
         for u in units:
             u.users += 1
@@ -132,6 +135,7 @@ class ByModule(nn.Module):
     def settle(self):
         if self.sending is not None:
             self.sending.finish()
+            self.on_shard_gradient(self.sending)
         self.sending = None
 
     def finish_gradient_sync(self):

@@ -160,6 +160,24 @@ class FlatUnit(right.FlatUnit):
             del self.wide
 
 
+@mistake("13.1", says="is_whole says False while gather()'s message is under way")
+class FlatUnit(right.FlatUnit):
+    @property
+    def is_whole(self):
+        return self._gathering is None and super().is_whole
+
+    def gather(self):
+        if self._gathering is None:
+            super().gather()
+
+
+@mistake("13.1", says="a rank that lacks a gradient sends nothing")
+class FlatUnit(right.FlatUnit):
+    def reduce(self):
+        if all(parameter.grad is not None for parameter in self.parameters):
+            super().reduce()
+
+
 @mistake("13.1", says="nothing arrives in shard.grad")
 class FlatUnit(right.FlatUnit):
     def finish(self):
@@ -465,6 +483,48 @@ class FullyShard(right.FullyShard):
             unit.free = functools.partial(type(unit).free, unit)
 
 
+@mistake("13.2", says="each module that has one of its parameters, a tied one as well")
+class FullyShard(right.FullyShard):
+    """A tied matrix is gathered for the first module that has it alone."""
+
+    def _hook(self, module, parameters):
+        hooked = self.__dict__.setdefault("hooked", set())
+        super()._hook(module, [p for p in parameters if p not in hooked])
+        hooked.update(parameters)
+
+
+@mistake("13.2", says="on_shard_gradient() is not called for each unit")
+class FullyShard(right.FullyShard):
+    def _finish_travelling(self):
+        if self._travelling is not None:
+            self._travelling.finish()
+        self._travelling = None
+
+
+@mistake("13.2", says="on_shard_gradient() is called before shard.grad holds the mean")
+class FullyShard(right.FullyShard):
+    def _reduce(self, unit):
+        super()._reduce(unit)
+        self.on_shard_gradient(unit)
+
+
+@mistake("13.2", says="only the first of two backward passes counts")
+class FullyShard(right.FullyShard):
+    """A unit that has left does not leave again."""
+
+    def finish_gradient_sync(self):
+        super().finish_gradient_sync()
+        self.sent = set()
+
+    def _finish_travelling(self):
+        unit, self.sent = self._travelling, getattr(self, "sent", set())
+        before = None if unit is None or unit.shard.grad is None else unit.shard.grad.clone()
+        super()._finish_travelling()
+        if unit is not None and unit in self.sent:
+            unit.shard.grad = before
+        self.sent |= {unit}
+
+
 @mistake("13.2", says="acquire() is not called in backward")
 class FullyShard(right.FullyShard):
     def forward(self, *args, **kwargs):
@@ -641,6 +701,14 @@ class PrefetchingShard(right.PrefetchingShard):
         self._order = first or self._order
 
 
+@mistake("13.3", says="at the end of a step the next one's first unit is fetched")
+class PrefetchingShard(right.PrefetchingShard):
+    def acquire(self, unit):
+        super().acquire(unit)
+        if self._training and len(self._seen) == len(self._order):
+            self._order[0].gather()
+
+
 # 13.4 hybrid_shard
 
 
@@ -670,6 +738,18 @@ def hybrid_shard(module, mesh, units=None, compute_dtype=None):
     inside = right.FullyShard(nn.ParameterList(own.values()), [], group=model.group)
     whole = [x.clone() for x in inside.full_state_dict().values()]
     model.load_full_state_dict(dict(zip(own, whole, strict=True)))
+    return model
+
+
+@mistake("13.4", says="different shards are averaged with each other")
+def hybrid_shard(module, mesh, units=None, compute_dtype=None):
+    model = right.hybrid_shard(module, mesh, units, compute_dtype)
+
+    def over_all(unit):
+        dist.all_reduce(unit.shard.grad)
+        unit.shard.grad /= dist.get_world_size()
+
+    model.on_shard_gradient = over_all
     return model
 
 
