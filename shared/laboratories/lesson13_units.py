@@ -2,6 +2,7 @@
 
 import functools
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -89,11 +90,12 @@ class UnitTrial:
 
         For less than a second: ranks that are quiet for longer are taken to wait for each other.
         """
-        for _ in range(30):
-            if self.live.now() <= most:
-                return True
+        end = time.monotonic() + 0.5
+        while self.live.now() > most:
+            if time.monotonic() > end:
+                return False
             settle(0.02)
-        return False
+        return True
 
     def elements(self) -> int:
         """How many elements the parameters have now."""

@@ -1,5 +1,6 @@
 """Whether ranks that are waited for still do anything: how a deadlock is told from slow work."""
 
+import contextlib
 import os
 import time
 from collections.abc import Mapping
@@ -46,15 +47,16 @@ def can_watch() -> bool:
 
 
 def _activity(pid: int | None) -> int | None:
-    """Clock ticks of processor time so far; None while it waits for a disk or for its turn.
+    """Clock ticks of processor time so far, and bytes written: either means that it goes on.
 
-    None also while somebody has stopped it (SIGSTOP, a debugger), and where idle ranks cannot be
-    told from busy ones. In a backward the first thread only waits for autograd's, so all threads
-    count but gloo's, which spins without an end over a message that nobody receives.
+    None while it waits for a disk or for its turn, while somebody has stopped it (SIGSTOP, a
+    debugger), and where idle ranks cannot be told from busy ones. In a backward the first thread
+    only waits for autograd's, so the time of all threads counts but of gloo's, which spins without
+    an end over a message that nobody receives; what it sends are the bytes.
     """
     if not can_watch():
         return None
-    ticks = 0
+    done = 0
     try:
         for thread in Path(f"/proc/{pid}/task").iterdir():
             name, _, rest = (thread / "stat").read_text().rpartition(")")  # proc(5)
@@ -63,7 +65,9 @@ def _activity(pid: int | None) -> int | None:
                 continue
             if fields[0] in "DRTt":
                 return None
-            ticks += int(fields[11]) + int(fields[12])  # user and kernel
+            done += int(fields[11]) + int(fields[12])  # user and kernel
     except OSError:
         return None
-    return ticks
+    with contextlib.suppress(OSError):  # some systems show it to nobody
+        done += int(Path(f"/proc/{pid}/io").read_text().split()[3])  # wchar
+    return done

@@ -183,7 +183,7 @@ def test_what_is_written_to_a_cgroup_of_version_2(tmp_path):
         (group,) = tmp_path.glob("torch_handle_*")
         assert join == f'{{ echo 0 > {group}/cgroup.procs; }} 2>/dev/null; exec "$@"'
         written = {each.name: each.read_text() for each in group.iterdir()}
-    most = {"memory.max": str((5 << 30) + (256 << 20)), "memory.swap.max": "0", "pids.max": "160"}
+    most = {"memory.max": str((5 << 30) + (256 << 20)), "memory.swap.max": "0", "pids.max": "400"}
     assert written == most
 
 
