@@ -398,7 +398,7 @@ exercise_02_5 = checks_for(
         "forward: project query, key, value; split each; attend; combine; w_o. The functions of "
         "the exercises before do all but the projections.",
         "causal=True and a mask: a key must pass both, so combine them with &.",
-        "fused: F.scaled_dot_product_attention takes attn_mask or is_causal, not both.",
+        "fused: give F.scaled_dot_product_attention attn_mask or is_causal, not both.",
     ],
     forbidden=("torch.nn.MultiheadAttention",),
 )
