@@ -488,9 +488,9 @@ class FullyShard(right.FullyShard):
     """A tied matrix is gathered for the first module that has it alone."""
 
     def _hook(self, module, parameters):
-        hooked = self.__dict__.setdefault("hooked", set())
+        hooked = getattr(self, "hooked", set())
         super()._hook(module, [p for p in parameters if p not in hooked])
-        hooked.update(parameters)
+        self.hooked = hooked | set(parameters)
 
 
 @mistake("13.2", says="on_shard_gradient() is not called for each unit")
