@@ -342,7 +342,7 @@ CASES = [
         "fork bomb",
         "import os, time",
         """
-        for n in range(300):
+        for n in range(600):
             if os.fork() == 0:
                 time.sleep(30)
                 os._exit(0)
