@@ -1,4 +1,4 @@
-"""Lesson 02's scale from other seeds: gradients with and without it, and the reader four ways.
+"""Lesson 02 from other seeds: gradients with and without scale, the reader four ways, its looks.
 
 python tests/benchmarks/scale_seeds.py     about two minutes on two cores
 
@@ -49,11 +49,28 @@ def reader_cells() -> dict[str, Any]:
         setup = "setup" in cell.metadata.get("tags", ())
         if setup or cell.source.startswith(("ANIMALS =", "class Reader")):
             exec(cell.source, names)
+        elif cell.source.startswith("def forbid"):  # the function alone, not the table below it
+            exec(cell.source.split("\n\n\n")[0], names)
     return names | own
 
 
+def show_looks(notebook: dict[str, Any]) -> None:
+    """Print what readers of 24 seeds reach, and what they lose when "it" may not see a noun."""
+    accuracy, unseen, rows = notebook["accuracy"], notebook["unseen"], []
+    for seed in range(3, 27):
+        one, two = (notebook["train"](seed, depth) for depth in (1, 2))
+        reached = accuracy(two, unseen)
+        masks = [notebook["forbid"](unseen, which) for which in (2, 3)]
+        lost = [reached - accuracy(two, unseen, mask) for mask in masks]
+        found = (accuracy(one, unseen), accuracy(two, notebook["seen"]), reached, *lost)
+        rows.append([seed, *(round(each, 1) for each in found)])
+    names = ("seed", "1 layer, unseen %", "2 layers, seen %", "unseen %")
+    names += ("lost without the right noun", "without the other")
+    print(format_table([dict(zip(names, row, strict=True)) for row in rows]))
+
+
 def main() -> None:
-    """Print the smallest and largest ratio of twelve seeds, then the readers of eight seeds."""
+    """Print ratios of twelve seeds, the readers of eight seeds, and the looks of 24 more."""
     torch.set_num_threads(1)
     put_mine_in_place("02", globals(), mine=False)  # in a course without solutions/
     rows = []
@@ -77,6 +94,7 @@ def main() -> None:
         models = [notebook["train"](seed, 2, **change) for seed in range(10, 18)]
         known = sorted(round(notebook["accuracy"](model, notebook["seen"]), 1) for model in models)
         print(f"{name:28} accuracy on the sentences learned from (%):", *known)
+    show_looks(notebook)
 
 
 if __name__ == "__main__":
