@@ -75,7 +75,7 @@ def norm_in_two_sums(parameters, tp=None, pp=None):
 
 def norm_by_gathering_numbers(parameters, tp=None, pp=None):
     """Torch's own norm on each rank, and the ranks' numbers gathered."""
-    own = [p for p in parameters if p.grad is not None and "tied_copy" not in marks_of(p)]
+    own = [p for p in parameters if p.grad is not None and not is_tied_copy(p)]
     cut = [p.grad.float() for p in own if hasattr(p, "cut_dim")]
     whole = [p.grad.float() for p in own if not hasattr(p, "cut_dim")]
     squares = [torch.nn.utils.get_total_norm(each).reshape(1) ** 2 for each in (cut, whole)]
@@ -83,8 +83,8 @@ def norm_by_gathering_numbers(parameters, tp=None, pp=None):
     return over(total, pp)[0] ** 0.5
 
 
-def marks_of(p):
-    return {name for name, value in vars(p).items() if value is True}
+def is_tied_copy(p):
+    return hasattr(p, "tied_copy") and p.tied_copy
 
 
 def over(number, group):
