@@ -8,7 +8,7 @@ that was not, bit for bit; without any one of them it is another run.
 import os
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,17 +85,21 @@ def store(path: Path, content: Mapping[str, Any], keep: int) -> None:
     write_atomically(path, content)
     # Only older ones. A file with a higher number could not be read, and this run will write that
     # step again; counting it would delete the last sound one.
-    older = [each for each in checkpoints_in(path.parent) if each.name < path.name]
     # And the partial files of processes that died while they wrote.
     torn = path.parent.glob(f".step_*{PART}")
-    too_many = max(len(older) - (keep - 1), 0)  # below 0 a slice would count from the end
-    for each in [*older[:too_many], *torn]:
+    for each in [*outdated(checkpoints_in(path.parent), path, keep), *torn]:
         each.unlink()
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
     """Return the path of a step's file; the zeros let names sort like numbers."""
     return folder / f"step_{step:08d}.pt"
+
+
+def outdated(checkpoints: Sequence[Path], newest: Path, keep: int) -> Sequence[Path]:
+    """Of the checkpoints, oldest first: those before `newest`, but for the last `keep` - 1."""
+    older = [each for each in checkpoints if each.name < newest.name]
+    return older[: max(len(older) - (keep - 1), 0)]  # below 0 a slice would count from the end
 
 
 def checkpoints_in(folder: Path) -> list[Path]:

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from shared.errors import InputError
-from shared.fault_tolerance.checkpoints import from_rank_0
+from shared.fault_tolerance.checkpoints import from_rank_0, outdated
 from shared.fault_tolerance.state import TrainingState
 
 NAME = re.compile(r"step_\d{8}")
@@ -40,9 +40,7 @@ def save_elastic(folder: Path, state: TrainingState, keep: int = 2) -> Path:
     except (CheckpointException, OSError) as error:
         raise InputError(f"checkpoint {path} cannot be written: {_reason(error)}") from error
     if dist.get_rank() == 0:
-        older = [each for each in elastic_checkpoints_in(folder) if each.name < path.name]
-        too_many = max(len(older) - (keep - 1), 0)  # below 0 a slice would count from the end
-        for each in older[:too_many]:
+        for each in outdated(elastic_checkpoints_in(folder), path, keep):
             (each / ".metadata").unlink()  # first: half a folder must not pass for a whole one
             shutil.rmtree(each, ignore_errors=True)
     return path
