@@ -118,3 +118,8 @@ class Limits:
     num_processes: int = 48
     file_size: int = 64 << 20
     folder_size: int = 256 << 20
+
+    @property
+    def num_threads(self) -> int:
+        """Eight for each process: the system counts threads, and gloo starts three a group."""
+        return 8 * self.num_processes

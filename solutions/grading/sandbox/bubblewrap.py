@@ -15,7 +15,6 @@ from pathlib import Path
 
 from shared.errors import InputError
 from solutions.grading.results import Limits
-from solutions.grading.sandbox.cgroup import THREADS
 
 HOME, COURSE = "/tmp", "/course"
 USER = 60578  # a number that no distribution hands out (systemd's list of ranges leaves it free)
@@ -110,7 +109,7 @@ def limited(limits: Limits) -> list[str]:
     """The command that runs another under the limits that the system holds for each process."""
     words = ["prlimit", f"--as={limits.memory}", f"--fsize={limits.file_size}", "--nofile=256"]
     words += ["--core=0", f"--memlock={1 << 20}", f"--cpu={int(20 * limits.exercise_seconds) + 60}"]
-    return [*words, f"--nproc={THREADS * limits.num_processes}"]
+    return [*words, f"--nproc={limits.num_threads}"]
 
 
 def interpreter_folders() -> list[str]:

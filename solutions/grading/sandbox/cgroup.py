@@ -15,7 +15,6 @@ from solutions.grading.results import Limits
 
 ROOT = Path("/sys/fs/cgroup")
 BESIDE = 1 << 30  # bytes for the judge, torch's pages and what lies in /dev/shm
-THREADS = 8  # for each process of the limit: the system counts threads, gloo three a group
 
 
 @contextlib.contextmanager
@@ -25,7 +24,7 @@ def cgroup(limits: Limits, root: Path = ROOT) -> Generator[list[str]]:
     At the end whatever is in the group must have ended, and the group is removed.
     """
     memory = str(limits.memory + limits.folder_size + BESIDE)
-    num_threads = str(THREADS * limits.num_processes + 16)
+    num_threads = str(limits.num_threads + 16)
     if (root / "cgroup.controllers").exists():  # version 2
         settings = {root: {"memory.max": memory, "memory.swap.max": "0", "pids.max": num_threads}}
     else:
