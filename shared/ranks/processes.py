@@ -10,9 +10,10 @@ import contextlib
 import os
 import signal
 import subprocess
+import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,14 +55,15 @@ def supervise(
     with contextlib.ExitStack() as stack:
         stream = stack.enter_context(open(log, "wb")) if log else None
         try:
-            process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=subprocess.STDOUT if stream else None,
-                start_new_session=True,
-            )
+            with _stop_signals_held():  # Popen, interrupted, forgets the child that it has started
+                process = subprocess.Popen(
+                    command,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=stream,
+                    stderr=subprocess.STDOUT if stream else None,
+                    start_new_session=True,
+                )
             status = _wait(process, time_limit, tick)
         finally:
             if process is not None:
@@ -87,6 +89,26 @@ def raise_on_stop_signals() -> None:
     for number in STOP_SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
             signal.signal(number, stop)
+
+
+@contextlib.contextmanager
+def _stop_signals_held() -> Generator[None]:
+    """Let a stop signal that arrives inside the block act at its end; those ignored stay so."""
+    if threading.current_thread() is not threading.main_thread():  # no signal is handled there
+        yield
+        return
+    held: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
+    for number in handlers:
+        signal.signal(number, lambda number, _frame: held.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        if held:
+            signal.raise_signal(held[0])
 
 
 def _wait(

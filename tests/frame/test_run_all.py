@@ -16,6 +16,7 @@ import pytest
 from shared.cli import setup
 from shared.cli.command import UsageError, parse
 from shared.cli.machine import num_cores
+from shared.ranks.processes import supervise
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -388,6 +389,20 @@ def test_ctrl_c_during_set_up_leaves_no_process_and_the_next_one_completes_it(tr
     assert process.returncode == 130
     assert course.leftovers() == []
     assert "unfinished" in course.run("setup").stdout
+
+
+def test_ctrl_c_while_a_program_is_being_started_leaves_nothing_of_it(tree, monkeypatch):
+    course = tree()
+    start = subprocess.Popen._execute_child
+
+    def start_late(self, *args):  # as on a busy machine: the child runs before Popen has returned
+        start(self, *args)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(subprocess.Popen, "_execute_child", start_late)
+    with pytest.raises(KeyboardInterrupt):
+        supervise(["sleep", "120"], env={**os.environ, "COURSE_TEST": str(course.root)})
+    assert course.leftovers() == []
 
 
 def test_a_course_that_cannot_be_written_says_so_in_one_line(tree):
