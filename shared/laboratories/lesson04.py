@@ -65,10 +65,14 @@ def random_pairs() -> Pairs:
 
 
 def loss_case(pad: int = PAD) -> tuple[Tensor, Tensor]:
-    """Random logits (3, 5, 11) and targets whose rows hold 5, 3 and 1 words, then padding."""
+    """Random logits (3, 5, 11) and targets whose rows hold 5, 3 and 1 words, then padding.
+
+    The first word is 3: with another `pad` one word at least lies below it.
+    """
     draw = fresh_generator()
     logits = 3 * torch.randn(3, 5, 11, generator=draw)
     targets = torch.randint(3, 11, (3, 5), generator=draw)
+    targets[0, 0] = 3
     for row, length in enumerate((5, 3, 1)):
         targets[row, length:] = pad
     return logits, targets
