@@ -360,14 +360,13 @@ def explained(world, every) -> Callable[[int], dict[str, Tensor]]:
     @functools.cache
     def rows() -> list[dict[str, Tensor]]:
         found = [norms_of_mistakes(world, seen.model, rank) for rank, seen in enumerate(every)]
-        fit = [
-            words
+        pairs = [(seen.result.item(), row) for seen, row in zip(every, found, strict=True)]
+        off = {
+            words: max(abs(got - row[words].item()) / max(abs(got), 1e-30) for got, row in pairs)
             for words in found[0]
-            if all(
-                math.isclose(seen.result.item(), row[words].item(), rel_tol=1e-4)
-                for seen, row in zip(every, found, strict=True)
-            )
-        ]
+        }
+        # The nearer first: in one draw of some hundred, two mistakes are this near by chance.
+        fit = sorted((w for w in off if off[w] <= 1e-4), key=lambda words: off[words] > 1e-5)
         return [{words: row[words] for words in fit} for row in found]
 
     return lambda rank: rows()[rank]

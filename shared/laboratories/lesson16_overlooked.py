@@ -255,6 +255,10 @@ WRONG_SECONDS = {
         "ZeRO-2 sends gradients once a step: it does with every micro-batch": (
             Seconds(zero2_every=False)
         ),
+        "plan.overlap is not asked for: without it all of it shows": Seconds(overlap=False),
+        "with ZeRO-2 gradients hide once a step: they do with each of its micro-batches": (
+            Seconds(zero2_hides_once=True)
+        ),
         "nothing is hidden: gradients travel while backward computes": Seconds(hidden="nothing"),
         "everything is hidden: what takes longer than backward shows": (
             Seconds(hidden="everything")

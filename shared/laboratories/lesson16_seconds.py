@@ -90,10 +90,12 @@ class Seconds:
     hidden: str = "one backward"
     hides_parameters: tuple[int, ...] = ()  # with these stages of ZeRO
     hides_anyway: bool = False  # with ZeRO-3, without overlap
+    overlap: bool = True  # asked for; False: hidden without it as well
     zero3_hides: float = 1.0  # micro-batches' compute
     zero3_one: bool = False  # one micro-batch's compute, whatever hides gradients
     below_0: bool = False
     zero2_every: bool = True
+    zero2_hides_once: bool = False
     dp_numbers: Bytes = RIGHT
     zero3_gathers: int = 2
     mean_rank: bool = False
@@ -208,8 +210,9 @@ class Seconds:
             "nothing": 0.0,
         }[self.hidden]
         whole = compute if self.zero3_one else 1.5 * behind * self.zero3_hides
-        behind = behind if plan.overlap else 0.0
-        whole = whole if plan.overlap or self.hides_anyway else 0.0
+        hides = plan.overlap or not self.overlap
+        behind = behind if hides else 0.0
+        whole = whole if hides or self.hides_anyway else 0.0
         least = -float("inf") if self.below_0 else 0.0
         zero = plan.zero if self.zero else 0
         if zero == 0:
@@ -220,6 +223,8 @@ class Seconds:
         times = m if (zero == 2 and self.zero2_every) or self.every_batch else 1
         if zero in self.hides_parameters:
             return times * max(least, (gradient + weight / times) * byte - behind)
+        if zero == 2 and self.zero2_hides_once:
+            return max(least, times * gradient * byte - behind) + weight * byte
         return times * max(least, gradient * byte - behind) + weight * byte
 
     def numbers(self, *case) -> Numbers:

@@ -1300,7 +1300,9 @@ def exposed(
     anyway=False,
     zero3_of=1.0,
     zero2_every=True,
+    zero2_hides_once=False,
     zero3_gathers=2,
+    overlap=None,
 ):
     """Seconds of gradients and parameters that nothing hides; `one` is a micro-batch's compute."""
     if plan.dp == 1:
@@ -1309,7 +1311,8 @@ def exposed(
     rate = (link or cluster.link(plan.dp, plan.tp)) * (share or fitted.link)
     byte = (plan.dp - 1) / plan.dp * number / rate
     weight, gradient, _ = STATE_BYTES[plan.precision]
-    behind = one if plan.overlap and hidden else 0.0
+    overlap = plan.overlap if overlap is None else overlap
+    behind = one if overlap and hidden else 0.0
     m = plan.num_micro_batches
     if plan.zero == 0:
         return (m if often else 1) * max(least, twice * gradient * byte - behind * behind_of)
@@ -1319,6 +1322,8 @@ def exposed(
     times = m if (plan.zero == 2 and zero2_every) or often else 1
     if plan.zero in hides:
         return times * max(least, (gradient + weight / times) * byte - behind * behind_of)
+    if plan.zero == 2 and zero2_hides_once:
+        return max(least, times * gradient * byte - behind * behind_of) + weight * byte
     return times * max(least, gradient * byte - behind * behind_of) + weight * byte
 
 
@@ -1504,6 +1509,17 @@ def step_time(model, plan, cluster, fitted=FITTED):
 @mistake("16.4", says="nothing is hidden")
 def step_time(model, plan, cluster, fitted=FITTED):
     return seconds(model, plan, cluster, fitted, data=lambda *case: exposed(*case, hidden=False))
+
+
+@mistake("16.4", says="plan.overlap is not asked for")
+def step_time(model, plan, cluster, fitted=FITTED):
+    return seconds(model, plan, cluster, fitted, data=lambda *case: exposed(*case, overlap=True))
+
+
+@mistake("16.4", says="with ZeRO-2 gradients hide once a step")
+def step_time(model, plan, cluster, fitted=FITTED):
+    once = lambda *case: exposed(*case, zero2_hides_once=True)  # noqa: E731
+    return seconds(model, plan, cluster, fitted, data=once)
 
 
 @mistake("16.4", says="gradients travel with every micro-batch")
