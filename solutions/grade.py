@@ -12,9 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
@@ -23,8 +21,7 @@ from shared.ranks.processes import raise_on_stop_signals
 from solutions.grading import classroom, selftest
 from solutions.grading.corrections import correct, read_corrections
 from solutions.grading.intake.submissions import doubtful_names, find_submissions, left_out
-from solutions.grading.reports import feedback, picture, summary
-from solutions.grading.reports.table import in_order, write_csv, write_json, write_points
+from solutions.grading.reports import feedback, picture, summary, table
 from solutions.grading.results import Lesson, Limits, Verdict
 from solutions.grading.sandbox.run import Workspace
 from solutions.grading.store import opened
@@ -40,50 +37,22 @@ def make_parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("submissions", type=Path, nargs="?", help="folder of submissions")
-    parser.add_argument("--out", type=Path, help="folder for the grades, new or of an earlier run")
-    parser.add_argument("--lessons", type=_numbers, help="such as 02,06 (those handed in)")
-    parser.add_argument("--jobs", type=_count, default=_num_cores(), help="notebooks at a time")
-    seconds = Limits().exercise_seconds
-    parser.add_argument(
-        "--timeout", type=_seconds, default=seconds, help=f"seconds per exercise ({seconds:g})"
+    add, seconds = parser.add_argument, Limits().exercise_seconds
+    add("submissions", type=Path, nargs="?", help="folder of submissions")
+    add("--out", type=Path, help="folder for the grades, new or of an earlier run")
+    add("--lessons", help="such as 02,06 (those handed in)")
+    add("--jobs", type=int, default=_num_cores(), help="notebooks at a time")
+    add("--timeout", type=float, default=seconds, help=f"seconds per exercise ({seconds:g})")
+    add("--again", action="store_true", help="grade also what is graded already")
+    corrections = "points by hand: student,exercise,points,why"
+    add("--corrections", type=Path, metavar="CSV", help=corrections)
+    unconfined = (
+        "run answers without a sandbox, with all your rights: on a machine for nothing else"
     )
-    parser.add_argument("--again", action="store_true", help="grade also what is graded already")
-    parser.add_argument(
-        "--corrections",
-        type=Path,
-        metavar="CSV",
-        help="points by hand: student,exercise,points,why",
-    )
-    parser.add_argument(
-        "--unconfined",
-        action="store_true",
-        help="run answers without a sandbox, with all your rights: on a machine for nothing else",
-    )
-    parser.add_argument(
-        "--self-test", action="store_true", help="grade the references, stubs and known mistakes"
-    )
+    add("--unconfined", action="store_true", help=unconfined)
+    known = "grade the references, stubs and known mistakes"
+    add("--self-test", action="store_true", help=known)
     return parser
-
-
-def _numbers(text: str) -> list[str]:
-    return [word for word in text.replace(",", " ").split() if word]
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1 up, got {text!r}")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 1.0 <= seconds <= 86400.0:
-        raise argparse.ArgumentTypeError(f"must be seconds from 1 to 86400, got {text!r}")
-    return seconds
 
 
 def _num_cores() -> int:
@@ -99,10 +68,15 @@ def main(
 ) -> int:
     """Do what the arguments say; return the exit status. A test brings a judge of its own."""
     args = make_parser().parse_args(arguments)
-    limits = Limits(exercise_seconds=args.timeout)
     try:
+        if args.jobs < 1:
+            raise InputError(f"--jobs must be a whole number from 1 up, got {args.jobs}")
+        if not 1 <= args.timeout <= 86400:
+            raise InputError(f"--timeout must be seconds from 1 to 86400, got {args.timeout:g}")
+        limits = Limits(exercise_seconds=args.timeout)
+        args.lessons = (args.lessons or "").replace(",", " ").split() or None
         if args.unconfined:
-            open_judge = partial(open_judge, confined=False)
+            open_judge = partial(Workspace, confined=False)
         if args.self_test:
             good = selftest.self_test(
                 course, args.jobs, limits, args.lessons, open_judge=open_judge
@@ -144,17 +118,14 @@ def grade(
     with opened(args.out, args.submissions) as store:
         result, waiting = classroom.sort_out(tasks, store, limits, again=args.again)
         if waiting:
-            with open_judge(course, args.jobs) as judge:
-                print(judge.promise, flush=True)
-                num_tasks = sum(map(len, waiting.values()))
-                with tqdm(total=num_tasks, desc="grading", disable=None) as bar:
-                    classroom.grade_waiting(
-                        *(waiting, judge, store, limits),
-                        jobs=args.jobs,
-                        result=result,
-                        tick=bar.update,
-                    )
-        verdicts = correct(in_order(result.verdicts), by_hand)
+            with (
+                open_judge(course) as judge,
+                tqdm(total=sum(map(len, waiting.values())), desc="grading", disable=None) as bar,
+            ):
+                bar.write(judge.promise)
+                to_judge = waiting, judge, store, limits
+                classroom.grade_waiting(*to_judge, jobs=args.jobs, result=result, tick=bar.update)
+        verdicts = correct(table.in_order(result.verdicts), by_hand)
         write_results(args.out, verdicts, lessons, limits)
     print(summary.summary(verdicts))
     if equal := classroom.equal_answers(tasks):
@@ -166,26 +137,22 @@ def grade(
     return FAILED if result.num_failed else 0
 
 
-def about(lessons: Mapping[str, Lesson], limits: Limits) -> dict[str, Any]:
-    """The head of grades.json, before the verdicts: nothing that changes from run to run."""
+def write_results(
+    out: Path, verdicts: Sequence[Verdict], lessons: Mapping[str, Lesson], limits: Limits
+) -> None:
+    """Replace everything that is in the output folder; nothing in it changes from run to run."""
     points = {
         number: {exercise.id: exercise.points for exercise in lesson.exercises}
         for number, lesson in lessons.items()
     }
-    return {"lessons": points, "limits": asdict(limits)}
-
-
-def write_results(
-    out: Path, verdicts: Sequence[Verdict], lessons: Mapping[str, Lesson], limits: Limits
-) -> None:
-    """Replace everything that is in the output folder."""
-    write_csv(out / "grades.csv", verdicts)
-    write_points(out / "points.csv", verdicts)
-    write_json(out / "grades.json", verdicts, about(lessons, limits))
-    shutil.rmtree(out / "feedback", ignore_errors=True)  # no page of a student who is not there
-    students = {name: list(own) for name, own in groupby(verdicts, key=lambda each: each.student)}
+    table.write_csv(out / "grades.csv", verdicts)
+    table.write_points(out / "points.csv", verdicts)
+    meta = {"lessons": points, "limits": asdict(limits)}
+    table.write_json(out / "grades.json", verdicts, meta)
     picture.draw_class(out / "class.png", verdicts)
+    shutil.rmtree(out / "feedback", ignore_errors=True)  # no page of a student who is not there
     titles = {number: lesson.folder for number, lesson in lessons.items()}
+    students = table.by_student(verdicts)
     feedback.write_feedback(out / "feedback", students, titles=titles, picture=out / "class.png")
 
 

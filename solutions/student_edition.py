@@ -1,9 +1,9 @@
 """Write the course as a class gets it: what git has at HEAD, without the answers.
 
-    python -m solutions.student_edition DIR [--no-check] [--try 02,03]
+    python -m solutions.student_edition DIR
 
-DIR is made, or must be empty; .gitattributes says what is left out. What was written is then tried
-out in a copy, in an environment that knows the edition alone: two to three minutes a lesson.
+DIR is made, or must be empty; .gitattributes says what is left out. What was written is then
+searched for answers.
 """
 
 import argparse
@@ -18,8 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from shared.errors import InputError
-from solutions.edition_trial import Finding, try_out
-from solutions.grading.intake.answer_cells import AnswerCells
+from solutions.grading.intake.known import KnownAnswers
 from solutions.grading.intake.lesson import read_lessons
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -65,33 +64,27 @@ def not_committed(course: Path) -> str:
     return f"not committed, so not in the edition: {first} ({len(names)})\n" if names else ""
 
 
-def read_over(edition: Path, course: Path = ROOT) -> Iterator[Finding]:
-    """Look for answers in the files of the edition."""
+def read_over(edition: Path, course: Path = ROOT) -> Iterator[tuple[str, str]]:
+    """Look for answers in the files of the edition; (what was looked at, what is wrong or "")."""
     notebooks = [path.relative_to(edition) for path in edition.glob("lessons/*/lesson.ipynb")]
     ours = {each: git(course, "show", f"HEAD:./{each.as_posix()}") for each in notebooks}
     changed = [str(each) for each in notebooks if (edition / each).read_bytes() != ours[each]]
-    yield Finding("notebooks and their stored outputs are as they were", "\n".join(changed))
-    yield Finding("nothing imports solutions unguarded", "\n".join(_unguarded(edition)))
-    lessons = read_lessons(edition).values()
-    typed = [id for each in lessons for id, stub in each.stubs.items() if not _is_empty(stub)]
-    yield Finding("every exercise cell is an empty stub", ", ".join(typed))
-    stay = []
-    for lesson in lessons:
-        answers, home = AnswerCells(course, lesson), f"solutions.lesson{lesson.folder}"
-        places = {each.id: answers.resolve(home, each.name)[0] for each in lesson.exercises}
-        stay += [id for id, place in places.items() if place.startswith("shared.")]
-    yield Finding(f"answers that stay, since later lessons import them: {' '.join(stay)}")
-
-
-def _unguarded(edition: Path) -> Iterator[str]:
-    """The modules and notebooks that import solutions, and not first what stands in for it."""
+    yield "notebooks and their stored outputs are as they were", "\n".join(changed)
+    unguarded = []
     for path in sorted([*edition.rglob("*.py"), *edition.glob("lessons/*/lesson.ipynb")]):
         source = path.read_text(encoding="utf-8")
         if path.suffix == ".ipynb":
             code = [cell for cell in json.loads(source)["cells"] if cell["cell_type"] == "code"]
             source = "\n".join("".join(cell["source"]) for cell in code)
         if NEEDS_ANSWERS.search(source) and not GUARD.search(source):
-            yield str(path.relative_to(edition))
+            unguarded.append(str(path.relative_to(edition)))
+    yield "nothing imports solutions unguarded", "\n".join(unguarded)
+    lessons = read_lessons(edition).values()
+    typed = [id for each in lessons for id, stub in each.stubs.items() if not _is_empty(stub)]
+    yield "every exercise cell is an empty stub", ", ".join(typed)
+    known = [each for lesson in lessons for each in KnownAnswers(course, lesson).references()]
+    stay = " ".join(each.exercise for each in known if each.module.startswith("shared."))
+    yield f"answers that stay, since later lessons import them: {stay}", ""
 
 
 def _is_empty(stub: str) -> bool:
@@ -99,16 +92,6 @@ def _is_empty(stub: str) -> bool:
     functions = [node for node in ast.walk(ast.parse(stub)) if isinstance(node, ast.FunctionDef)]
     bodies = [each.body[ast.get_docstring(each) is not None :] for each in functions]
     return {ast.unparse(line) for body in bodies for line in body} == {"raise NotImplementedError"}
-
-
-def show(findings: Iterator[Finding]) -> bool:
-    """Print findings as they come; return whether all was as it should be."""
-    good = True
-    for what, problem in findings:
-        good &= not problem
-        lines = [f"{'WRONG' if problem else 'ok   '}  {what}", *problem.splitlines()]
-        print("\n       ".join(lines), flush=True)
-    return good
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -119,8 +102,6 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="a new or empty folder")
-    parser.add_argument("--no-check", action="store_true", help="write only, try nothing out")
-    parser.add_argument("--try", dest="numbers", default="", help="such as 02,03 (all lessons)")
     return parser
 
 
@@ -128,18 +109,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Return 0 when the edition is written and holds, 1 when not, 2 for bad input."""
     args = make_parser().parse_args(arguments)
     try:
-        lessons = read_lessons(ROOT, args.numbers.split(",")) if args.numbers else {}
         count, note = write_edition(args.folder), not_committed(ROOT)
     except (InputError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(f"{count} files written to {args.folder}\n{note}", end="", flush=True)
-    if args.no_check:
-        print("not tried out (--no-check)")
-        return 0
-    lessons = lessons or read_lessons(args.folder)
-    good = show(read_over(args.folder)) and show(try_out(args.folder, ROOT, lessons))
-    print("the edition holds" if good else "the edition is not fit to be given to a class")
+    findings = list(read_over(args.folder))
+    for what, problem in findings:
+        lines = [f"{'WRONG' if problem else 'ok   '}  {what}", *problem.splitlines()]
+        print("\n       ".join(lines))
+    good = not any(problem for _, problem in findings)
+    print("the edition holds no answers but these" if good else "do not give it to a class")
     return 0 if good else 1
 
 

@@ -1,36 +1,24 @@
 """A class from its submissions to its verdicts: read, grade what is new, remember, put in order."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, TypeVar
 
 from shared.errors import InputError
 from solutions.grading.intake.lesson import lesson_folders, no_answers, read_lessons, take_answers
 from solutions.grading.intake.notebook import Unreadable
-from solutions.grading.intake.submissions import Submission
+from solutions.grading.intake.submissions import NOTHING, Submission
 from solutions.grading.results import Answers, Lesson, Limits, Outcome, Verdict
+from solutions.grading.sandbox.run import Workspace
 from solutions.grading.store import Store, key_of
 from solutions.grading.texts import brief
 from solutions.grading.verdicts import make_verdict
 
-
-class Judge(Protocol):
-    """Where answers are run: `solutions.grading.sandbox.run.Workspace`, or a stand-in in a test."""
-
-    @property
-    def promise(self) -> str:
-        """What the terminal says of the walls around answers."""
-        ...
-
-    def grade(self, answers: Answers, lesson: Lesson, limits: Limits) -> list[Verdict]:
-        """Verdicts for the exercises whose cells the answers hold; called from several threads."""
-        ...
-
-
-OpenJudge = Callable[..., AbstractContextManager[Judge]]
+T = TypeVar("T")
+OpenJudge = Callable[[Path], AbstractContextManager[Workspace]]
 
 
 @dataclass(frozen=True)
@@ -61,12 +49,11 @@ def choose_lessons(
     if numbers is not None:
         return read_lessons(course, numbers)
     held = {number for each in submissions for number in (*each.notebooks, *each.problems)}
-    chosen = [number for number in lesson_folders(course) if number in held]
-    if not chosen:
-        reasons = [reason for each in submissions for reason in each.problems.values()]
-        shown = "".join(f"\n  {reason}" for reason in reasons[:5])
-        raise InputError(f"no submission holds a lesson; name some with --lessons{shown}")
-    return read_lessons(course, chosen)
+    if chosen := [number for number in lesson_folders(course) if number in held]:
+        return read_lessons(course, chosen)
+    reasons = [reason for each in submissions for reason in each.problems.values()]
+    shown = "".join(f"\n  {reason}" for reason in reasons[:5])
+    raise InputError(f"no submission holds a lesson; name some with --lessons{shown}")
 
 
 def read_answers(submission: Submission, lesson: Lesson) -> Answers:
@@ -79,27 +66,37 @@ def read_answers(submission: Submission, lesson: Lesson) -> Answers:
             return take_answers(student, lesson, submission.notebooks[number].read())
         except Unreadable as reason:
             return no_answers(student, lesson, Outcome.UNREADABLE, str(reason))
-    if "" in submission.problems:
-        return no_answers(student, lesson, Outcome.MISSING, submission.problems[""])
-    held = " ".join(submission.notebooks)
-    reason = f"no notebook of lesson {number} (handed in: {held})"
-    return no_answers(student, lesson, Outcome.MISSING, reason)
+    if (reason := submission.problems.get("", NOTHING)) != NOTHING:
+        return no_answers(student, lesson, Outcome.UNREADABLE, reason)
+    held = f"no notebook of lesson {number} (handed in: {' '.join(submission.notebooks)})"
+    return no_answers(student, lesson, Outcome.MISSING, submission.problems.get("", held))
 
 
 def equal_answers(tasks: Iterable[Task]) -> list[str]:
     """Who handed in the same cells to the letter, untouched ones apart: a line for each group."""
-    same: dict[tuple[object, ...], list[str]] = {}
+    same: dict[tuple[str, str], list[str]] = {}
     for task in tasks:
-        own = {id: c for id, c in task.answers.cells.items() if c != task.lesson.stubs[id]}
-        if own:
-            same.setdefault((task.lesson.number, *sorted(own.items())), []).append(
-                task.answers.student
-            )
-    return [
-        f"lesson {key[0]}: {', '.join(students)} (exercises: {len(key) - 1})"
-        for key, students in same.items()
-        if len(students) > 1
-    ]
+        for cell in sorted(task.answers.cells.items() - task.lesson.stubs.items()):
+            same.setdefault(cell, []).append(task.answers.student)
+    groups: dict[str, list[str]] = {}
+    for (id, _), students in same.items():
+        if students[1:]:
+            groups.setdefault("; ".join(students), []).append(id)
+    return sorted(f"{' '.join(sorted(ids))}: {who}" for who, ids in groups.items())
+
+
+@contextmanager
+def in_parallel(
+    jobs: int, judge: Workspace, items: Mapping[T, Sequence[Any]]
+) -> Generator[Iterator[tuple[T, Future[Any]]]]:
+    """Have each item's arguments graded in so many threads: items and results as they come."""
+    pool = ThreadPoolExecutor(jobs, thread_name_prefix="grading")
+    try:
+        futures = {pool.submit(judge.grade, *given): item for item, given in items.items()}
+        yield ((futures.pop(future), future) for future in as_completed(futures))
+    finally:
+        judge.closing.set()  # after Ctrl-C: what still runs is ended at once
+        pool.shutdown(cancel_futures=True)
 
 
 def sort_out(
@@ -121,7 +118,7 @@ def sort_out(
 
 def grade_waiting(
     waiting: Mapping[str, list[Task]],
-    judge: Judge,
+    judge: Workspace,
     store: Store,
     limits: Limits,
     *,
@@ -133,35 +130,23 @@ def grade_waiting(
 
     `tick` is called once for every task. When interrupted, whatever was finished is in the store.
     """
-    pool = ThreadPoolExecutor(jobs, thread_name_prefix="grading")
-    try:
-        futures = {}
-        for key, same in waiting.items():
-            futures[pool.submit(judge.grade, same[0].answers, same[0].lesson, limits)] = key
-        for future in as_completed(futures):
-            key = futures.pop(future)
+    items = {key: (same[0].answers, same[0].lesson, limits) for key, same in waiting.items()}
+    with in_parallel(jobs, judge, items) as results:
+        for key, future in results:
             error = future.exception()
-            found = future.result() if error is None else describe(error)
+            found = future.result() if error is None else _fault_of_ours(error)
+            cells = waiting[key][0].answers.cells
             if isinstance(found, str):
                 result.num_failed += 1
-            elif not _given_up(found, waiting[key][0].answers):
-                store.put(key, found)
+            elif not any(v.outcome is Outcome.UNREADABLE and v.exercise in cells for v in found):
+                store.put(key, found)  # what could not even be started is tried again next time
             result.num_run += 1
             for task in waiting[key]:
                 result.verdicts += complete(task, found)
                 tick()
-    finally:
-        # Not waiting: after Ctrl-C the judge, closed next, ends what the threads wait for.
-        pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _given_up(found: Sequence[Verdict], answers: Answers) -> bool:
-    """Whether a notebook could not even be started: that is tried again in the next run."""
-    unread = {each.exercise for each in found if each.outcome is Outcome.UNREADABLE}
-    return bool(unread & set(answers.cells))
-
-
-def describe(error: BaseException) -> str:
+def _fault_of_ours(error: BaseException) -> str:
     """The reason of a row when the fault is the grader's, not the student's."""
     text = " ".join(str(error).split())[:200]
     return f"the grader failed ({type(error).__name__}: {text}): grade again with --again"
@@ -173,23 +158,15 @@ def complete(task: Task, found: list[Verdict] | str) -> list[Verdict]:
     fallback = found if isinstance(found, str) else "the grader gave no verdict"
     verdicts = []
     for exercise in task.lesson.exercises:
-        if exercise.id in task.answers.problems:
-            verdict = make_verdict(task.answers, exercise, *task.answers.problems[exercise.id])
-        elif exercise.id in judged:
+        reason = task.answers.problems.get(exercise.id, (Outcome.UNREADABLE, fallback))
+        if exercise.id in judged and exercise.id not in task.answers.problems:
             verdict = replace(judged[exercise.id], student=task.answers.student)
         else:
-            verdict = make_verdict(task.answers, exercise, Outcome.UNREADABLE, fallback)
-        verdicts.append(_with_notes(verdict, task.answers.notes.get(exercise.id, ())))
+            verdict = make_verdict(task.answers, exercise, *reason)
+        notes = "; ".join(task.answers.notes.get(exercise.id, ()))
+        if notes and verdict.outcome not in (Outcome.RIGHT, Outcome.UNSOLVED):
+            # It may be all there is to it: it comes before the NameError that follows from it.
+            hint = brief(f"This answer {notes}. {verdict.hint}")
+            verdict = replace(verdict, message=brief(f"{notes}; {verdict.message}"), hint=hint)
+        verdicts.append(verdict)
     return verdicts
-
-
-def _with_notes(verdict: Verdict, notes: Sequence[str]) -> Verdict:
-    """The verdict with what was noted of its exercise, where points were lost.
-
-    It may be all there is to it, so it comes first: before the NameError that follows from it.
-    """
-    if not notes or verdict.outcome in (Outcome.RIGHT, Outcome.UNSOLVED):
-        return verdict
-    mine = "; ".join(notes)
-    hint = verdict.hint or brief(f"This answer {mine}.")
-    return replace(verdict, message=brief(f"{mine}; {verdict.message}"), hint=hint)

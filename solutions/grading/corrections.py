@@ -1,101 +1,92 @@
 """Points that an instructor sets by hand: a table beside the submissions, read at every run."""
 
 import csv
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from shared.errors import InputError
 from solutions.grading.results import Lesson, Outcome, Verdict
-from solutions.grading.texts import brief, show_points
+from solutions.grading.texts import as_cell, brief, show_points
 
 COLUMNS = ("student", "exercise", "points", "why")
 
 
-@dataclass(frozen=True)
-class Correction:
+class Correction(NamedTuple):
     """What an exercise is worth in spite of the checks, and why."""
 
     points: float
     why: str
 
 
-Key = tuple[str, str]  # student, exercise
+Corrections = Mapping[tuple[str, str], Correction]  # by student and exercise
 
 
 def read_corrections(
     path: Path, students: Iterable[str], lessons: Mapping[str, Lesson]
-) -> dict[Key, Correction]:
+) -> Corrections:
     """The corrections in a CSV file with the columns student, exercise, points, why.
 
     Raises InputError, with the line, for a student, an exercise or points that cannot be.
     """
+    most = {each.id: each.points for lesson in lessons.values() for each in lesson.exercises}
+    known = {written: each for each in students for written in (each, as_cell(each))}
+    found: dict[tuple[str, str], Correction] = {}
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:  # Excel puts a mark in front
-            table = csv.DictReader(file)
-            head = tuple(table.fieldnames or ())
-            rows = [(table.line_num, row) for row in table]
+            table = csv.reader(file, strict=True)  # a quote that is open would hide rows
+            if (head := tuple(next(table, ()))) != COLUMNS:
+                raise InputError(f"begins with {','.join(head)!r}, not with {','.join(COLUMNS)!r}")
+            for cells in filter(None, table):
+                if problem := _problem(cells, known, most, found):
+                    raise InputError(f"line {table.line_num}: {problem}")
+                written, exercise, points, why = cells
+                found[known[written], exercise] = Correction(round(float(points), 2), brief(why))
+    except InputError as error:
+        raise InputError(f"--corrections {path}: {error}") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"--corrections {path} cannot be read: {error}") from None
-    if head != COLUMNS:
-        raise InputError(
-            f"--corrections {path} begins with {','.join(head)!r}:"
-            f" its first line must be {','.join(COLUMNS)}"
-        )
-    most = {each.id: each.points for lesson in lessons.values() for each in lesson.exercises}
-    known = set(students)
-    found: dict[Key, Correction] = {}
-    for line, row in rows:
-        key, made = (row["student"] or "", row["exercise"] or ""), _read(row, known, most)
-        if isinstance(made, Correction) and key in found:
-            made = f"{key[0]}, {key[1]} is there twice"
-        if isinstance(made, str):
-            raise InputError(f"--corrections {path}, line {line}: {made}")
-        found[key] = made
     return found
 
 
-def _read(
-    row: Mapping[str, str | None], students: set[str], most: Mapping[str, int]
-) -> Correction | str:
-    """One row, or what is wrong with it."""
-    student, exercise, points, why = (row[name] or "" for name in COLUMNS)
+def _problem(
+    cells: list[str], students: Mapping[str, str], most: Mapping[str, int], before: Corrections
+) -> str:
+    """What is wrong with a row; "" if nothing is."""
+    if len(cells) != len(COLUMNS):
+        return f"there are {len(cells)} cells, not 4: put quotes around a text with commas"
+    student, exercise, points, why = cells
     if student not in students:
         return f"there is no student {student!r}: write the name as in grades.csv"
     if exercise not in most:
         return f"there is no exercise {exercise!r} in the lessons that are graded"
-    if None in row:
-        return "more than four cells: put quotes around a text with commas"
+    if (students[student], exercise) in before:
+        return f"{student}, {exercise} is there twice"
     try:
-        value = float(points)
+        possible = 0 <= float(points) <= most[exercise]
     except ValueError:
-        value = -1.0
-    if not 0 <= value <= most[exercise]:
+        possible = False
+    if not possible:
         return f"points must be a number from 0 to {most[exercise]}, got {points!r}"
-    return Correction(value, brief(why)) if why.strip() else "say why: students read it"
+    return "" if why.strip() else "say why: students read it"
 
 
-def correct(
-    verdicts: Iterable[Verdict], corrections: Mapping[Key, Correction]
-) -> Sequence[Verdict]:
+def correct(verdicts: Iterable[Verdict], corrections: Corrections) -> list[Verdict]:
     """The verdicts with the points set by hand; their flags count as looked at."""
-    return [
-        _corrected(each, corrections[each.student, each.exercise])
-        if (each.student, each.exercise) in corrections
-        else each
-        for each in verdicts
-    ]
-
-
-def _corrected(verdict: Verdict, correction: Correction) -> Verdict:
-    points = correction.points
-    outcome = Outcome.PARTLY if points else Outcome.WRONG
-    outcome = Outcome.RIGHT if points == verdict.max else outcome
-    by_hand = f"points set by hand (the checks gave {show_points(verdict.points)})"
-    return replace(
-        verdict,
-        points=round(points, 2),
-        outcome=verdict.outcome if points == verdict.points else outcome,
-        flags=(),
-        by_hand=f"{by_hand}: {correction.why}",
-    )
+    corrected = []
+    for verdict in verdicts:
+        if by_hand := corrections.get((verdict.student, verdict.exercise)):
+            points, outcome = by_hand.points, verdict.outcome
+            if points or outcome in (Outcome.RIGHT, Outcome.PARTLY):
+                outcome = {0: Outcome.WRONG, verdict.max: Outcome.RIGHT}.get(points, Outcome.PARTLY)
+            said = f"points set by hand (before: {show_points(verdict.points)})"
+            verdict = replace(
+                verdict,
+                points=points,
+                outcome=outcome,
+                flags=(),
+                by_hand=f"{said}: {by_hand.why}",
+            )
+        corrected.append(verdict)
+    return corrected

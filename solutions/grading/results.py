@@ -21,7 +21,7 @@ class Stop(StrEnum):
     """Why the run of a notebook could not continue after an answer."""
 
     EXERCISE_TIME = "exercise time"  # one exercise took longer than it may
-    TIME = "time"  # all of them together took longer than they may
+    TIME = "time"  # the run fell silent: something has stopped what judges
     MEMORY = "memory"
     FOLDER = "folder"  # files in the run's folder
     OUTPUT = "output"  # what the run says of itself
@@ -44,30 +44,37 @@ class Exercise:
 
 @dataclass(frozen=True)
 class Lesson:
-    """A pristine lesson, read from the course: what is graded and what it is graded with.
-
-    `setup` is the source of the setup cell, `stubs` the pristine exercise cells by id, `digest`
-    changes with anything that can change a grade (the notebook, checks.py, shared/, the grader).
-    `forbidden` has, by exercise, how the names of calls begin that are the exercise itself; `wrong`
-    holds known wrong answers as (what is said to it, cell).
-    """
+    """A pristine lesson, read from the course: what is graded and what it is graded with."""
 
     number: str
     folder: str
     exercises: tuple[Exercise, ...]
-    setup: str
-    stubs: Mapping[str, str]
-    digest: str
+    setup: str  # the setup cell
+    stubs: Mapping[str, str]  # the pristine exercise cells by id
+    digest: str  # changes with anything that can change a grade
+    # By exercise: how the names of calls begin that are the exercise itself; and known wrong
+    # answers as (what is said to it, cell).
     forbidden: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     wrong: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, order=True)
+class Flag:
+    """What needs a look, and in which line; `spoils`: it changes things for other exercises."""
+
+    line: int
+    what: str
+    spoils: bool = False
+
+    def __str__(self) -> str:
+        return f"line {self.line} {self.what}"
+
+
 @dataclass(frozen=True)
 class Answers:
-    """What one student handed in for one lesson: exercise cells by id, and why others are not.
+    """What one student handed in for one lesson, by exercise: a cell, or why there is none.
 
-    `problems` has a reason for every exercise of the lesson that is not in `cells`; `notes` has
-    what costs nothing and may explain something: by exercise, and under "" of the whole notebook.
+    `notes` may explain something, and cost nothing; `flags` has what the audit of a cell found.
     """
 
     student: str
@@ -75,6 +82,7 @@ class Answers:
     cells: Mapping[str, str]
     problems: Mapping[str, tuple[Outcome, str]]
     notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    flags: Mapping[str, tuple[Flag, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -1,26 +1,26 @@
-"""The grader tried on the known answers: `python -m solutions.grade --self-test [--lessons 01]`.
+"""The grader tried on answers of which it is known what must come: `--self-test`.
 
-References must get full marks and stubs none; right answers in another style (solutions/
-alternatives) full marks; every wrong answer of solutions/mistakes must lose points and hear its own
-words. None may be flagged, but for an engine that does the exercise itself. References and stubs
-are handed in as a student would, typed into the lesson's notebook; the others are judged behind
-the references, all answers to an exercise in one sandbox.
+The references and the alternatives must have full points, the stubs none, and every known mistake
+must lose points and hear its own words; none may be flagged, but a mistake that calls the engine.
+Further answers are graded beside the references, as exercises of their own: a run has
+three seconds of processor behind it before it comes to the first of them.
 """
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tqdm import tqdm
 
-from solutions.grading.classroom import Judge, OpenJudge
-from solutions.grading.intake.answer_cells import AnswerCells, hand_in
+from solutions.grading.classroom import OpenJudge, in_parallel
+from solutions.grading.intake.audit import audit
+from solutions.grading.intake.known import KnownAnswers, hand_in
 from solutions.grading.intake.lesson import read_lessons, take_answers
 from solutions.grading.reports.summary import aligned
-from solutions.grading.results import Answers, Lesson, Limits, Outcome, Verdict
+from solutions.grading.results import Answers, Exercise, Lesson, Limits, Outcome, Verdict
 from solutions.grading.sandbox.run import Workspace
 
 KINDS = ("reference", "stub", "alternative", "mistake")
@@ -30,28 +30,29 @@ KINDS = ("reference", "stub", "alternative", "mistake")
 class Due:
     """What must come of one answer; a mistake must hear `says`."""
 
-    lesson: str
     kind: str
     title: str
     says: str = ""
 
-    def complaint(self, verdict: Verdict) -> str:
+    def complaint(self, verdict: Verdict | None) -> str:
         """What is not as it must be in this verdict; "" when all is."""
-        got = f"{self.title} has {verdict.points} of {verdict.max} ({verdict.message})"
+        if verdict is None:
+            return f"{self.title} has no verdict"
         flags = [flag for flag in verdict.flags if not flag.endswith("the exercise itself")]
         if flags or (verdict.flags and self.kind != "mistake"):
             return f"{self.title} is flagged: {'; '.join(verdict.flags)}"
-        if self.kind == "stub":
-            untouched = verdict.outcome is Outcome.UNSOLVED and verdict.points == 0
-            return "" if untouched else got
-        if self.kind != "mistake":
-            right = verdict.outcome is Outcome.RIGHT and verdict.points == verdict.max
-            return "" if right else got
-        if not 0 <= verdict.points < verdict.max:
-            return f"{got} in spite of the mistake"
-        texts = verdict.mistake, verdict.expected, verdict.seen, verdict.hint
-        heard = any(self.says in text for text in texts)
-        return "" if heard else f"{self.title} heard other words: {texts}"
+        if self.kind == "mistake":
+            texts = verdict.mistake, verdict.expected, verdict.seen, verdict.hint
+            if verdict.points < verdict.max and not any(self.says in text for text in texts):
+                return f"{self.title} heard other words: {texts}"
+            good = verdict.points < verdict.max
+        else:
+            outcome, points = Outcome.RIGHT, verdict.max
+            if self.kind == "stub":
+                outcome, points = Outcome.UNSOLVED, 0
+            good = (verdict.outcome, verdict.points) == (outcome, points)
+        got = f"{verdict.points} of {verdict.max} ({verdict.message})"
+        return "" if good else f"{self.title} has {got}"
 
 
 @dataclass(frozen=True)
@@ -60,41 +61,42 @@ class Try:
 
     answers: Answers
     lesson: Lesson
-    due: Mapping[str, Due]
-
-    def complaints(self, verdicts: Sequence[Verdict]) -> dict[Due, str]:
-        """What is wrong with each of the verdicts, "" for nothing."""
-        by_id = {each.exercise: each for each in verdicts}
-        return {
-            due: due.complaint(by_id[id]) if id in by_id else f"{due.title} has no verdict"
-            for id, due in self.due.items()
-        }
+    due: dict[str, Due]
 
 
-def tries(course: Path, lesson: Lesson, most: int | None = None) -> Iterator[Try]:
-    """All known answers to a lesson, `most` alternatives and mistakes of each exercise."""
-    known = AnswerCells(course, lesson)
+def tries(course: Path, lesson: Lesson, num_runs: int) -> Iterator[Try]:
+    """All known answers to a lesson, the stubs apart, in so many runs; what is due to each."""
+    known = KnownAnswers(course, lesson)
     pristine = (course / "lessons" / lesson.folder / "lesson.ipynb").read_bytes()
-    for kind, cells in (("reference", known.references), ("stub", {})):
-        answers = take_answers("self-test", lesson, hand_in(pristine, cells))
-        due = {e.id: Due(lesson.number, kind, f"{e.id} {kind}") for e in lesson.exercises}
-        yield Try(answers, lesson, due)
-    for place, exercise in enumerate(lesson.exercises):
-        cells: dict[str, str] = {}
-        due = {}
-        for number, cell in enumerate(known.alternatives.get(exercise.id, [])[:most], 1):
-            id = f"{exercise.id} alternative {number}"
-            cells[id], due[id] = cell, Due(lesson.number, "alternative", id)
-        wrong = [each for each in known.mistakes if each.exercise == exercise.id][:most]
-        for number, each in enumerate(wrong, 1):
-            id, title = f"{exercise.id} mistake {number}", f"{exercise.id} mistake {each.says!r}"
-            cells[id], due[id] = each.cell, Due(lesson.number, "mistake", title, each.says)
-        others = lesson.exercises[:place]
-        further = tuple(replace(exercise, id=id, of=exercise.id) for id in cells)
-        stubs = {**known.references, **dict.fromkeys(cells, "")}
+    stubs = {each.id: Due("stub", f"{each.id} stub") for each in lesson.exercises}
+    yield Try(take_answers("self-test", lesson, hand_in(pristine, {})), lesson, stubs)
+    references = {each.exercise: known.cell(each) for each in known.references()}
+    right = take_answers("self-test", lesson, hand_in(pristine, references))
+    others = {"alternative": list(known.alternatives()), "mistake": list(known.mistakes())}
+    for run in range(min(num_runs, len(lesson.exercises))):
+        chosen = lesson.exercises[run::num_runs]
+        cells = {each.id: right.cells[each.id] for each in chosen}
+        due = {each.id: Due("reference", f"{each.id} reference") for each in chosen}
+        exercises = list[Exercise]()
+        for exercise in lesson.exercises:
+            for kind, given in others.items():
+                mine = [each for each in given if each.exercise == exercise.id]
+                for number, each in enumerate(mine if exercise in chosen else (), 1):
+                    title = repr(each.says) if each.says else str(number)
+                    cells[id := f"{exercise.id} {kind} {number}"] = known.cell(each)
+                    due[id] = Due(kind, f"{exercise.id} {kind} {title}", each.says)
+                    exercises.append(replace(exercise, id=id, of=exercise.id))
+            exercises.append(exercise)
+        flags = {each.id: audit(cells[each.id], lesson, each.of) for each in exercises if each.of}
         reason = Outcome.MISSING, "it stands in front of the answers that are tried"
-        answers = Answers("self-test", lesson.number, cells, {e.id: reason for e in others})
-        yield Try(answers, replace(lesson, exercises=(*others, *further), stubs=stubs), due)
+        problems = dict.fromkeys(references.keys() - cells.keys(), reason)
+        answers = Answers(
+            "self-test", lesson.number, cells, problems, flags={**right.flags, **flags}
+        )
+        further = replace(
+            lesson, exercises=tuple(exercises), stubs={**dict.fromkeys(cells, ""), **references}
+        )
+        yield Try(answers, further, due)
 
 
 def self_test(
@@ -103,55 +105,36 @@ def self_test(
     limits: Limits,
     lessons: Sequence[str] | None,
     *,
-    most: int | None = None,
     open_judge: OpenJudge = Workspace,
 ) -> bool:
     """Try the lessons (all by default); print a table and what is not as it must be.
 
     Returns whether everything was. Raises InputError for a lesson that the course does not have.
     """
+    began, good, tried = time.monotonic(), Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     chosen = read_lessons(course, lessons)
-    with open_judge(course, jobs) as judge:
-        began = time.monotonic()
-        todo = [each for lesson in chosen.values() for each in tries(course, lesson, most)]
-        complaints = _run(todo, judge, jobs, limits)
-    _report(complaints, time.monotonic() - began)
-    return not any(complaints.values())
-
-
-def _run(todo: Sequence[Try], judge: Judge, jobs: int, limits: Limits) -> dict[Due, str]:
-    """What is wrong with each answer, "" for nothing, told as it comes."""
-    complaints: dict[Due, str] = {}
-    pool = ThreadPoolExecutor(jobs, thread_name_prefix="self_test")
+    todo = [each for lesson in chosen.values() for each in tries(course, lesson, jobs)]
+    todo.sort(key=lambda each: -len(each.due))  # what takes longest must not begin last
+    items = {n: (each.answers, each.lesson, limits) for n, each in enumerate(todo)}
     total = sum(len(each.due) for each in todo)
-    try:
-        futures = {
-            pool.submit(judge.grade, each.answers, each.lesson, limits): each for each in todo
-        }
-        with tqdm(total=total, desc="self test", unit="answer", disable=None) as bar:
-            for future in as_completed(futures):
-                found = futures[future].complaints(future.result())
-                complaints |= found
-                bar.update(len(found))
-                for line in filter(None, found.values()):
-                    bar.write(line, file=sys.stderr)
-    finally:
-        # Not waiting: after Ctrl-C the judge, closed next, ends what the threads wait for.
-        pool.shutdown(wait=False, cancel_futures=True)
-    return complaints
-
-
-def _report(complaints: Mapping[Due, str], seconds: float) -> None:
-    """Print a row for each lesson and the time."""
-    rows = []
-    for lesson in sorted({due.lesson for due in complaints}):
-        row = {"lesson": lesson}
-        for kind in KINDS:
-            mine = [
-                not c for due, c in complaints.items() if (due.lesson, due.kind) == (lesson, kind)
-            ]
-            row[f"{kind}s"] = f"{sum(mine)} of {len(mine)}"
-        rows.append(row)
+    with (
+        open_judge(course) as judge,
+        tqdm(total=total, desc="self test", unit="answer", disable=None) as bar,
+        in_parallel(jobs, judge, items) as results,
+    ):
+        for n, future in results:
+            verdicts = {each.exercise: each for each in future.result()}
+            for id, due in todo[n].due.items():
+                if complaint := due.complaint(verdicts.get(id)):
+                    bar.write(complaint, file=sys.stderr)
+                tried[todo[n].lesson.number, due.kind] += 1
+                good[todo[n].lesson.number, due.kind] += not complaint
+                bar.update()
+    rows = [
+        {"lesson": n} | {f"{kind}s": f"{good[n, kind]} of {tried[n, kind]}" for kind in KINDS}
+        for n in chosen
+    ]
     print(aligned(rows))
-    bad = sum(map(bool, complaints.values()))
-    print(f"{len(complaints)} answers in {seconds:.0f} s, {bad} not as due")
+    bad = tried.total() - good.total()
+    print(f"{tried.total()} answers in {time.monotonic() - began:.0f} s, {bad} not as due")
+    return bad == 0

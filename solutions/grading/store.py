@@ -3,7 +3,6 @@
 import fcntl
 import hashlib
 import json
-import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -53,7 +52,7 @@ class Store:
 def _verdict(kept: dict[str, Any], student: str) -> Verdict:
     kept |= {"student": student, "outcome": Outcome(kept["outcome"])}
     kept |= {"stop": Stop(kept["stop"]) if kept["stop"] else None}
-    kept |= {"flags": tuple(kept["flags"]), "also": tuple(kept["also"])}
+    kept |= {name: tuple(kept[name]) for name in ("flags", "also")}
     return Verdict(**kept)
 
 
@@ -64,24 +63,18 @@ def opened(out: Path, submissions: Path) -> Generator[Store]:
     Raises InputError when it holds other things, cannot be written or lies among the submissions.
     """
     here, there = out.resolve(), submissions.resolve()
-    if here == there or there in here.parents or here in there.parents:
+    if here.is_relative_to(there) or there.is_relative_to(here):
         raise InputError(f"--out {out} and the submissions lie in one another: give another folder")
     try:
         if out.exists() and any(out.iterdir()) and not (out / FOLDER).is_dir():
             raise InputError(f"--out {out} holds other things than grades: give a new folder")
         (out / FOLDER).mkdir(parents=True, exist_ok=True)
-        lock = os.open(out / FOLDER / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        lock = (out / FOLDER / "lock").open("w")
     except OSError as error:
         raise InputError(f"--out {out} cannot be written: {error.strerror}") from None
-    try:
-        _lock(lock, out)
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"--out {out} is being written by another grading") from None
         yield Store(out)
-    finally:
-        os.close(lock)
-
-
-def _lock(file: int, out: Path) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise InputError(f"--out {out} is being written by another grading") from None

@@ -1,9 +1,19 @@
-"""How a verdict is made: its points from the checks that passed, its texts cleaned one by one."""
+"""How a verdict is made: its points from the checks that passed, its texts cleaned one by one.
+
+A `Reader` makes them of what a run said; whatever is in it, reading it never fails.
+"""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from signal import Signals
+from typing import Any
 
-from solutions.grading.results import Answers, Exercise, Outcome, Stop, Verdict
+from solutions.grading.results import Answers, Exercise, Limits, Outcome, Stop, Verdict
 from solutions.grading.texts import brief, clean
+
+ENDLESS = "A loop without an end, or a rank that waits for what no other rank sends."
+SPOILT = "it changes what judges it"
+TEXTS = ("title", "mistake", "expected", "seen", "hint")
 
 
 def make_verdict(
@@ -12,11 +22,6 @@ def make_verdict(
     outcome: Outcome,
     message: str,
     *,
-    title: str = "",
-    mistake: str = "",
-    expected: str = "",
-    seen: str = "",
-    hint: str = "",
     also: Iterable[str] = (),
     passed: int = 0,
     total: int = 0,
@@ -24,8 +29,9 @@ def make_verdict(
     stop: Stop | None = None,
     flags: Iterable[str] = (),
     paths: Mapping[str, str] | None = None,
+    **texts: str,
 ) -> Verdict:
-    """A verdict on one exercise; `paths` are names for folders, as in `clean`.
+    """A verdict on one exercise; `texts` are TEXTS, `paths` names for folders as in `clean`.
 
     Points are the share of checks that passed, without those that pass `for_nothing`. What is
     flagged has none until an instructor says otherwise.
@@ -33,7 +39,8 @@ def make_verdict(
     flags = tuple(brief(flag, paths) for flag in flags)
     counted = 1.0 if outcome is Outcome.RIGHT else 0.0
     if outcome is Outcome.PARTLY and total > for_nothing:
-        counted = max(0, passed - for_nothing) / (total - for_nothing)
+        counted = max(0, min(passed, total) - for_nothing) / (total - for_nothing)
+    said: dict[str, Any] = {name: clean(text, paths) for name, text in texts.items()}
     return Verdict(
         student=answers.student,
         lesson=answers.lesson,
@@ -43,14 +50,104 @@ def make_verdict(
         max=exercise.points,
         outcome=outcome,
         message=brief(message, paths),
-        title=clean(title, paths),
-        mistake=clean(mistake, paths),
-        expected=clean(expected, paths),
-        seen=clean(seen, paths),
-        hint=clean(hint, paths),
         also=tuple(clean(each, paths) for each in also),
         passed=passed,
         total=total,
         stop=stop,
         flags=flags,
+        **said,
     )
+
+
+@dataclass
+class Reader:
+    """Reads what one run of one student's notebook said; `broken` is why it settled nothing."""
+
+    answers: Answers
+    exercises: Mapping[str, Exercise]
+    limits: Limits
+    paths: Mapping[str, str]
+    broken: str = ""
+
+    def read(self, events: Iterable[Mapping[str, Any]], stop: Stop | None) -> dict[str, Verdict]:
+        """The verdicts by exercise, as far as the run came."""
+        found: dict[str, Verdict] = {}
+        running = ""
+        for event in events:
+            id = str(event.get("exercise", ""))
+            if event["event"] == "broken":
+                self.broken = str(event.get("why"))
+            elif id in self.exercises and event["event"] == "begins":
+                running = id
+            elif id in self.exercises and id == running:
+                found[id], running = self._judged(id, event), ""
+        if running:
+            found[running] = self._stopped(running, stop or Stop.DIED, None)
+        return found
+
+    def _judged(self, id: str, record: Mapping[str, Any]) -> Verdict:
+        """The verdict that a record comes to."""
+        if "stop" in record:
+            known = record["stop"] in list(Stop)
+            return self._stopped(id, Stop(record["stop"]) if known else Stop.DIED, record)
+        kind, why, error = (str(record.get(name, "")) for name in ("kind", "why", "error"))
+        text = {name: str(record.get(name, "")) for name in TEXTS}
+        also = record.get("also")
+        passed, total, for_nothing = (
+            value if isinstance(value, int) and 0 <= value < 1000 else 0
+            for value in map(record.get, ("passed", "total", "for_nothing"))
+        )
+        checks = f"{passed} of {total} checks passed"
+        count: dict[str, Any] = {"passed": passed, "total": total}
+        if kind == "spoilt":
+            why = f"it makes a known wrong answer pass ({why}), so it gets no points"
+            return self._verdict(id, Outcome.WRONG, why, flag=SPOILT)
+        if kind == "undefined":
+            why = error or f"it defines no {self.exercises[id].name}"
+            return self._verdict(id, Outcome.WRONG, f"the cell does not run: {why}")
+        if kind == "unsolved":
+            return self._verdict(id, Outcome.UNSOLVED, "not solved yet", hint=text["hint"], **count)
+        if kind == "right" and passed == total > 0:
+            return self._verdict(id, Outcome.RIGHT, f"right ({checks})", **count)
+        said = text["mistake"] or text["seen"]
+        return self._verdict(
+            id,
+            Outcome.PARTLY if passed else Outcome.WRONG,
+            f"not right at the check of {text['title']} ({checks}): {said}",
+            also=map(str, also) if isinstance(also, list) else (),
+            for_nothing=for_nothing,
+            **text,
+            **count,
+        )
+
+    def _stopped(self, id: str, stop: Stop, record: Mapping[str, Any] | None) -> Verdict:
+        why = {
+            Stop.EXERCISE_TIME: f"took longer than {self.limits.exercise_seconds:g} s",
+            Stop.TIME: "took longer than anybody waits, and its judge fell silent",
+            Stop.MEMORY: f"used more than {self.limits.memory / 2**30:.4g} GiB of memory",
+            Stop.FOLDER: "wrote more files than anybody reads",
+            Stop.OUTPUT: "said more than anybody reads",
+            Stop.DIED: end_of_process((record or {}).get("status")),
+            Stop.CLOSING: "the grader was stopped",
+        }[stop]
+        hint = ENDLESS if stop in (Stop.EXERCISE_TIME, Stop.TIME) else ""
+        return self._verdict(id, Outcome.STOPPED, f"stopped: {why}", hint=hint, stop=stop)
+
+    def _verdict(
+        self, id: str, outcome: Outcome, message: str, *, flag: str = "", **fields: Any
+    ) -> Verdict:
+        """A verdict with what the audit flagged, and a flag of the run's own."""
+        flags = [*map(str, self.answers.flags.get(id, ())), *filter(None, [flag])]
+        paths, exercise = self.paths, self.exercises[id]
+        return make_verdict(
+            self.answers, exercise, outcome, message, flags=flags, paths=paths, **fields
+        )
+
+
+def end_of_process(status: object) -> str:
+    """How a process ended, in words."""
+    if not isinstance(status, int):
+        return "the process was ended"
+    if -status in set(Signals):
+        return f"the process was ended by {Signals(-status).name}"
+    return f"it left the process with status {status}"

@@ -25,25 +25,27 @@ from pathlib import Path
 
 import psutil
 
-from solutions.grading.intake.answer_cells import AnswerCells, hand_in
+from solutions.grading.intake.known import KnownAnswers, hand_in
 from solutions.grading.intake.lesson import read_lessons
 
 COURSE = Path(__file__).resolve().parents[2]
-TARGET_MINUTES, TARGET_MIB, CLASS = 30, 300, 200
+TARGET_RATE, TARGET_MIB, CLASS = 24, 300, 200
 
 
 def make_class(folder: Path, number: str, count: int, copies: int, seed: int) -> None:
     """Store `count` notebooks, each exercise right, mistaken or untouched; the last are copies."""
     lesson = read_lessons(COURSE, [number])[number]
-    known = AnswerCells(COURSE, lesson)
+    known = KnownAnswers(COURSE, lesson)
+    references = {each.exercise: each for each in known.references()}
+    mistakes = list(known.mistakes())
     pristine = (COURSE / "lessons" / lesson.folder / "lesson.ipynb").read_bytes()
     chance, last = random.Random(seed), b""
     for place in range(count):
         cells = {}
         for exercise in lesson.exercises:
-            mistakes = [each.cell for each in known.mistakes if each.exercise == exercise.id]
-            right, stub = known.references[exercise.id], lesson.stubs[exercise.id]
-            [cell] = chance.choices([right, chance.choice(mistakes), stub], [6, 3, 1])
+            wrong = chance.choice([each for each in mistakes if each.exercise == exercise.id])
+            [one] = chance.choices([references[exercise.id], wrong, None], [6, 3, 1])
+            cell = known.cell(one) if one else lesson.stubs[exercise.id]
             # Equal answers are graded once, and a class would not be as kind.
             cells[exercise.id] = f"# submission {place}\n{cell}"
         path = folder / f"student {place:03d}" / f"{number}.ipynb"
@@ -86,7 +88,7 @@ def peak_mib(pid: int) -> float:
 
 def read_rows(out: Path) -> dict[tuple[str, str], str]:
     """Points and message of each row."""
-    with (out / "grades.csv").open(encoding="utf-8", newline="") as file:
+    with (out / "grades.csv").open(encoding="utf-8-sig", newline="") as file:
         return {
             (row["student"], row["exercise"]): f"{row['points']} {row['message']}"
             for row in csv.DictReader(file)
@@ -131,8 +133,8 @@ def report(turn: int, args: argparse.Namespace, cost: Cost, table: bytes) -> Non
     rate = 60 * count / cost.seconds
     print(
         f"grading {turn + 1}: {count} of lesson {args.lessons}, {args.jobs} at a time, in "
-        f"{cost.seconds:.0f} s: {rate:.1f} a minute\n"
-        f"  {CLASS} would take {CLASS / rate:.1f} minutes (wanted: {TARGET_MINUTES}); "
+        f"{cost.seconds:.0f} s: {rate:.1f} a minute (wanted of lesson 02: {TARGET_RATE})\n"
+        f"  {CLASS} would take {CLASS / rate:.1f} minutes; "
         f"the grader itself took {cost.peak:.0f} MiB (wanted: {TARGET_MIB})\n"
         f"  grades.csv {hashlib.sha256(table).hexdigest()[:12]}",
         flush=True,

@@ -90,6 +90,20 @@ def test_a_package_of_shared_imports_only_what_contributing_lists_below_it():
     assert not upward, "\n".join(upward)
 
 
+def test_a_part_of_the_grader_imports_only_what_stands_with_it_or_above():
+    """In the docstring of solutions/grading; what runs beside an answer imports nothing of ours."""
+    grading = ROOT / "solutions" / "grading"
+    listing = (grading / "__init__.py").read_text(encoding="utf-8")
+    lines = re.findall(r"^((?:\w+/?(?:, )?)+)  ", listing, re.MULTILINE)
+    rank = {name: n for n, line in enumerate(lines) for name in re.findall(r"\w+", line)}
+    graph = rooms_graph("solutions/grading")
+    assert sorted(rank) == sorted(graph), "the docstring lists what is there, each once"
+    pairs = [(rank[a], rank[b], place) for a in graph for b, place in graph[a].items()]
+    assert [place for own, other, place in pairs if other > own] == []
+    inside = grading.glob("sandbox/inside/*.py")
+    assert not [name for path in inside for name in imported(path) if name.split(".")[0] in LAYERS]
+
+
 # The lesson that introduces a part of shared/ or solutions/; what is not listed is the frame's.
 INTRODUCED = {
     "shared.training.precision": 9,

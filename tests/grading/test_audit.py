@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from solutions.grading.intake import audit as auditing
-from solutions.grading.intake.answer_cells import AnswerCells
+from solutions.grading.intake.known import KnownAnswers
 from solutions.grading.intake.lesson import read_lessons
 from solutions.grading.results import Exercise, Lesson
 
@@ -39,11 +39,15 @@ ODD = [
     ("import solutions.lesson02_attention", "line 1 imports solutions"),
     ("from torch import multiprocessing", "imports torch.multiprocessing"),
     ("from torch.overrides import TorchFunctionMode", "imports torch.overrides"),
+    ("from torch.nn.functional import *", "imports torch.nn.functional.*"),
     ("__import__('os')", "uses __import__"),
     ("def f():\n    return eval('1')", "line 2 uses eval"),
     ("def f():\n    return open('x').read()", "line 2 uses open"),
     ("torch.allclose = lambda *a, **k: True", "line 1 changes torch.allclose"),
     ("F.softmax = None", "changes torch.nn.functional.softmax"),
+    ("for torch.allclose in [print]: ...", "changes torch.allclose"),
+    ("(a, [torch.allclose, *F.relu]) = 1, (2, 3)", "changes torch.allclose"),
+    ("del torch.nn.Linear", "changes torch.nn.Linear"),
     ("nn.Module.forward = None", "changes torch.nn.Module.forward"),
     ("def f():\n    setattr(torch, 'allclose', None)", "line 2 changes torch"),
     ("check = print", "gives check another meaning"),
@@ -107,7 +111,7 @@ HONEST = [
     "def f(x):\n    mask, scores = x > 0, x\n    scores[mask] = 0\n    return scores",
     "torch.backends.cudnn.deterministic = True",
     "def f(limit, x):\n    return limit * torch.random.initial_seed()",
-    "def f():\n    raise ValueError(f'{__name__}')",
+    "def f():\n    raise ValueError(f'{__name__}')\nif __name__ == '__main__':\n    f()",
     "def f():\n    return " + "+".join(["1"] * 900),
     "def f(x):\n    for saved_bytes in x:\n        saved_bytes.grad = None",
 ]
@@ -127,32 +131,29 @@ def test_a_lesson_about_files_may_use_files():
 
 def test_what_changes_things_for_others_is_known():
     lesson = Lesson("01", "01_x", (), SETUP, {}, "")
-    flags = auditing.audit(
-        "import os\nfrom shared.model import attention\nlimit = 4", lesson, "01.1"
-    )
+    source = "import os\nfrom shared.model import attention\nlimit = 4"
+    flags = auditing.audit(source, lesson, "01.1")
     assert [each.spoils for each in flags] == [False, False, True]
 
 
-def test_broken_code_has_no_flags_and_long_lists_end():
-    assert audit("def f(:", SETUP) == ()
-    assert audit("(" * 5000, SETUP) == ()
-    assert len(audit("\n".join(["import os"] * 1), SETUP)) == 1
+@pytest.mark.parametrize("source", ["def f(:", "(" * 5000])
+def test_broken_code_has_no_flags(source):
+    assert audit(source, SETUP) == ()
+
+
+def test_long_lists_end():
     assert len(audit("\n".join(f"import os as o{i}, sys as s{i}" for i in range(9)), SETUP)) == 6
 
 
 @pytest.mark.parametrize("number", sorted(read_lessons(COURSE)))
 def test_no_known_answer_is_flagged(number):
     lesson = read_lessons(COURSE, [number])[number]
-    cells = AnswerCells(COURSE, lesson)
+    known = KnownAnswers(COURSE, lesson)
     found = {id: auditing.audit(stub, lesson, id) for id, stub in lesson.stubs.items()}
-    for id, cell in cells.references.items():
-        for number, right in enumerate([cell, *cells.alternatives.get(id, [])]):
-            found[f"{id} right {number}"] = auditing.audit(right, lesson, id)
-    # A mistake may be the engine called in place of one's own hand.
-    found |= {
-        f"{m.exercise} {m.says}": [
-            flag for flag in auditing.audit(m.cell, lesson, m.exercise) if "itself" not in flag.what
-        ]
-        for m in cells.mistakes
-    }
-    assert {name: flags for name, flags in found.items() if flags} == {}
+    for each in (*known.references(), *known.alternatives(), *known.mistakes()):
+        cell = known.cell(each)
+        flags = auditing.audit(cell, lesson, each.exercise)
+        if each.says:  # it may be the engine called in place of one's own hand
+            flags = tuple(flag for flag in flags if "itself" not in flag.what)
+        found[cell] = flags
+    assert {cell: flags for cell, flags in found.items() if flags} == {}

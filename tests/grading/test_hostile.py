@@ -7,13 +7,13 @@ itself (processes, bytes, time, loopback only), so that a limit that fails harms
 import shutil
 import socket
 import textwrap
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 
 from shared.errors import InputError
+from solutions.grading.intake.audit import audit
 from solutions.grading.reports.table import reason
 from solutions.grading.results import Answers, Exercise, Lesson, Limits, Outcome
 from solutions.grading.sandbox import bubblewrap
@@ -62,376 +62,346 @@ for n in range(2, 99):
 e99 = checks_for("01.99", name="label_2", difficulty=1, minutes=5, hints=["an f-string"])
 e99.check("a small number")(small)
 """
-RIGHT, PARTLY, WRONG = Outcome.RIGHT, Outcome.PARTLY, Outcome.WRONG
-STOPPED, UNSOLVED = Outcome.STOPPED, Outcome.UNSOLVED
-ZERO = "return torch.zeros_like(x)"
-GOOD = "return 2 * x"
-ALWAYS = "lambda *a, **k: True"
-LIMITS = Limits(exercise_seconds=12.0)
-
-
-def cell(id: str, head: str, body: str) -> str:
-    return f'@exercise("{id}")\ndef {head}:\n' + textwrap.indent(textwrap.dedent(body), "    ")
-
-
-HONEST = {
-    "01.1": cell("01.1", "label(n)", 'return f"n = {n}"'),
-    "01.99": cell("01.99", "label_2(n)", 'return f"n = {n}"'),
-}
-
-
-@dataclass(frozen=True)
-class Case:
-    """An attack: what stands above the answer, its body, and what must stand in its row."""
-
-    name: str
-    before: str
-    body: str
-    outcome: Outcome
-    says: tuple[str, ...] = ()
-    points: float = 0.0
-
-    def source(self, number: int, facts: dict[str, object]) -> str:
-        """The cell, as the answer to the exercise of that number."""
-        text = textwrap.dedent(self.before) + "\n"
-        text += cell(f"01.{number}", f"double_{number}(x)", self.body)
-        for name, value in {**facts, "NUMBER": number}.items():
-            text = text.replace(name, str(value) if name == "NUMBER" else repr(value))
-        return text
-
-
-def flagged(name: str, before: str, body: str, *says: str, outcome: Outcome = PARTLY) -> Case:
-    """An attack that the audit points at, so that it has no points."""
-    return Case(name, before, body, outcome, ("needs a look: ", *says))
-
-
-FORBIDDEN = "torch.nn.functional.scaled_dot_product_attention"
-PATCHED = "it makes a known wrong answer pass"
-CASES = [
-    Case("right", "", GOOD, RIGHT, ("right (2 of 2 checks passed)",), 2.0),
-    Case("mistaken", "", "return x * x", PARTLY, ("(1 of 2 checks passed): it squares",), 1.0),
-    Case("untouched", "", "raise NotImplementedError", UNSOLVED, ("not solved yet",)),
-    Case("does not run", "y = undefined_name", GOOD, WRONG, ("the cell does not run: NameError",)),
-    Case("1,500 terms", "", "return " + "+".join(["x"] * 1500), WRONG, ("RecursionError",)),
-    Case("many prints", "", "print('x' * 2**28)\n" + GOOD, RIGHT, (), 2.0),
-    Case(
-        "prints what a green cell prints",
-        "",
-        "print('01.NUMBER double: right (2 checks passed)')\n" + ZERO,
-        PARTLY,
-        ("(1 of 2 checks passed)",),
-        1.0,
-    ),
-    Case(
-        "seeds the dice",
-        "import random",
-        "torch.manual_seed(0)\nrandom.seed(0)\n" + GOOD,
-        WRONG,
-        ("the global seed is set",),
-    ),
-    # Full points for nothing: each was one once.
-    flagged("an answer of the course", "from shared.model import attention", GOOD, outcome=RIGHT),
-    flagged("solutions", "", f"from solutions import grade\n{GOOD}", "named 's", outcome=WRONG),
-    flagged("another check", "def check(id, candidate):\n    print('right')", ZERO, "gives check"),
-    flagged(
-        "frames",
-        "import sys",
-        "f = sys._getframe()\nwhile f.f_back:\n    f = f.f_back\n" + ZERO,
-        "imports sys",
-    ),
-    flagged("tracing", "import sys", "sys.settrace(None)\n" + ZERO, "imports sys"),
-    flagged(
-        "a tensor that equals everything",
-        """
-        class Same(Tensor):
-            ndim = 2
-            @classmethod
-            def __torch_function__(cls, f, types, args=(), kwargs=None):
-                return True
-        """,
-        "return torch.zeros(3).as_subclass(Same)",
-        "uses __torch_function__",
-    ),
-    flagged(
-        "a mode over all functions",
-        "from torch.overrides import TorchFunctionMode",
-        GOOD,
-        "imports torch.overrides.TorchFunctionMode",
-        outcome=RIGHT,
-    ),
-    flagged(
-        "a number that equals everything",
-        "class Any:\n    ndim = 2\n    def __eq__(self, o):\n        return True",
-        "return Any()",
-        "uses __eq__",
-    ),
-    flagged(
-        "a fault that counts as none",
-        """
-        from shared.exercises.wrong import Wrong
-        class Nothing(Wrong):
-            def __len__(self):
-                return 0
-        """,
-        "raise Nothing('right')",
-        "imports shared.exercises.wrong.Wrong",
-        outcome=WRONG,
-    ),
-    flagged("allclose", f"torch.allclose = {ALWAYS}", ZERO, PATCHED, outcome=WRONG),
-    flagged(
-        "allclose until it is judged",
-        f"""
-        import weakref
-        class Owner:
+LIMITS = Limits(exercise_seconds=12.0, num_processes=8)  # a fork bomb must meet the latter first
+# === name | outcome, "flagged" where the audit has to say something | what must stand in its row
+# and then the cell, or only the body of its function.
+CASES = r"""
+=== right | right | right (2 of 2 checks passed)
+return 2 * x
+=== mistaken | partly right | (1 of 2 checks passed): it squares
+return x * x
+=== untouched | not solved | not solved yet
+raise NotImplementedError
+=== does not run | wrong | the cell does not run: NameError
+y = undefined_name
+def double_NUMBER(x):
+    return 2 * x
+=== 1,500 terms | wrong | RecursionError
+return LONG_SUM
+=== many prints | right
+print('x' * 2**28)
+return 2 * x
+=== prints what a green cell prints | partly right | (1 of 2 checks passed)
+print('01.NUMBER double: right (2 checks passed)')
+return ZERO
+=== seeds the dice | wrong | the global seed is set
+import random
+def double_NUMBER(x):
+    torch.manual_seed(0)
+    random.seed(0)
+    return 2 * x
+=== an answer of the course | right, flagged
+from shared.model import attention
+def double_NUMBER(x):
+    return 2 * x
+=== solutions | wrong, flagged | named 's
+from solutions import grade
+return 2 * x
+=== another check | partly right, flagged | gives check
+def check(id, candidate):
+    print('right')
+def double_NUMBER(x):
+    return ZERO
+=== writes its own result to a file's name | partly right | (1 of 2 checks passed)
+import logging
+def double_NUMBER(x):
+    for n in range(3, 30):
+        try:
+            file = logging.FileHandler(f'/proc/self/fd/{n}', 'w')
+            file.emit(logging.makeLogRecord({'msg': '{"kind": "right", "passed": 1, "total": 1}'}))
+        except OSError:
             pass
-        owner, before = Owner(), torch.allclose
-        torch.allclose = {ALWAYS}
-        weakref.finalize(owner, setattr, torch, 'allclose', before)
-        """,
-        ZERO,
-        PATCHED,
-        outcome=WRONG,
-    ),
-    flagged(
-        "a comparison by a computed name",
-        "",
-        f"setattr(torch, 'is' + 'close', {ALWAYS})\n{ZERO}",
-        "changes torch",
-    ),
-    flagged(
-        "the course's comparison",
-        f"from shared.exercises import comparing\ncomparing.close = {ALWAYS}",
-        ZERO,
-        "changes shared.exercises.comparing.close",
-    ),
-    flagged(
-        "the comparison's code",
-        """
-        from shared.exercises import comparing
-        comparing.close.__code__ = (lambda a, b, c, d: True).__code__
-        """,
-        ZERO,
-        PATCHED,
-        outcome=WRONG,
-    ),
-    flagged(
-        "errors swallowed",
-        """
-        import contextlib
-        contextlib._GeneratorContextManager.__exit__ = lambda *a: True
-        """,
-        "raise OSError",
-        "changes contextlib._GeneratorContextManager.__exit__",
-        outcome=WRONG,
-    ),
-    flagged(
-        "the checks taken away",
-        "import sys",
-        f"sys.modules['_checks_of_lesson_01'].eNUMBER.checks.clear()\n{ZERO}",
-        "imports sys",
-        outcome=WRONG,
-    ),
-    flagged(
-        "modules taken away",
-        "import sys\nsys.modules['shared.exercises.expecting'] = sys",
-        ZERO,
-        "imports sys",
-    ),
-    flagged("modules by another's name", "", f"F.sys.modules\n{GOOD}", ".sys", outcome=WRONG),
-    flagged(
-        "builtins",
-        f"import builtins\nbuiltins.all = {ALWAYS}",
-        ZERO,
-        "imports builtins",
-        outcome=UNSOLVED,
-    ),
-    flagged(
-        "later",
-        "import threading",
-        f"threading.Timer(0.0, lambda: setattr(torch, 'allclose', {ALWAYS})).start()\n{ZERO}",
-        PATCHED,
-        outcome=WRONG,
-    ),
-    flagged(
-        "the engine",
-        "",
-        "F.scaled_dot_product_attention(x[None], x[None], x[None])\n" + GOOD,
-        "which is the exercise itself",
-        outcome=RIGHT,
-    ),
-    # Reaching out.
-    flagged("reads solutions", "", f"open(SOLUTION).read()\n{GOOD}", "No such", outcome=WRONG),
-    flagged(
-        "loopback",
-        "import socket",
-        f"s = socket.create_server(('127.0.0.1', 0))\ns.close()\n{GOOD}",
-        outcome=RIGHT,
-    ),
-    flagged(
-        "a server of the machine",
-        "import socket",
-        "socket.create_connection(('127.0.0.1', PORT), 2)",
-        "refused",
-        outcome=WRONG,
-    ),
-    flagged(
-        "a socket file of the machine",
-        "import socket",
-        "socket.socket(socket.AF_UNIX).connect(SOCKET)",
-        "No such file",
-        outcome=WRONG,
-    ),
-    flagged(
-        "the outside",
-        "import socket",
-        "socket.create_connection(('192.0.2.1', 80), 2)",
-        "Network is unreachable",
-        outcome=WRONG,
-    ),
-    flagged("writes", "", "open(OUTSIDE + '/was_here', 'w')", "No such", outcome=WRONG),
-    flagged(
-        "changes a file's rights",
-        "import os",
-        "os.chmod(OUTSIDE, 0o777)",
-        "No such file",
-        outcome=WRONG,
-    ),
-    flagged(
-        "changes the interpreter",
-        "import os",
-        "os.utime(os.path.dirname(os.__file__))",
-        "Read-only file system",
-        outcome=WRONG,
-    ),
-    flagged(
-        "a device", "import os", "os.mknod('/tmp/disk', 0o60666, 1)", "permitted", outcome=WRONG
-    ),
-    # Staying behind.
-    flagged(
-        "a process that leaves its parent",
-        "import os, time",
-        """
+    return ZERO
+=== writes its own result to every open file | stopped | said more than anybody reads
+result = torch.tensor(list(b'{"kind": "right", "passed": 1, "total": 1}\n'), dtype=torch.uint8)
+def double_NUMBER(x):
+    for n in range(3, 30):
+        try:
+            result.untyped_storage()._write_file(n, True, False, 1)
+        except RuntimeError:
+            pass
+    return ZERO
+=== frames | partly right, flagged | imports sys
+import sys
+def double_NUMBER(x):
+    f = sys._getframe()
+    while f.f_back:
+        f = f.f_back
+    return ZERO
+=== tracing | partly right, flagged | imports sys
+import sys
+def double_NUMBER(x):
+    sys.settrace(None)
+    return ZERO
+=== a tensor that equals everything | partly right, flagged | uses __torch_function__
+class Same(Tensor):
+    ndim = 2
+    @classmethod
+    def __torch_function__(cls, f, types, args=(), kwargs=None):
+        return True
+def double_NUMBER(x):
+    return torch.zeros(3).as_subclass(Same)
+=== a mode over all functions | right, flagged | imports torch.overrides.TorchFunctionMode
+from torch.overrides import TorchFunctionMode
+def double_NUMBER(x):
+    return 2 * x
+=== a number that equals everything | partly right, flagged | uses __eq__
+class Any:
+    ndim = 2
+    def __eq__(self, o):
+        return True
+def double_NUMBER(x):
+    return Any()
+=== a fault that counts as none | wrong, flagged | imports shared.exercises.wrong.Wrong
+from shared.exercises.wrong import Wrong
+class Nothing(Wrong):
+    def __len__(self):
+        return 0
+def double_NUMBER(x):
+    raise Nothing('right')
+=== allclose | wrong, flagged | known wrong answer pass
+torch.allclose = ALWAYS
+def double_NUMBER(x):
+    return ZERO
+=== allclose as the name of a loop | wrong, flagged | known wrong answer pass
+for torch.allclose in [ALWAYS]:
+    pass
+def double_NUMBER(x):
+    return ZERO
+=== allclose until it is judged | wrong, flagged | known wrong answer pass
+import weakref
+class Owner:
+    pass
+owner, before = Owner(), torch.allclose
+torch.allclose = ALWAYS
+weakref.finalize(owner, setattr, torch, 'allclose', before)
+def double_NUMBER(x):
+    return ZERO
+=== a comparison by a computed name | partly right, flagged | changes torch
+setattr(torch, 'is' + 'close', ALWAYS)
+return ZERO
+=== the course's comparison | partly right, flagged | changes shared.exercises.comparing.close
+from shared.exercises import comparing
+comparing.close = ALWAYS
+def double_NUMBER(x):
+    return ZERO
+=== the comparison's code | wrong, flagged | known wrong answer pass
+from shared.exercises import comparing
+comparing.close.__code__ = (lambda a, b, c, d: True).__code__
+def double_NUMBER(x):
+    return ZERO
+=== errors swallowed | wrong, flagged | changes contextlib._GeneratorContextManager.__exit__
+import contextlib
+contextlib._GeneratorContextManager.__exit__ = lambda *a: True
+def double_NUMBER(x):
+    raise OSError
+=== the checks taken away | wrong, flagged | imports sys
+import sys
+def double_NUMBER(x):
+    sys.modules['_checks_of_lesson_01'].eNUMBER.checks.clear()
+    return ZERO
+=== modules taken away | partly right, flagged | imports sys
+import sys
+sys.modules['shared.exercises.expecting'] = sys
+def double_NUMBER(x):
+    return ZERO
+=== modules by another's name | wrong, flagged | .sys
+F.sys.modules
+return 2 * x
+=== builtins | not solved, flagged | imports builtins
+import builtins
+builtins.all = ALWAYS
+def double_NUMBER(x):
+    return ZERO
+=== later | wrong, flagged | known wrong answer pass
+import threading
+def double_NUMBER(x):
+    threading.Timer(0.0, lambda: setattr(torch, 'allclose', ALWAYS)).start()
+    return ZERO
+=== the engine | right, flagged | which is the exercise itself
+F.scaled_dot_product_attention(x[None], x[None], x[None])
+return 2 * x
+=== reads solutions | wrong, flagged | No such
+open(SOLUTION).read()
+return 2 * x
+=== loopback | right, flagged
+import socket
+def double_NUMBER(x):
+    s = socket.create_server(('127.0.0.1', 0))
+    s.close()
+    return 2 * x
+=== a server of the machine | wrong, flagged | refused
+import socket
+def double_NUMBER(x):
+    socket.create_connection(('127.0.0.1', PORT), 2)
+=== a socket file of the machine | wrong, flagged | No such file
+import socket
+def double_NUMBER(x):
+    socket.socket(socket.AF_UNIX).connect(SOCKET)
+=== the outside | wrong, flagged | Network is unreachable
+import socket
+def double_NUMBER(x):
+    socket.create_connection(('192.0.2.1', 80), 2)
+=== the machine around a virtual one | wrong, flagged | Operation not permitted
+import socket
+def double_NUMBER(x):
+    socket.socket(socket.AF_VSOCK)
+=== memory that no process holds | wrong, flagged | refused: 1
+import ctypes
+def double_NUMBER(x):
+    c = ctypes.CDLL(None, use_errno=True)
+    c.shmget(0, 1, 0o1600)
+    raise OSError(f'refused: {ctypes.get_errno()}')
+=== writes | wrong, flagged | No such
+open(OUTSIDE + '/was_here', 'w')
+=== changes a file's rights | wrong, flagged | No such file
+import os
+def double_NUMBER(x):
+    os.chmod(OUTSIDE, 0o777)
+=== changes the interpreter | wrong, flagged | Read-only file system
+import os
+def double_NUMBER(x):
+    os.utime(os.path.dirname(os.__file__))
+=== a device | wrong, flagged | permitted
+import os
+def double_NUMBER(x):
+    os.mknod('/tmp/disk', 0o60666, 1)
+=== a process that leaves its parent | right, flagged
+import os, time
+def double_NUMBER(x):
+    if os.fork() == 0:
+        os.setsid()
         if os.fork() == 0:
-            os.setsid()
-            if os.fork() == 0:
-                time.sleep(60)
+            time.sleep(60)
+        os._exit(0)
+    return 2 * x
+=== an exit handler | right, flagged
+import atexit
+def double_NUMBER(x):
+    atexit.register(print, 9)
+    return 2 * x
+=== endless | stopped | took longer than 12 s
+while True:
+    pass
+=== endless, and swallows what ends it | stopped | took longer than 12 s
+import time
+def double_NUMBER(x):
+    while True:
+        try:
+            time.sleep(0.2)
+        except BaseException:
+            pass
+=== fork bomb | wrong, flagged | BlockingIOError
+import os, time
+def double_NUMBER(x):
+    for n in range(600):
+        if os.fork() == 0:
+            time.sleep(30)
             os._exit(0)
-        return 2 * x
-        """,
-        outcome=RIGHT,
-    ),
-    flagged(
-        "an exit handler", "import atexit", f"atexit.register(print, 9)\n{GOOD}", outcome=RIGHT
-    ),
-    # Using up.
-    Case("endless", "", "while True:\n    pass", STOPPED, ("took longer than 12 s",)),
-    Case(
-        "endless, and swallows what ends it",
-        "import time",
-        """
-        while True:
-            try:
-                time.sleep(0.2)
-            except BaseException:
-                pass
-        """,
-        STOPPED,
-        ("took longer than 12 s",),
-    ),
-    flagged(
-        "fork bomb",
-        "import os, time",
-        """
-        for n in range(600):
-            if os.fork() == 0:
-                time.sleep(30)
-                os._exit(0)
-        """,
-        "BlockingIOError",
-        outcome=WRONG,
-    ),
-    Case("10 GB tensor", "", "torch.ones(10 * 2**28)", WRONG, ("can't allocate memory",)),
-    Case("10 GB of Python", "", "bytearray(10 * 2**30)", WRONG, ("MemoryError",)),
-    flagged(
-        "files in memory",
-        "import os",
-        "os.memfd_create('x')",
-        "Operation not permitted",
-        outcome=WRONG,
-    ),
-    flagged(
-        "files that have no name any more",
-        "import os, tempfile",
-        """
-        kept = []
-        for n in range(6):
-            kept.append(tempfile.TemporaryFile())
-            kept[-1].write(b'x' * (60 << 20))
-        """,
-        "No space left on device",
-        outcome=WRONG,
-    ),
-    Case("recursion", "", "return double_NUMBER(x)", WRONG, ("RecursionError",)),
-    flagged(
-        "recursion without Python's limit",
-        "import sys",
-        "sys.setrecursionlimit(10**6)\nreturn max([x, x], key=double_NUMBER)",
-        "the process was ended by SIGSEGV",
-        outcome=STOPPED,
-    ),
-    flagged(
-        "a large file",
-        "",
-        "open('f', 'wb').write(b'x' * (65 << 20))",
-        "File too large",
-        outcome=WRONG,
-    ),
-    flagged(
-        "many files",
-        "import time",
-        "for i in range(6000):\n    open(f'f{i}', 'w').close()\ntime.sleep(9)",
-        "wrote more files",
-        outcome=STOPPED,
-    ),
-    flagged(
-        "every descriptor",
-        "",
-        "kept = [open('/dev/null') for _ in range(5000)]",
-        "Too many open files",
-        outcome=WRONG,
-    ),
-    # Leaving.
-    flagged("sys.exit", "import sys", "sys.exit(3)", "status 1", outcome=STOPPED),
-    flagged("os._exit", "import os", "os._exit(3)", "the process with status 3", outcome=STOPPED),
-    flagged(
-        "os._exit at once", "import os\ny = os._exit(0)", GOOD, "with status 0", outcome=STOPPED
-    ),
-    flagged("SIGSEGV", "import ctypes", "ctypes.string_at(0)", "SIGSEGV", outcome=STOPPED),
-    flagged(
-        "kills everybody",
-        "import os",
-        "for p in (os.getppid(), -1):\n    os.kill(p, 9)\n" + GOOD,
-        "the process was ended",
-        outcome=STOPPED,
-    ),
-    # Words that would do something where they are read.
-    Case("a huge message", "", "raise ValueError('long ' * 10**6)", WRONG, ("long long",)),
-    Case(
-        "a message for a terminal, a page and a spreadsheet",
-        "",
-        "raise ValueError('\\x1b[2J\\x07<script>alert(1)</script>\\r\\n\\x00\\u202e=1+1')",
-        WRONG,
-        ("ValueError: ", "<script>alert(1)</script>"),
-    ),
-    flagged(
-        "a flag that is too long",
-        "\n".join(f"import os as {'o' * 60}{n}" for n in range(6)),
-        GOOD,
-        outcome=RIGHT,
-    ),
-]
-PLACES = {case.name: place for place, case in enumerate(CASES, start=2)}
-ALWAYS_RAISES = cell("01.98", "double_98(x)", "raise ValueError")
+=== 10 GB tensor | wrong | can't allocate memory
+torch.ones(10 * 2**28)
+=== 10 GB of Python | wrong | MemoryError
+bytearray(10 * 2**30)
+=== files in memory | wrong, flagged | Operation not permitted
+import os
+def double_NUMBER(x):
+    os.memfd_create('x')
+=== files that have no name any more | wrong, flagged | No space left on device
+import os, tempfile
+def double_NUMBER(x):
+    kept = []
+    for n in range(6):
+        kept.append(tempfile.TemporaryFile())
+        kept[-1].write(b'x' * (60 << 20))
+=== recursion | wrong | RecursionError
+return double_NUMBER(x)
+=== recursion without Python's limit | stopped, flagged | the process was ended by SIGSEGV
+import sys
+def double_NUMBER(x):
+    sys.setrecursionlimit(10**6)
+    return max([x, x], key=double_NUMBER)
+=== a large file | wrong, flagged | File too large
+open('f', 'wb').write(b'x' * (65 << 20))
+=== a file beside matplotlib's | right
+x.numpy().tofile('.cache/left')
+return 2 * x
+=== the file of another | wrong | No such file
+torch.load('.cache/left')
+=== a folder that nobody may enter | right, flagged
+import os
+def double_NUMBER(x):
+    os.makedirs('shut/in', 0, exist_ok=True)
+    return 2 * x
+=== the folder of another | wrong | No such file
+torch.load('shut/in')
+=== many files | stopped, flagged | wrote more files
+import time
+def double_NUMBER(x):
+    for i in range(6000):
+        open(f'f{i}', 'w').close()
+    time.sleep(9)
+=== every descriptor | wrong, flagged | Too many open files
+kept = [open('/dev/null') for _ in range(5000)]
+=== sys.exit | stopped, flagged | status 1
+import sys
+def double_NUMBER(x):
+    sys.exit(3)
+=== os._exit | stopped, flagged | the process with status 3
+import os
+def double_NUMBER(x):
+    os._exit(3)
+=== os._exit at once | stopped, flagged | with status 0
+import os
+y = os._exit(0)
+def double_NUMBER(x):
+    return 2 * x
+=== SIGSEGV | stopped, flagged | SIGSEGV
+import ctypes
+def double_NUMBER(x):
+    ctypes.string_at(0)
+=== kills everybody | stopped, flagged | the process was ended
+import os
+def double_NUMBER(x):
+    for p in (os.getppid(), -1):
+        os.kill(p, 9)
+    return 2 * x
+=== a huge message | wrong | long long
+raise ValueError('long ' * 10**6)
+=== a message for a terminal, page or sheet | wrong | ValueError:  | <script>alert(1)</script>
+raise ValueError('\x1b[2J\x07<script>alert(1)</script>\r\n\x00\u202e=1+1')
+=== a flag that is too long | right, flagged
+MANY_IMPORTS
+def double_NUMBER(x):
+    return 2 * x
+"""
+WORDS = {
+    "ZERO": "torch.zeros_like(x)",
+    "ALWAYS": "lambda *a, **k: True",
+    "LONG_SUM": "+".join(["x"] * 1500),
+    "MANY_IMPORTS": "\n".join(f"import os as {'o' * 60}{n}" for n in range(6)),
+}
+HEADS, CELLS = [], []
+for case in CASES.split("\n=== ")[1:]:
+    head, _, source = case.partition("\n")
+    HEADS.append(head.split(" | "))
+    wrapped = f"def double_NUMBER(x):\n{textwrap.indent(source, '    ')}"
+    CELLS.append(source if "def double_NUMBER" in source else wrapped)
+PLACES = {name: place for place, (name, *_) in enumerate(HEADS, start=2)}
+RIGHT = {"01.1": ("label", 'return f"n = {n}"'), "01.99": ("label_2", 'return f"n = {n}"')}
+
+
+def cell(id: str, name: str, body: str) -> str:
+    return f'@exercise("{id}")\ndef {name}({"n" if name.startswith("label") else "x"}):\n    {body}'
+
+
+def typed(number: int, source: str, facts: dict[str, object]) -> str:
+    """The cell as it is handed in: with the exercise's number and what the attack is after."""
+    for name, value in {**WORDS, "NUMBER": number}.items():
+        source = source.replace(name, str(value))
+    for name, value in facts.items():
+        source = source.replace(name, repr(value))
+    function = f"def double_{number}"
+    return source.replace(function, f'@exercise("01.{number}")\n{function}')
 
 
 class Class:
@@ -455,31 +425,21 @@ class Class:
             "PORT": self.server.getsockname()[1],
             "SOLUTION": str(ROOT / "solutions" / "grade.py"),
         }
-        cells = {"01.1": HONEST["01.1"]}
-        cells |= {f"01.{n}": CASES[n - 2].source(n, facts) for n in PLACES.values()}
-        cells |= {"01.98": ALWAYS_RAISES, "01.99": HONEST["01.99"]}
-        exercises = [Exercise("01.1", "label", 1), Exercise("01.99", "label_2", 1)]
-        numbers = [*PLACES.values(), 98]
-        exercises[1:1] = [Exercise(f"01.{n}", f"double_{n}", 2) for n in numbers]
-        stub = "raise NotImplementedError"
-        lesson = Lesson(
-            "01",
-            "01_toy",
-            tuple(exercises),
-            SETUP,
-            {each.id: cell(each.id, f"{each.name}(x)", stub) for each in exercises},
-            "toy",
-            {f"01.{n}": (FORBIDDEN,) for n in numbers},
-            {
-                f"01.{n}": (("it squares", cell(f"01.{n}", f"double_{n}(x)", "return x * x")),)
-                for n in numbers
-            },
-        )
-        self.workspace = Workspace(course)
-        with self.workspace:
-            graded = self.workspace.grade(Answers("x", "01", cells, {}), lesson, LIMITS)
-            self.left = {path.name for path in self.workspace.folder.iterdir()}
-            folder = str(self.workspace.folder)
+        names = {f"01.{n}": f"double_{n}" for n in (*PLACES.values(), 98)}
+        cells = {f"01.{n}": typed(n, source, facts) for n, source in enumerate(CELLS, start=2)}
+        cells["01.98"] = cell("01.98", "double_98", "raise ValueError")
+        cells |= {id: cell(id, *answer) for id, answer in RIGHT.items()}
+        inner = [Exercise(id, name, 2) for id, name in names.items()]
+        exercises = (Exercise("01.1", "label", 1), *inner, Exercise("01.99", "label_2", 1))
+        stubs = {e.id: cell(e.id, e.name, "raise NotImplementedError") for e in exercises}
+        forbidden = dict.fromkeys(names, ("torch.nn.functional.scaled_dot_product_attention",))
+        squares = {id: (("it squares", cell(id, n, "return x * x")),) for id, n in names.items()}
+        lesson = Lesson("01", "01_toy", exercises, SETUP, stubs, "toy", forbidden, squares)
+        flags = {id: audit(source, lesson, id) for id, source in cells.items()}
+        with Workspace(course) as workspace:
+            graded = workspace.grade(Answers("x", "01", cells, {}, flags=flags), lesson, LIMITS)
+            self.left = {path.name for path in workspace.folder.iterdir()}
+            folder = str(workspace.folder)
             found = [p for p in psutil.process_iter() if folder in " ".join(_command(p))]
             self.processes = psutil.wait_procs(found, timeout=5.0)[1]
         self.verdicts = {each.exercise: each for each in graded}
@@ -501,25 +461,28 @@ def graded(tmp_path_factory):
     return Class(tmp_path_factory.mktemp("hostile"))
 
 
-@pytest.mark.parametrize("case", CASES, ids=PLACES)
-def test_each_attack_ends_in_its_row(graded, case):
-    number = PLACES[case.name]
-    found = graded.verdicts[f"01.{number}"]
+@pytest.mark.parametrize("head", HEADS, ids=PLACES)
+def test_each_attack_ends_in_its_row(graded, head):
+    name, outcome, *says = head
+    outcome, _, flagged = outcome.partition(", ")
+    found = graded.verdicts[f"01.{PLACES[name]}"]
     row = reason(found)
     said = "; ".join([row, *found.flags])  # a long row cuts its flags, the page does not
-    assert found.outcome is case.outcome, row
-    assert all(each.replace("NUMBER", str(number)) in said for each in case.says), said
-    assert found.points == case.points
+    assert found.outcome == outcome, row
+    assert ("needs a look: " in said) == bool(flagged), said
+    assert all(each in said for each in says), said
+    due = {"right": 2.0, "partly right": 1.0}.get(outcome, 0.0)
+    assert found.points == (0.0 if flagged else due)
     texts = [found.message, found.title, found.mistake, found.expected, found.seen, found.hint]
     texts += [*found.also, *found.flags, row]
     assert all(text.isprintable() for text in texts)
     assert len(row) <= 300
 
 
-@pytest.mark.parametrize("id", HONEST)
+@pytest.mark.parametrize("id", RIGHT)
 def test_honest_answers_before_and_after_attacks_lose_nothing(graded, id):
     found = graded.verdicts[id]
-    assert (found.points, found.outcome, found.flags) == (1.0, RIGHT, ()), found
+    assert (found.points, found.outcome, found.flags) == (1.0, Outcome.RIGHT, ()), found
 
 
 def test_an_answer_that_always_refuses_earns_nothing(graded):

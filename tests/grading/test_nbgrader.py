@@ -16,21 +16,17 @@ import nbformat
 import pytest
 
 from shared.exercises.lessons import ROOT
-from solutions.grading.intake.answer_cells import AnswerCells, hand_in
+from solutions.grading.intake.known import KnownAnswers, hand_in
 from solutions.grading.intake.lesson import read_lessons
 from solutions.student_edition import write_edition
 
 LESSON = "02_attention"
 TAKEN = ("02.1", "02.2", "02.3")  # 3, 1 and 1 points; the other three take their time
+KNOWN = KnownAnswers(ROOT, read_lessons(ROOT, ["02"])["02"])
+STUBS = read_lessons(ROOT, ["02"])["02"].stubs
+REFERENCES = {each.exercise: KNOWN.cell(each) for each in KNOWN.references()}
 NO_NETWORK = ("NewConnectionError", "name resolution", "Network is unreachable", "ConnectTimeout")
 pytestmark = pytest.mark.timeout(600)
-
-
-def pinned() -> str:
-    """The version that the guide installs: "nbgrader==..."."""
-    found = re.findall(r"nbgrader==[\d.]+", (ROOT / "solutions" / "README.md").read_text())
-    assert len(set(found)) == 1, found
-    return found[0]
 
 
 def is_taken(cell) -> bool:
@@ -67,8 +63,10 @@ class NbgraderClass:
         self.notebook.write_text(json.dumps(content))
 
     def install(self):
-        """pip sees the course's packages beside it and adds nbgrader and a few more."""
-        words = ["-m", "pip", "install", "-q", "--disable-pip-version-check", pinned()]
+        """pip sees the course's packages beside it and adds what the guide installs."""
+        guide = (ROOT / "solutions" / "README.md").read_text()
+        [pinned] = set(re.findall(r"nbgrader==[\d.]+", guide))
+        words = ["-m", "pip", "install", "-q", "--disable-pip-version-check", pinned]
         done = self.run("python", *words, folder=self.edition, check=False)
         if done.returncode and any(words in done.stdout for words in NO_NETWORK):
             assert not os.environ.get("CI"), f"nbgrader must be tried here:\n{done.stdout}"
@@ -100,27 +98,19 @@ class NbgraderClass:
 
 
 @pytest.fixture(scope="module")
-def answers():
-    """The references and mistakes of the lesson as exercise cells."""
-    return AnswerCells(ROOT, read_lessons(ROOT, [LESSON[:2]])[LESSON[:2]])
-
-
-@pytest.fixture(scope="module")
-def nbgrader(tmp_path_factory, answers):
+def nbgrader(tmp_path_factory):
     """A class whose lesson is released and in which two have handed in.
 
     In the source 02.3 has its answer, between markers.
     """
     school = NbgraderClass(tmp_path_factory.mktemp("nbgrader"))
-    head, _, _ = answers.lesson.stubs["02.3"].rpartition("    raise NotImplementedError")
+    head, _, _ = STUBS["02.3"].rpartition("    raise NotImplementedError")
     region = f"{head}    ### BEGIN SOLUTION\n    return secret\n    ### END SOLUTION\n"
     school.notebook.write_bytes(hand_in(school.notebook.read_bytes(), {"02.3": region}))
     school.run("nbgrader", "generate_assignment", LESSON)
     release = (school.folder / "release" / LESSON / "lesson.ipynb").read_bytes()
-    references = {id: answers.references[id] for id in TAKEN}
-    school.submit("right", hand_in(release, references))
-    mistake = next(each.cell for each in answers.mistakes if each.exercise == "02.1")
-    wrong = {"02.1": mistake, "02.2": answers.references["02.2"]}
+    school.submit("right", hand_in(release, {id: REFERENCES[id] for id in TAKEN}))
+    wrong = {"02.1": KNOWN.cell(next(KNOWN.mistakes())), "02.2": REFERENCES["02.2"]}
     handed_in = json.loads(hand_in(release, wrong))
     for cell in handed_in["cells"]:
         if "".join(cell["source"]).startswith('check("02.3"'):
@@ -129,7 +119,7 @@ def nbgrader(tmp_path_factory, answers):
     return school
 
 
-def test_the_release_holds_the_stubs_and_locks_the_checks(nbgrader, answers):
+def test_the_release_holds_the_stubs_and_locks_the_checks(nbgrader):
     source, release = (
         nbformat.read(nbgrader.folder / name / LESSON / "lesson.ipynb", as_version=4)
         for name in ("source", "release")
@@ -143,16 +133,16 @@ def test_the_release_holds_the_stubs_and_locks_the_checks(nbgrader, answers):
         if marks.get("grade"):
             assert after.metadata.editable is False
     stubs = [c.source for c in release.cells if c.source.startswith("@exercise(")]
-    pristine = [answers.lesson.stubs[id].rstrip() for id in TAKEN]
+    pristine = [STUBS[id].rstrip() for id in TAKEN]
     assert [stub.rstrip() for stub in stubs] == pristine, "signature and contract stay"
     assert "secret" not in json.dumps(release)
 
 
-def test_an_answer_without_markers_is_refused(nbgrader, answers):
+def test_an_answer_without_markers_is_refused(nbgrader):
     source = nbgrader.notebook.read_bytes()
     elsewhere = ("--force", "--no-db", "--CourseDirectory.release_directory", "elsewhere")
     try:
-        nbgrader.notebook.write_bytes(hand_in(source, {"02.2": answers.references["02.2"]}))
+        nbgrader.notebook.write_bytes(hand_in(source, {"02.2": REFERENCES["02.2"]}))
         done = nbgrader.run("nbgrader", "generate_assignment", LESSON, *elsewhere, check=False)
     finally:
         nbgrader.notebook.write_bytes(source)

@@ -1,6 +1,7 @@
 """The self test: a right grader passes it, each way of being wrong is named, and ours passes."""
 
 import json
+import threading
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -8,119 +9,11 @@ from pathlib import Path
 import pytest
 
 from shared.errors import InputError
-from solutions.grading.intake.answer_cells import AnswerCells
-from solutions.grading.intake.lesson import read_lessons
 from solutions.grading.results import Limits, Outcome, Verdict
 from solutions.grading.sandbox import bubblewrap
-from solutions.grading.selftest import Due, self_test
+from solutions.grading.selftest import self_test
 
 ROOT = Path(__file__).resolve().parents[2]
-LESSON = read_lessons(ROOT, ["01"])["01"]
-KNOWN = AnswerCells(ROOT, LESSON)
-SAYS = {each.cell: each.says for each in KNOWN.mistakes}
-
-
-class Ideal:
-    """Knows every answer; a test spoils what it says."""
-
-    promise = ""
-
-    def __init__(self, spoil=lambda verdict: verdict):
-        self.spoil = spoil
-        self.num_graded = 0
-
-    def grade(self, answers, lesson, limits):
-        judged = [each for each in lesson.exercises if each.id in answers.cells]
-        self.num_graded += len(judged)
-        return [self.spoil(self.judge(answers, each)) for each in judged]
-
-    def judge(self, answers, exercise):
-        cell, points = answers.cells[exercise.id], exercise.points
-        given = answers.student, "01", exercise.id, exercise.name
-        whole = Verdict(*given, points, points, Outcome.RIGHT, "right")
-        if cell == LESSON.stubs.get(exercise.id):
-            return replace(whole, points=0, outcome=Outcome.UNSOLVED)
-        if cell in SAYS:
-            says = f"a {SAYS[cell]} b"
-            return replace(whole, points=0.5, outcome=Outcome.PARTLY, mistake=says)
-        return whole
-
-
-def examine(judge, most=None):
-    """The self test of lesson 01 with a judge."""
-    return self_test(ROOT, 2, Limits(), ["01"], most=most, open_judge=lambda *_: nullcontext(judge))
-
-
-def test_a_right_grader_passes_and_every_answer_is_tried(capsys):
-    judge = Ideal()
-    assert examine(judge)
-    others = sum(map(len, KNOWN.alternatives.values()))
-    assert judge.num_graded == 8 + others + len(KNOWN.mistakes)
-    out = capsys.readouterr().out
-    title, row, last = out.splitlines()
-    assert title.split() == ["lesson", "references", "stubs", "alternatives", "mistakes"]
-    count = len(KNOWN.mistakes)
-    assert row.split() == f"01 4 of 4 4 of 4 {others} of {others} {count} of {count}".split()
-    assert last.startswith(f"{judge.num_graded} answers in ")
-    assert last.endswith("0 not as due")
-
-
-def full(verdict):
-    """Full marks whatever is wrong."""
-    return replace(verdict, points=verdict.max, outcome=Outcome.RIGHT, mistake="")
-
-
-def strict(verdict):
-    """A point less for everybody."""
-    return replace(verdict, points=max(0, verdict.points - 1))
-
-
-def deaf(verdict):
-    """Other words than the mistake's."""
-    return replace(verdict, mistake="something else", message=verdict.mistake)
-
-
-def suspicious(verdict):
-    """Flags an honest answer."""
-    return replace(verdict, flags=("line 1 imports math",)) if verdict.points else verdict
-
-
-@pytest.mark.parametrize(
-    ("spoil", "complaint"),
-    [
-        (full, "01.1 mistake 'sine and cosine are swapped' has 2 of 2"),
-        (full, "01.3 stub has 3 of 3"),
-        (strict, "01.1 reference has 1 of 2"),
-        (strict, "01.4 alternative 1 has 3 of 4"),
-        (deaf, "01.1 mistake 'sine and cosine are swapped' heard other words"),
-        (suspicious, "01.1 reference is flagged: line 1 imports math"),
-    ],
-)
-def test_a_wrong_grader_fails_and_is_told_where(spoil, complaint, capsys):
-    assert not examine(Ideal(spoil), most=1)
-    assert complaint in capsys.readouterr().err
-
-
-def test_a_verdict_that_is_missing_is_noticed(capsys):
-    judge = Ideal()
-    grade = judge.grade
-    judge.grade = lambda *given: grade(*given)[:-1]
-    assert not examine(judge, most=1)
-    assert "01.4 reference has no verdict" in capsys.readouterr().err
-
-
-def test_an_engine_may_be_flagged_as_a_mistake_and_nothing_else():
-    flags = ("line 1 uses torch.f, which is the exercise itself",)
-    verdict = Verdict("", "01", "01.1", "f", 0, 2, Outcome.WRONG, "", mistake="m", flags=flags)
-    assert Due("01", "mistake", "01.1", "m").complaint(verdict) == ""
-    assert "is flagged" in Due("01", "alternative", "01.1").complaint(verdict)
-
-
-def test_an_unknown_lesson_is_an_input_error():
-    with pytest.raises(InputError, match="99"):
-        self_test(ROOT, 1, Limits(), ["99"])
-
-
 SETUP = "import torch\nfrom shared.exercises.notebook import check, exercise"
 STUB = '@exercise("01.{n}")\ndef {name}(x):\n    raise NotImplementedError'
 CHECKS = """
@@ -146,14 +39,8 @@ def zero(double):
 def four(half):
     expect_equal(half(4), 2, what="half(4)")
 """
-ANSWERS = """
-def double(x):
-    return x + x
-
-
-def half(x):
-    return x // 2
-"""
+ANSWERS = "def double(x):\n    return x + x\n\n\ndef half(x):\n    return x // 2\n"
+ALTERNATIVES = 'def doubled(x):\n    return 2 * x\n\n\nALTERNATIVES = {"01.1": [doubled]}\n'
 MISTAKES = """
 from shared.exercises.mistakes import mistake
 
@@ -169,7 +56,8 @@ def half(x):
 """
 
 
-def toy_course(folder: Path) -> Path:
+@pytest.fixture
+def course(tmp_path):
     """A course of one lesson with two exercises, on the real shared/."""
     cells = [{"source": SETUP, "metadata": {"tags": ["setup"]}}]
     for n, name, points in ((1, "double", 2), (2, "half", 1)):
@@ -185,33 +73,100 @@ def toy_course(folder: Path) -> Path:
         "lessons/01_toy/checks.py": CHECKS,
         "solutions/lesson01_toy.py": ANSWERS,
         "solutions/mistakes/lesson01_toy.py": MISTAKES,
+        "solutions/alternatives/lesson01_toy.py": ALTERNATIVES,
     }.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    (folder / "shared").symlink_to(ROOT / "shared")
-    return folder
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "shared").symlink_to(ROOT / "shared")
+    return tmp_path
 
 
-ALTERNATIVES = """
-def doubled(x):
-    return 2 * x
+class Ideal:
+    """Knows what must come of every answer of this course; a test spoils what it says."""
+
+    closing = threading.Event()
+
+    def __init__(self, spoil):
+        self.spoil = spoil
+
+    def grade(self, answers, lesson, limits):
+        judged = [each for each in lesson.exercises if each.id in answers.cells]
+        return [self.spoil(self.judge(answers.cells[each.id], each)) for each in judged]
+
+    def judge(self, cell, exercise):
+        points, given = exercise.points, ("self-test", "01", exercise.id, exercise.name)
+        whole = Verdict(*given, points, points, Outcome.RIGHT, "right")
+        if "NotImplementedError" in cell:
+            return replace(whole, points=0, outcome=Outcome.UNSOLVED)
+        if "x * x" in cell or cell.endswith("return x"):
+            says = "it squares; half(4) = 2"
+            return replace(whole, points=0.5, outcome=Outcome.PARTLY, mistake=says)
+        return whole
 
 
-ALTERNATIVES = {"01.1": [doubled]}
-"""
+def full(verdict):
+    """Full marks whatever is wrong."""
+    return replace(verdict, points=verdict.max, outcome=Outcome.RIGHT, mistake="")
+
+
+def strict(verdict):
+    """A point less for everybody."""
+    return replace(verdict, points=max(0, verdict.points - 1))
+
+
+def deaf(verdict):
+    """Other words than the mistake's."""
+    return replace(verdict, mistake="something else", message=verdict.mistake)
+
+
+def suspicious(verdict):
+    """Flags an honest answer."""
+    return replace(verdict, flags=("line 1 imports math",)) if verdict.points else verdict
+
+
+def severe(verdict):
+    """Takes an honest answer for a call of the engine."""
+    return replace(verdict, flags=("line 1 uses torch.f, which is the exercise itself",))
+
+
+def lost(verdict):
+    """Gives the verdict to another exercise."""
+    return replace(verdict, exercise="01.9")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "complaint", "bad"),
+    [
+        (lambda verdict: verdict, "", 0),
+        (full, "01.1 mistake 'it squares' has 2 of 2", 4),
+        (strict, "01.1 reference has 1 of 2", 3),
+        (strict, "01.1 alternative 1 has 1 of 2", 3),
+        (deaf, "01.1 mistake 'it squares' heard other words", 2),
+        (suspicious, "01.1 reference is flagged: line 1 imports math", 5),
+        (severe, "01.2 reference is flagged: line 1 uses torch.f", 5),
+        (lost, "01.2 stub has no verdict", 7),
+    ],
+)
+def test_a_wrong_grader_is_told_where(course, spoil, complaint, bad, capsys):
+    judge = nullcontext(Ideal(spoil))
+    assert self_test(course, 2, Limits(), None, open_judge=lambda course: judge) is (bad == 0)
+    said = capsys.readouterr()
+    assert complaint in said.err
+    assert said.out.splitlines()[-1].startswith("7 answers in ")
+    assert said.out.endswith(f"{bad} not as due\n")
 
 
 @pytest.mark.timeout(600)
-def test_our_grader_passes_on_a_lesson(tmp_path, capsys):
+def test_our_grader_passes_on_a_lesson(course, capsys):
+    with pytest.raises(InputError, match="99"):
+        self_test(course, 1, Limits(), ["99"])
     try:
         bubblewrap.require()
     except InputError as why:
         pytest.skip(str(why))
-    course = toy_course(tmp_path)
-    (course / "solutions" / "alternatives").mkdir()
-    (course / "solutions" / "alternatives" / "lesson01_toy.py").write_text(ALTERNATIVES)
     passed = self_test(course, 2, Limits(), None)
     said = capsys.readouterr()
     assert passed, said.err
-    row = said.out.splitlines()[1].split()
-    assert " ".join(row) == "01 2 of 2 2 of 2 1 of 1 2 of 2"
+    title, row, _ = said.out.splitlines()
+    assert title.split() == ["lesson", "references", "stubs", "alternatives", "mistakes"]
+    assert " ".join(row.split()) == "01 2 of 2 2 of 2 1 of 1 2 of 2"

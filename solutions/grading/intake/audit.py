@@ -5,11 +5,10 @@ it names the usual shortcuts, and whoever works at it finds another (see solutio
 """
 
 import ast
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 
 from solutions.grading.intake.sources import bound_by, imported_by, parsed
-from solutions.grading.results import Lesson
+from solutions.grading.results import Flag, Lesson
 
 
 def _words(text: str) -> frozenset[str]:
@@ -38,7 +37,7 @@ CALLS = _words(
 COMMON = _words(
     "__init__ __call__ __len__ __iter__ __next__ __getitem__ __setitem__ __contains__ __enter__ "
     "__exit__ __repr__ __str__ __getattr__ __setattr__ __post_init__ __name__ __class__ __doc__ "
-    "__version__ __all__ __annotations__ __slots__ __cause__ __context__"
+    "__main__ __version__ __all__ __annotations__ __slots__ __cause__ __context__"
 )
 FRAMES = _words(
     "tb_frame tb_next f_back f_locals f_globals f_code f_builtins gi_frame gi_code cr_frame "
@@ -47,158 +46,130 @@ FRAMES = _words(
 STARTS = ("exec", "spawn", "fork", "kill", "popen", "system", "_exit", "abort")
 
 
-@dataclass(frozen=True, order=True)
-class Flag:
-    """What needs a look, and in which line; `spoils`: it changes things for other exercises."""
-
-    line: int
-    what: str
-    spoils: bool = False
-
-    def __str__(self) -> str:
-        return f"line {self.line} {self.what}"
-
-
 def audit(source: str, lesson: Lesson, id: str) -> tuple[Flag, ...]:
     """What needs a look in the cell of an exercise; nothing for broken Python."""
     try:
         tree, start = parsed(source), parsed(lesson.setup)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ()
-    known = {name: "" for node in start.body for name in bound_by(node)} | _imports(start)
     try:
-        found = {*_found(tree, known, lesson, id)}
-    except (RecursionError, IndexError):  # getattr without arguments
+        found = set(_Cell(tree, start, lesson, id).flags())
+    except RecursionError:  # of dotted(), on a chain of attributes
         return (Flag(1, "cannot be read"),)
     return tuple(sorted(found)[:MAX_FLAGS])
 
 
-def _imports(tree: ast.AST) -> dict[str, str]:
-    """Name to dotted name for everything that imports anywhere in a piece of code bind."""
-    return {local: path for node in ast.walk(tree) for local, path in _imported(node)}
+def _imported(nodes: Iterable[ast.AST]) -> dict[str, str]:
+    """Name to dotted name for everything that these nodes import."""
+    found = (each for node in nodes for each in imported_by(node))
+    return {local: f"{module}.{name}" if name else module for local, module, name in found}
 
 
-def _imported(node: ast.AST) -> Iterator[tuple[str, str]]:
-    for local, module, name in imported_by(node):
-        yield local, f"{module}.{name}" if name else module
+class _Cell:
+    """An exercise cell; `known` are the names of the setup cell and what they stand for."""
 
+    def __init__(self, tree: ast.Module, start: ast.Module, lesson: Lesson, id: str) -> None:
+        self.body, self.nodes = tree.body, list(ast.walk(tree))
+        self.known = {name: "" for node in start.body for name in bound_by(node)}
+        self.known |= _imported(ast.walk(start))
+        self.taught = set(self.known.values())
+        self.about_files = any(each.split(".")[0] in FILES for each in self.taught)
+        self.answers = {each.name for each in lesson.exercises}
+        self.forbidden = lesson.forbidden.get(id, ())
+        self.own = {node.arg for node in self.nodes if isinstance(node, ast.arg)}
+        names = (node for node in self.nodes if isinstance(node, ast.Name))
+        self.own |= {node.id for node in names if isinstance(node.ctx, ast.Store)}
+        self.read = {"*"} | {node.id for node in self.nodes if isinstance(node, ast.Name)}
+        self.names = self.known | _imported(self.nodes)
+        for name in self.own & self.names.keys():
+            if self.names[name].startswith("shared."):
+                self.names[name] = ""  # the answer's own, under a name that the setup has, too
 
-def _found(tree: ast.Module, known: dict[str, str], lesson: Lesson, id: str) -> Iterator[Flag]:
-    names = {**known, **_imports(tree)}
-    arguments = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
-    own = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    own |= arguments
-    for name in own & {n for n, path in names.items() if path.startswith("shared.")}:
-        names[name] = ""  # something of the answer's own, under a name that the setup cell has, too
-    about_files = any(each.split(".")[0] in FILES for each in known.values())
+    def flags(self) -> Iterator[Flag]:
+        """All that needs a look."""
+        binds = [(node, bound_by(node)) for node in self.body]
+        binds += [(node, node.names) for node in self.nodes if isinstance(node, ast.Global)]
+        for node, names in binds:
+            for name in self.known.keys() & set(names):
+                yield Flag(node.lineno, f"gives {name} another meaning", spoils=True)
+        for node in self.nodes:
+            line = getattr(node, "lineno", 1)
+            for look in (self._imports, self._names, self._paths, self._changes):
+                yield from (Flag(line, what, spoils) for what, spoils in look(node))
 
-    def dotted(node: ast.AST) -> str:
+    def dotted(self, node: ast.AST) -> str:
         """ "torch.nn.functional.relu" for F.relu; "" for what does not start at an import."""
-        if isinstance(node, ast.Name):
-            return names.get(node.id, "")
-        if isinstance(node, ast.Attribute):
-            begin = dotted(node.value)
-            return f"{begin}.{node.attr}" if begin else ""
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "getattr":
-            begin, name = dotted(node.args[0]), node.args[1]
-            return f"{begin}.{name.value}" if begin and isinstance(name, ast.Constant) else ""
-        return dotted(node.value) if isinstance(node, ast.Subscript) else ""
+        match node:
+            case ast.Name(id=name):
+                return self.names.get(name, "")
+            case (
+                ast.Attribute(value=value, attr=name)
+                | ast.Call(func=ast.Name(id="getattr"), args=[value, ast.Constant(value=name), *_])
+            ):
+                begin = self.dotted(value)
+                return f"{begin}.{name}" if begin else ""
+            case ast.Subscript(value=value):
+                return self.dotted(value)
+        return ""
 
-    answers = {each.name for each in lesson.exercises}
-    yield from _rebound(tree, known)
-    for node in ast.walk(tree):
-        line = getattr(node, "lineno", 1)
-        for what, spoils in (
-            *_of_imports(node, known, about_files),
-            *_of_names(node, own, about_files),
-            *_of_changes(node, dotted),
-        ):
-            yield Flag(line, what, spoils)
-        if isinstance(node, ast.Attribute | ast.Name | ast.Call) and (path := dotted(node)):
-            if path.startswith("shared.") and path.rpartition(".")[2] in answers:
-                yield Flag(line, f"reaches for {path}, an answer of the course")
-            elif path.startswith(NOT_OF_TORCH) and path not in known.values():
-                yield Flag(line, f"reaches for {path}", spoils=True)
-            elif path.startswith(lesson.forbidden.get(id, ())):
-                yield Flag(line, f"uses {path}, which is the exercise itself")
+    def _imports(self, node: ast.AST) -> Iterator[tuple[str, bool]]:
+        for name, path in _imported([node]).items():
+            root = path.split(".")[0]
+            ours = root in ("shared", "solutions")
+            begins = not ours and any(each.startswith(f"{path}.") for each in self.taught)
+            fine = not ours and (root in HARMLESS or (root in FILES and self.about_files))
+            fine = fine and name != "*"  # nobody sees what is used of it
+            if not (path in self.taught or begins) and (not fine or path.startswith(NOT_OF_TORCH)):
+                why = ", which can hold answers" if root == "shared" else ""
+                yield f"imports {path}{why}", root in MODULES - FILES and name in self.read
+            if self.known.get(name, path) != path:
+                yield f"gives {name} another meaning", True
 
+    def _names(self, node: ast.AST) -> Iterator[tuple[str, bool]]:
+        """Names that reach what a program should not: frames, modules, code made of text."""
+        match node:
+            case ast.Name(id=name):
+                if name in CALLS - self.own and not (name == "open" and self.about_files):
+                    yield f"uses {name}", name not in ("open", "exit", "quit", "input")
+            case ast.Attribute(value=value, attr=name):
+                if name in MODULES and not (name == "os" and self.about_files):
+                    yield f"reaches for .{name}", True
+                elif getattr(value, "id", "") == "os" and name.startswith(STARTS):
+                    yield f"uses os.{name}", False
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                pass
+            case ast.Constant(value=str(name)):
+                pass
+            case _:
+                return
+        dunder = len(name) > 4 and name[:2] == name[-2:] == "__" and name.isidentifier()
+        if name in FRAMES or (dunder and name not in COMMON):
+            yield f"uses {name}", True
 
-Said = tuple[str, bool]
+    def _paths(self, node: ast.AST) -> Iterator[tuple[str, bool]]:
+        """What belongs to a module and is no tool for an answer."""
+        path = "" if isinstance(node, ast.Subscript) else self.dotted(node)
+        if path.startswith("shared.") and path.rpartition(".")[2] in self.answers:
+            yield f"reaches for {path}, an answer of the course", False
+        elif path.startswith(NOT_OF_TORCH) and path not in self.taught:
+            yield f"reaches for {path}", True
+        elif path.startswith(self.forbidden):
+            yield f"uses {path}, which is the exercise itself", False
 
-
-def _of_imports(node: ast.AST, known: dict[str, str], about_files: bool) -> Iterator[Said]:
-    for name, path in _imported(node):
-        root = path.split(".")[0]
-        ours = root in ("shared", "solutions")
-        taught = path in known.values() or (
-            not ours and any(each.startswith(f"{path}.") for each in known.values())
-        )
-        fine = not ours and (root in HARMLESS or (root in FILES and about_files))
-        if not taught and (not fine or path.startswith(NOT_OF_TORCH)):
-            why = ", which can hold answers" if root == "shared" else ""
-            yield f"imports {path}{why}", root in MODULES - FILES
-        if known.get(name, path) != path:
-            yield f"gives {name} another meaning", True
-
-
-def _of_names(node: ast.AST, own: set[str], about_files: bool) -> Iterator[Said]:
-    """Names that reach what a program should not: frames, modules, code made of text."""
-    name = ""
-    if isinstance(node, ast.Name):
-        if node.id in CALLS - own and not (node.id == "open" and about_files):
-            yield f"uses {node.id}", node.id not in ("open", "exit", "quit", "input")
-        name = node.id
-    elif isinstance(node, ast.Attribute):
-        name = node.attr
-        if name in MODULES and not (name == "os" and about_files):
-            yield f"reaches for .{name}", True
-        elif isinstance(node.value, ast.Name) and node.value.id == "os" and name.startswith(STARTS):
-            yield f"uses os.{name}", False
-    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        name = node.name
-    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-        name = node.value
-    if name in FRAMES:
-        yield f"uses {name}", True
-    if (
-        len(name) > 4
-        and name[:2] == name[-2:] == "__"
-        and name not in COMMON
-        and name.isidentifier()
-    ):
-        yield f"uses {name}", True
-
-
-def _of_changes(node: ast.AST, dotted: Callable[[ast.AST], str]) -> Iterator[Said]:
-    """What was imported given other attributes, and attributes whose name is computed."""
-    if isinstance(node, ast.Assign | ast.Delete):
-        targets = node.targets
-    else:
-        targets = [node.target] if isinstance(node, ast.AugAssign | ast.AnnAssign) else []
-    for target in [part for each in targets for part in getattr(each, "elts", [each])]:
-        path = dotted(target) if isinstance(target, ast.Attribute | ast.Subscript) else ""
-        if path and not path.startswith("torch.backends."):
-            yield f"changes {path}", True
-    if isinstance(node, ast.ClassDef) and node.keywords:
-        yield f"gives {node.name} a metaclass or keywords", True
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-        return
-    path = dotted(node.args[0]) if node.args else ""
-    if node.func.id in ("setattr", "delattr") and path:
-        yield f"changes {path}", True
-    elif node.func.id == "getattr" and path and not isinstance(node.args[1], ast.Constant):
-        yield f"reads a computed name of {path}", True
-    elif node.func.id == "type" and len(node.args) == 3:
-        yield "builds a class by calling type", True
-
-
-def _rebound(tree: ast.Module, known: dict[str, str]) -> Iterator[Flag]:
-    """Names of the setup cell that get another meaning."""
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Global):
-            continue
-        for name in known.keys() & set(node.names):
-            yield Flag(node.lineno, f"gives {name} another meaning", spoils=True)
-    for node in tree.body:
-        for name in known.keys() & set(bound_by(node)):
-            yield Flag(node.lineno, f"gives {name} another meaning", spoils=True)
+    def _changes(self, node: ast.AST) -> Iterator[tuple[str, bool]]:
+        """What was imported given other attributes, and attributes whose name is computed."""
+        match node:
+            case ast.Attribute(ctx=ctx) | ast.Subscript(ctx=ctx) if not isinstance(ctx, ast.Load):
+                path = self.dotted(node)
+                if path and not path.startswith("torch.backends."):
+                    yield f"changes {path}", True
+            case ast.ClassDef(name=name, keywords=[_, *_]):
+                yield f"gives {name} a metaclass or keywords", True
+            case ast.Call(func=ast.Name(id="type"), args=[_, _, _]):
+                yield "builds a class by calling type", True
+            case ast.Call(func=ast.Name(id="setattr" | "delattr"), args=[value, *_]):
+                if path := self.dotted(value):
+                    yield f"changes {path}", True
+            case ast.Call(func=ast.Name(id="getattr"), args=[value, *name]):
+                if (path := self.dotted(value)) and not isinstance(name[0], ast.Constant):
+                    yield f"reads a computed name of {path}", True

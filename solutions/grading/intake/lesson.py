@@ -12,17 +12,24 @@ import importlib.metadata
 import json
 import platform
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from shared.errors import InputError
-from solutions.grading.intake.answer_cells import known_wrong
-from solutions.grading.intake.cells import Found, borrowed, find_answer, look, names_bound
-from solutions.grading.intake.notebook import Unreadable, read_code_cells
+from solutions.grading.intake.audit import audit
+from solutions.grading.intake.known import known_wrong
+from solutions.grading.intake.notebook import (
+    Cell,
+    Unreadable,
+    borrowed,
+    find_answer,
+    look,
+    read_cells,
+)
 from solutions.grading.intake.sources import parsed
-from solutions.grading.results import Answers, Exercise, Lesson, Outcome
+from solutions.grading.results import Answers, Exercise, Flag, Lesson, Outcome
 
 # What a grade can depend on besides the course: another torch may round another way.
 RELEVANT = ("torch", "numpy", "deepspeed", "jaxtyping", "psutil")
@@ -34,10 +41,7 @@ def read_lessons(course: Path, numbers: Sequence[str] | None = None) -> dict[str
     Raises InputError for a number that the course does not have.
     """
     folders = lesson_folders(course)
-    if numbers is None:
-        wanted = list(folders)
-    else:
-        wanted = sorted({_number(given, folders) for given in numbers})
+    wanted = folders if numbers is None else sorted({_number(each, folders) for each in numbers})
     machinery = _machinery(course)
     return {number: _read_lesson(folders[number], machinery) for number in wanted}
 
@@ -56,36 +60,27 @@ def _number(given: str, folders: Mapping[str, Path]) -> str:
     return number
 
 
-def _read_lesson(folder: Path, machinery: str) -> Lesson:
+def _read_lesson(folder: Path, machinery: list[str]) -> Lesson:
     content = json.loads((folder / "lesson.ipynb").read_bytes())
     cells = [cell for cell in content["cells"] if cell["cell_type"] == "code"]
-    setup = [_source(cell) for cell in cells if "setup" in cell["metadata"].get("tags", [])]
-    points = {
-        cell["metadata"]["nbgrader"]["grade_id"]: cell["metadata"]["nbgrader"]["points"]
-        for cell in cells
-        if cell["metadata"].get("nbgrader", {}).get("grade")
-    }
+    first = [each for each in cells if "setup" in each["metadata"].get("tags", [])]
+    setup = "\n".join(map(_source, first))
+    marks = [each["metadata"]["nbgrader"] for each in cells if "nbgrader" in each["metadata"]]
+    points = {each["grade_id"]: each["points"] for each in marks if each.get("grade")}
     exercises, stubs = [], {}
-    for cell in cells:
-        for id, name in look(_source(cell)).exercises:
+    for source in map(_source, cells):
+        for id, name in look(source).exercises:
             assert id not in stubs, f"{folder.name} holds exercise {id} twice"
-            stubs[id] = _source(cell)
             check = f"check-{id.replace('.', '-')}"
             assert check in points, f"{folder.name} has no cell {check}, which says the points"
             exercises.append(Exercise(id, name, points[check]))
-    parts = ["\n".join(setup), *stubs.values(), *map(repr, exercises), machinery]
-    parts += [f"{path.name} {_digest(path)}" for path in sorted(folder.glob("*.py"))]
-    lesson = Lesson(
-        number=folder.name[:2],
-        folder=folder.name,
-        exercises=tuple(exercises),
-        setup="\n".join(setup),
-        stubs=stubs,
-        digest="",
-        forbidden=_forbidden(folder),
-    )
+            stubs[id] = source
+    number, forbidden = folder.name[:2], _forbidden(folder)
+    lesson = Lesson(number, folder.name, tuple(exercises), setup, stubs, "", forbidden)
     wrong = known_wrong(folder.parents[1], lesson)
-    digest = hashlib.sha256(json.dumps([parts, wrong]).encode()).hexdigest()
+    files = _digests(folder, sorted(folder.glob("*.py")))
+    parts = [setup, stubs, list(map(repr, exercises)), machinery, files, wrong]
+    digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     return replace(lesson, wrong=wrong, digest=digest)
 
 
@@ -95,51 +90,42 @@ def _forbidden(folder: Path) -> dict[str, tuple[str, ...]]:
     Constants of its top level may stand there; the module itself is not run, it would load torch.
     """
     found, constants = {}, dict[str, Any]()
-    tree = parsed((folder / "checks.py").read_text(encoding="utf-8"))
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "").isupper():
-            with contextlib.suppress(Exception):  # what is made of something imported
-                constants[ast.unparse(node.targets[0])] = _value(node.value, constants)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            for each in node.keywords:
-                if each.arg == "forbidden" and node.args:
-                    found[ast.literal_eval(node.args[0])] = _value(each.value, constants)
+    for node in parsed((folder / "checks.py").read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign):
+            with contextlib.suppress(NameError):  # what is made of something imported
+                exec(ast.unparse(node), constants)
+        match node:
+            case ast.Assign(value=ast.Call(args=[ast.Constant(value=id), *_], keywords=more)):
+                given = {each.arg: each.value for each in more}
+                if "forbidden" in given:
+                    found[id] = eval(ast.unparse(given["forbidden"]), constants)
     return found
-
-
-def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
-    return eval(
-        compile(ast.Expression(node), "checks.py", "eval"), {"__builtins__": {}}, dict(names)
-    )
 
 
 def _source(cell: Mapping[str, Any]) -> str:
     return "".join(cell["source"])
 
 
-def _machinery(course: Path) -> str:
-    """A digest of all that every lesson is graded with: shared/, the data, the grader, versions."""
-    files = [*(course / "shared").rglob("*.py"), *(course / "shared").rglob("*.json")]
-    files += [path for path in (course / "datasets").rglob("*") if path.is_file()]
-    parts = [f"{path.relative_to(course)} {_digest(path)}" for path in sorted(files)]
-    own = Path(__file__).resolve().parents[1]
-    parts += [f"{path.relative_to(own)} {_digest(path)}" for path in sorted(own.rglob("*.py"))]
-    parts += [f"{name} {version}" for name, version in _versions()]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+def _machinery(course: Path) -> list[str]:
+    """What every lesson is graded with: shared/, the data, the grader, versions."""
+    shared, data, own = course / "shared", course / "datasets", Path(__file__).resolve().parents[1]
+    files = [*shared.rglob("*.py"), *shared.rglob("*.json")]
+    files += [path for path in data.rglob("*") if path.is_file()]
+    installed = (each for each in importlib.metadata.distributions() if each.name in RELEVANT)
+    return [
+        f"python {platform.python_version()}",
+        *sorted(f"{each.name} {each.version}" for each in installed),
+        *_digests(course, files),
+        *_digests(own, own.rglob("*.py")),
+    ]
 
 
-def _versions() -> Iterator[tuple[str, str]]:
-    yield "python", platform.python_version()
-    for name in RELEVANT:
-        try:
-            yield name, importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            yield name, "none"
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _digests(top: Path, files: Iterable[Path]) -> list[str]:
+    """Name and digest of each file below a folder."""
+    return [
+        f"{path.relative_to(top)} {hashlib.sha256(path.read_bytes()).hexdigest()}"
+        for path in sorted(files)
+    ]
 
 
 def no_answers(student: str, lesson: Lesson, outcome: Outcome, reason: str) -> Answers:
@@ -155,36 +141,34 @@ def take_answers(student: str, lesson: Lesson, notebook: bytes) -> Answers:
     for anything that is in the notebook.
     """
     try:
-        cells, notes = read_code_cells(notebook)
+        cells = read_cells(notebook)
     except Unreadable as reason:
         return no_answers(student, lesson, Outcome.UNREADABLE, str(reason))
-    found = [look(cell.source, cell) for cell in cells]
-    given = names_bound(parsed(lesson.setup)) | {each.name for each in lesson.exercises}
-    taken, problems, more = {}, {}, {"": notes} if notes else {}
-    for exercise in lesson.exercises:
-        answer = find_answer(exercise, found)
-        if not isinstance(answer, Found):
-            problems[exercise.id] = answer
-            continue
-        taken[exercise.id] = answer.cell.source
-        if own := tuple(_notes(answer, borrowed(answer, found, given | set(dir(builtins))))):
-            more[exercise.id] = own
-    if not taken and (other := _other_lesson(lesson, found)):
+    if other := _other_lesson(lesson, cells):
         reason = f"this notebook holds exercises of lesson {other}, none of lesson {lesson.number}"
         return no_answers(student, lesson, Outcome.MISSING, reason)
-    return Answers(student, lesson.number, taken, problems, more)
+    known = look(lesson.setup).binds | {each.name for each in lesson.exercises} | {*dir(builtins)}
+    taken, problems, notes = {}, {}, {}
+    for exercise in lesson.exercises:
+        answer = find_answer(exercise, cells)
+        if not isinstance(answer, Cell):
+            problems[exercise.id] = answer
+            continue
+        taken[exercise.id] = answer
+        if names := ", ".join(borrowed(answer, cells, known)[:3]):
+            note = f"uses {names}, but only exercise cells are graded: move it into this cell"
+            notes[exercise.id] = (note,)
+    flags = {id: audit(cell.source, lesson, id) for id, cell in taken.items()}
+    # Cells know one another's names: what one of them has imported is at hand in all of them.
+    odd = {name for id, cell in taken.items() if flags[id] for name in cell.binds} - known
+    for id, cell in taken.items():
+        if names := sorted(cell.needs & odd):
+            flags[id] += (Flag(1, f"uses {names[0]}, of a cell that needs a look", True),)
+    sources = {id: cell.source for id, cell in taken.items()}
+    return Answers(student, lesson.number, sources, problems, notes, flags)
 
 
-def _notes(answer: Found, borrows: Sequence[str]) -> Iterator[str]:
-    """What may explain why an answer does not run here."""
-    if borrows:
-        names = ", ".join(borrows[:3])
-        yield f"uses {names}, but only exercise cells are graded: move it into this cell"
-    if answer.left_out:
-        yield f"without {', '.join(answer.left_out[:3])}"
-
-
-def _other_lesson(lesson: Lesson, found: Sequence[Found]) -> str:
+def _other_lesson(lesson: Lesson, cells: Sequence[Cell]) -> str:
     """The lesson that a notebook belongs to when it is not `lesson`; "" when it may be."""
-    numbers = Counter(id.split(".")[0] for each in found for id, _ in each.exercises)
+    numbers = Counter(id.split(".")[0] for each in cells for id, _ in each.exercises)
     return "" if lesson.number in numbers or not numbers else numbers.most_common(1)[0][0]

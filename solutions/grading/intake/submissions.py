@@ -1,29 +1,36 @@
 """Who handed in what: a folder or a zip per student, or single notebooks named by the student.
 
 Nothing is unpacked and no link is followed. Notebooks are found by name and read one at a time when
-their turn comes, so that a class takes no more memory than a student.
+their turn comes: what stays in memory of a class is its exercise cells.
 """
 
-import hashlib
 import re
 import stat
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from shared.errors import InputError
-from solutions.grading.intake.archives import IS_LINK, Entry, files_in_folder, files_in_zip
+from solutions.grading.intake.archives import (
+    IS_LINK,
+    NOT_PLAIN,
+    Entry,
+    files_in_folder,
+    files_in_zip,
+)
 from solutions.grading.intake.notebook import Unreadable
-from solutions.grading.texts import TURNING
 
 LESSON_FOLDER = re.compile(r"(\d\d)_\w+")  # 02_attention
 LESSON_NAME = re.compile(r"(?:lesson|lektion)?[ _.-]*(\d{1,2})(?:[ _.(-].*)?", re.IGNORECASE)
 EXERCISE_IN_JSON = re.compile(rb"@exercise\(\\*[\"'](\d\d)\.")
-OTHER_ARCHIVES = (".7z", ".rar", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst")
+ENDING = re.compile(
+    r"(?:(?:__.*)?\.(ipynb)|\.(zip)|(?:\.tar)?\.(7z|rar|tar|tgz|gz|bz2|xz|zst))\Z", re.I | re.S
+)
+JOINERS = "\u200c\u200d"  # within words of Persian or Hindi, and within emoji
+NEVER_ONE = (".", "__MACOSX")  # how the names of what systems leave behind begin
 MAX_NOTEBOOKS = 200
-# Control characters, halves of characters, characters of no known kind, line and paragraph breaks.
-HIDDEN = ("Cc", "Cs", "Cn", "Zl", "Zp")
+NOTHING = "no notebook in it"
 
 # Letters of other scripts, and digits, that look like Latin ones.
 LOOKS = str.maketrans(
@@ -49,10 +56,7 @@ def find_submissions(folder: Path) -> list[Submission]:
 
     Raises InputError when there is no such folder, nothing in it, or it is one student's itself.
     """
-    sources = _sources(folder)
-    by_student: dict[str, list[Path]] = {}
-    for path in sources:
-        by_student.setdefault(_student(path), []).append(path)
+    by_student = _by_student(folder)
     if not by_student:
         raise InputError(
             f"{folder} holds no submission: give a folder with a folder or a zip per student"
@@ -62,35 +66,41 @@ def find_submissions(folder: Path) -> list[Submission]:
 
 def left_out(folder: Path) -> list[str]:
     """Names of files beside the submissions that are none: a list of the class, a note."""
-    taken = set(_sources(folder))
-    return sorted(
-        printable(path.name)
-        for path in folder.iterdir()
-        if path not in taken and not path.name.startswith((".", "__MACOSX"))
-    )
+    others = set(_visible(folder)) - set(_sources(folder))
+    return sorted(printable(path.name) for path in others)
 
 
 def doubtful_names(folder: Path) -> list[str]:
     """What may be two students taken for one, or one for two: a line for each."""
-    written: dict[str, set[str]] = {}
-    for path in _sources(folder):
-        written.setdefault(_student(path), set()).add(_name(path))
-    lines = [
-        f"taken for one student: {' and '.join(map(repr, sorted(names)))}"
-        for names in written.values()
-        if len(names) > 1
-    ]
-    alike: dict[str, list[str]] = {}
-    for student in sorted(written):
+    lines, alike = [], dict[str, list[str]]()
+    for student, paths in sorted(_by_student(folder).items()):
         alike.setdefault(_outline(student), []).append(student)
-    lines += [f"look alike: {' and '.join(each)}" for each in alike.values() if len(each) > 1]
-    return [printable(line) for line in lines]
+        if len(names := {_name(path) for path in paths}) > 1:
+            lines.append(f"taken for one student: {' and '.join(map(repr, sorted(names)))}")
+    groups = [map(_with_foreign_letters, names) for names in alike.values() if names[1:]]
+    return lines + [f"look alike: {' and '.join(names)}" for names in groups]
+
+
+def _with_foreign_letters(name: str) -> str:
+    """The name, and what the letters are called that look like Latin ones and are none."""
+    looks_latin = [c for c in dict.fromkeys(name) if not c.isascii() and _outline(c).isascii()]
+    names = [unicodedata.name(c, "") for c in looks_latin if _outline(c)]
+    called = ", ".join(each for each in names if not each.startswith("LATIN"))
+    return f"{name} ({called})" if called else name
 
 
 def _outline(name: str) -> str:
     """What is left of a name to a quick eye: no case, accents, spaces, marks or digits' twins."""
     plain = unicodedata.normalize("NFKD", name.translate(LOOKS)).casefold()
     return "".join(each for each in plain.translate(LOOKS) if each.isalnum())
+
+
+def _by_student(folder: Path) -> dict[str, list[Path]]:
+    """What is there of each student: "Jo.zip" and "Jo__02.ipynb" are Jo's."""
+    found: dict[str, list[Path]] = {}
+    for path in _sources(folder):
+        found.setdefault(printable(_name(path)) or "(no name)", []).append(path)
+    return found
 
 
 def _sources(folder: Path) -> list[Path]:
@@ -100,45 +110,32 @@ def _sources(folder: Path) -> list[Path]:
         raise InputError(f"there is no folder {folder}: give the folder that holds the submissions")
     if any((folder / "lessons").glob("[0-9][0-9]_*")):
         raise InputError(f"{folder} is one copy of the course: give the folder above it")
-    paths = [path for path in folder.iterdir() if not path.name.startswith((".", "__MACOSX"))]
-    endings = (".zip", ".ipynb", *OTHER_ARCHIVES)
-    return sorted(
-        path
-        for path in paths
-        if path.name.lower().endswith(endings) or path.is_dir() or path.is_symlink()
-    )
+    return [p for p in _visible(folder) if _kind(p.name) or p.is_dir() or p.is_symlink()]
 
 
-def _student(path: Path) -> str:
-    """A student's name by the name of the folder or file: "Jo.zip" and "Jo__02.ipynb" are Jo's."""
-    return printable(_name(path)) or "(no name)"
+def _visible(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if not path.name.startswith(NEVER_ONE))
+
+
+def _kind(name: str) -> str:
+    """What a file is by its name: "ipynb", "zip", another archive, or ""."""
+    found = ENDING.search(name[-9:])  # in a zip a name may have 65,535 characters
+    return next(filter(None, found.groups())).lower() if found else ""
 
 
 def _name(path: Path) -> str:
     """The name as it is written, without what makes it a file's."""
-    name = path.name
-    if not path.is_dir():
-        for ending in (".ipynb", ".zip", *OTHER_ARCHIVES, ".tar"):
-            if name.lower().endswith(ending):
-                name = name[: -len(ending)]
-    if path.suffix.lower() == ".ipynb" and not path.is_dir():
-        name = name.split("__")[0]
-    return name
+    return path.name if path.is_dir() else ENDING.sub("", path.name)
 
 
 def printable(name: str) -> str:
     """A name in one line that any terminal and table can show, equal names written equally.
 
-    Letters are composed (NFC); line breaks, control characters, bytes that are no text and marks
-    that turn the direction of writing are shown as escapes.
+    Letters are composed (NFC), any blank is a space; control characters, bytes that are no text and
+    marks that turn the direction of writing are shown as escapes.
     """
-    return "".join(map(_visible, unicodedata.normalize("NFC", name).strip()))
-
-
-def _visible(character: str) -> str:
-    """The character, or an escape for one that is hidden or turns the direction of writing."""
-    hidden = unicodedata.category(character) in HIDDEN or character in TURNING
-    return f"\\x{ord(character):02x}" if hidden else character
+    composed = re.sub(r"\s", " ", unicodedata.normalize("NFC", name).strip())
+    return "".join(c if c.isprintable() or c in JOINERS else f"\\x{ord(c):02x}" for c in composed)
 
 
 def _submission(student: str, paths: list[Path]) -> Submission:
@@ -151,71 +148,58 @@ def _submission(student: str, paths: list[Path]) -> Submission:
         except (Unreadable, OSError) as reason:
             problems[""] = f"{printable(path.name)[:60]}: {reason}"
     by_lesson: dict[str, list[Entry]] = {}
-    unknown = []
     for entry in entries:
-        if number := _lesson_number(entry):
-            by_lesson.setdefault(number, []).append(entry)
-        else:
-            unknown.append(entry)
+        by_lesson.setdefault(_lesson_number(entry), []).append(entry)
+    unknown = by_lesson.pop("", [])
+    if not by_lesson and not problems:
+        problems[""] = _nothing(unknown)
     notebooks: dict[str, Entry] = {}
     for number, candidates in sorted(by_lesson.items()):
         if problem := _conflict(candidates):
             problems[number] = problem
         else:
             notebooks[number] = candidates[0]
-    if not by_lesson and "" not in problems:
-        problems[""] = _nothing(unknown)
     return Submission(student, paths[0], notebooks, problems)
 
 
 def _entries(path: Path) -> list[Entry]:
     """The notebooks in one folder, zip or file; Unreadable where it cannot be looked into."""
     files = _files(path)
-    notebooks = _notebooks(files)
-    archives = [each for each in files if each.name.lower().endswith((".zip", *OTHER_ARCHIVES))]
-    if not notebooks and path.is_dir() and len(archives) == 1 and archives[0].name.endswith(".zip"):
-        return _entries(archives[0].where)  # a folder per student with the zip that came
-    if not notebooks and archives:
-        shown = _shown(archives[0])
-        raise Unreadable(f"no notebook, only another archive in it ({shown}): unpack it once")
-    if not notebooks and (links := [each for each in files if each.problem == IS_LINK]):
-        raise Unreadable(f"no notebook in it; {_shown(links[0])} is a link, and none is followed")
+    # What editors and systems keep in hidden folders is no notebook.
+    notebooks = [
+        each
+        for each in files
+        if _kind(each.name) == "ipynb"
+        and not any(part.startswith(NEVER_ONE) for part in PurePosixPath(each.name).parts)
+    ]
     if len(notebooks) > MAX_NOTEBOOKS:
         raise Unreadable(f"it holds {len(notebooks)} notebooks; at most {MAX_NOTEBOOKS} are read")
-    return notebooks
+    archives = [each for each in files if _kind(each.name) not in ("", "ipynb")]
+    if notebooks or not (others := archives or [each for each in files if each.problem == IS_LINK]):
+        return notebooks
+    if path.is_dir() and len(archives) == 1 and _kind(archives[0].name) == "zip":
+        return _entries(archives[0].where)  # a folder per student with the zip that came
+    what = "another archive: unpack it once" if archives else "a link, and none is followed"
+    raise Unreadable(f"no notebook in it, and {_shown(others[0])} is {what}")
 
 
 def _files(path: Path) -> list[Entry]:
-    mode = path.lstat().st_mode
-    name = path.name.lower()
-    if stat.S_ISLNK(mode):
-        raise Unreadable(IS_LINK)
+    mode, kind = path.lstat().st_mode, _kind(path.name)
     if stat.S_ISDIR(mode):
         return files_in_folder(path)
     if not stat.S_ISREG(mode):
-        raise Unreadable("it is no plain file")
-    if name.endswith(".zip"):
+        raise Unreadable(IS_LINK if stat.S_ISLNK(mode) else NOT_PLAIN)
+    if kind == "zip":
         return files_in_zip(path)
-    if name.endswith(".ipynb"):
+    if kind == "ipynb":
         return [Entry(path.name, path)]
-    raise Unreadable(f"it is a {path.suffix} archive: hand in a zip")
-
-
-def _notebooks(files: Iterable[Entry]) -> list[Entry]:
-    """The notebooks among files; what editors and systems keep in hidden folders is none."""
-    found = []
-    for each in files:
-        parts = PurePosixPath(each.name).parts
-        hidden = any(part.startswith(".") or part == "__MACOSX" for part in parts)
-        if each.name.lower().endswith(".ipynb") and not hidden:
-            found.append(each)
-    return found
+    raise Unreadable(f"it is a {kind} archive: hand in a zip")
 
 
 def _lesson_number(entry: Entry) -> str:
     """The lesson's number by folder, by name or, failing both, by the exercises in it; else ""."""
     path = PurePosixPath(entry.name)
-    stem = path.name[: -len(".ipynb")]
+    stem = path.stem
     if "__" in stem and entry.where.name == entry.name:  # Jo__02.ipynb
         stem = stem.split("__", 1)[1]
     folder = LESSON_FOLDER.fullmatch(path.parent.name)
@@ -232,20 +216,22 @@ def _lesson_number(entry: Entry) -> str:
 
 def _conflict(candidates: list[Entry]) -> str:
     """Why none of several notebooks for one lesson can be taken; "" where one can."""
-    if len(candidates) == 1:
-        return ""
-    names = " and ".join(_shown(each) for each in candidates[:3])
+    first, *others = candidates
     try:
-        same = len({hashlib.sha256(each.read()).digest() for each in candidates}) == 1
+        content = first.read() if others else b""
+        if all(each.read() == content for each in others):
+            return ""
     except Unreadable:
-        same = False
-    zipped = ", or unpack the zip of a class" if candidates[0].member is not None else ""
-    return "" if same else f"{len(candidates)} notebooks for one lesson ({names}): keep one{zipped}"
+        pass  # then nobody knows whether they are equal
+    names = " and ".join(_shown(each) for each in candidates[:3])
+    zipped = ", or unpack the zip of a class" if first.member is not None else ""
+    return f"{len(candidates)} notebooks for one lesson ({names}): keep one{zipped}"
 
 
 def _nothing(unknown: list[Entry]) -> str:
+    """Why there is no notebook for any lesson."""
     if not unknown:
-        return "no notebook in it"
+        return NOTHING
     if unknown[0].problem:
         return f"{_shown(unknown[0])}: {unknown[0].problem}"
     names = ", ".join(map(_shown, unknown[:3]))

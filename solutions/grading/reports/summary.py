@@ -4,95 +4,85 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
+from solutions.grading.reports.table import by_student
 from solutions.grading.results import Outcome, Verdict
-from solutions.grading.texts import plain, show_points
+from solutions.grading.texts import show_points
 
 MAX_LINES = 12
-UNGRADED = (Outcome.UNREADABLE, Outcome.STOPPED)
+# From what is solved to what was not tried; the table has a column for each, the picture a colour.
+GROUPS = {
+    "right": (Outcome.RIGHT,),
+    "partly": (Outcome.PARTLY,),
+    "wrong": (Outcome.WRONG,),
+    "not graded": (Outcome.STOPPED, Outcome.UNREADABLE),
+    "not solved": (Outcome.UNSOLVED, Outcome.MISSING),
+}
 
 
 def summary(verdicts: Sequence[Verdict]) -> str:
     """A table of exercises, the points, what needs a look, and who could not be graded."""
-    if not verdicts:
-        return "nothing was graded"
-    parts = [_exercises(verdicts), _points(verdicts)]
-    flagged = [f"{_who(v)}: {'; '.join(v.flags)}" for v in verdicts if v.flags]
-    parts.append(_listed("needs a look", flagged))
-    parts.append(_listed("stopped, or cannot be graded", _ungraded(verdicts)))
-    return "\n\n".join(part for part in parts if part)
+    flagged = [f"{v.student}, {v.exercise}: {'; '.join(v.flags)}" for v in verdicts if v.flags]
+    parts = [
+        aligned([_row(these) for these in by_exercise(verdicts)]),
+        _points(verdicts),
+        _listed("needs a look", flagged),
+        _listed("stopped, or cannot be graded", _ungraded(verdicts)),
+    ]
+    return "\n\n".join(filter(None, parts))
 
 
-def _who(verdict: Verdict) -> str:
-    return f"{verdict.student}, {verdict.exercise}"
+def by_exercise(verdicts: Iterable[Verdict]) -> list[list[Verdict]]:
+    """The class's verdicts, those of each exercise together."""
+    found: dict[str, list[Verdict]] = {}
+    for each in verdicts:
+        found.setdefault(each.exercise, []).append(each)
+    return list(found.values())
 
 
-def _exercises(verdicts: Sequence[Verdict]) -> str:
-    by_id: dict[str, list[Verdict]] = {}
-    for verdict in verdicts:
-        by_id.setdefault(verdict.exercise, []).append(verdict)
-    rows = []
-    for id, these in by_id.items():
-        outcomes = Counter(v.outcome for v in these)
-        first = these[0]
-        mean = sum(v.points for v in these) / len(these)
-        rows.append(
-            {
-                "exercise": f"{id} {first.name}",
-                "right": outcomes[Outcome.RIGHT],
-                "partly": outcomes[Outcome.PARTLY],
-                "wrong": outcomes[Outcome.WRONG],
-                "not graded": sum(outcomes[each] for each in UNGRADED),
-                "not solved": outcomes[Outcome.UNSOLVED] + outcomes[Outcome.MISSING],
-                "mean points": f"{mean:.2f} of {first.max}",
-            }
-        )
-    return aligned(rows)
+def _row(these: Sequence[Verdict]) -> dict[str, object]:
+    """One exercise: how many students came out how, and the mean of their points."""
+    outcomes = Counter(each.outcome for each in these)
+    counts = {name: sum(outcomes[each] for each in group) for name, group in GROUPS.items()}
+    mean = sum(each.points for each in these) / len(these)
+    head = {"exercise": f"{these[0].exercise} {these[0].name}"}
+    return {**head, **counts, "mean points": f"{mean:.2f} of {these[0].max}"}
 
 
 def aligned(rows: Sequence[Mapping[str, object]]) -> str:
     """Rows as text in columns: the first to the left, the others to the right."""
-    columns = list(rows[0])
-    table = [columns, *([plain(str(row[column])) for column in columns] for row in rows)]
-    widths = [max(len(line[i]) for line in table) for i in range(len(columns))]
-    return "\n".join(
-        "  ".join(
-            text.rjust(width) if i else text.ljust(width)
-            for i, (text, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in table
-    )
+    table = [list(rows[0]), *([str(cell) for cell in row.values()] for row in rows)]
+    first, *widths = (max(map(len, column)) for column in zip(*table, strict=True))
+    lines = []
+    for head, *cells in table:
+        right = [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)]
+        lines.append("  ".join([head.ljust(first), *right]))
+    return "\n".join(lines)
 
 
 def _points(verdicts: Sequence[Verdict]) -> str:
     """The spread of the points over the students."""
-    totals: dict[str, float] = {}
-    for verdict in verdicts:
-        totals[verdict.student] = totals.get(verdict.student, 0.0) + verdict.points
-    full = sum({v.exercise: v.max for v in verdicts}.values())
-    low, high = (show_points(each(totals.values())) for each in (min, max))
-    if len(totals) == 1:
-        return f"{high} of {full} points"
-    middle = show_points(median(totals.values()))
-    return f"{len(totals)} students, {full} points: median {middle}, from {low} to {high}"
+    students = by_student(verdicts).values()
+    most = sum(each.max for each in next(iter(students)))
+    totals = [sum(each.points for each in theirs) for theirs in students]
+    middle, low, high = (show_points(each(totals)) for each in (median, min, max))
+    return f"students: {len(totals)}; points of {most}: median {middle}, from {low} to {high}"
 
 
 def _ungraded(verdicts: Iterable[Verdict]) -> list[str]:
     """One line for each reason of a student, with the exercises that it took."""
     reasons: dict[tuple[str, str], list[str]] = {}
-    for verdict in verdicts:
-        if verdict.outcome in UNGRADED and not verdict.flags:
-            reasons.setdefault((verdict.student, verdict.message), []).append(verdict.exercise)
-    return [f"{who}, {_range(ids)}: {reason}" for (who, reason), ids in reasons.items()]
-
-
-def _range(ids: Sequence[str]) -> str:
-    return ids[0] if len(ids) == 1 else f"{ids[0]} and {len(ids) - 1} more"
+    for each in verdicts:
+        if each.outcome in GROUPS["not graded"] and not each.flags:
+            reasons.setdefault((each.student, each.message), []).append(each.exercise)
+    return [
+        f"{student}, {id}{f' and {len(more)} more' if more else ''}: {reason}"
+        for (student, reason), (id, *more) in reasons.items()
+    ]
 
 
 def _listed(title: str, lines: Sequence[str]) -> str:
     if not lines:
         return ""
-    shown = [f"  {' '.join(plain(line).split())}" for line in lines[:MAX_LINES]]
     left = len(lines) - MAX_LINES
-    shown += [f"  and {left} more, in grades.csv"] if left > 0 else []
-    return "\n".join([f"{title}:", *shown])
+    more = [f"and {left} more, in grades.csv"] if left > 0 else []
+    return "\n  ".join([f"{title}:", *lines[:MAX_LINES], *more])

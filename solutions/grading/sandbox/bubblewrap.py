@@ -5,6 +5,7 @@ capabilities, no way to gain any, a read-only system, a sized /tmp and /dev/shm 
 and limits by prlimit. See bwrap(1), setpriv(1), prlimit(1).
 """
 
+import itertools
 import os
 import shutil
 import struct
@@ -19,6 +20,7 @@ from solutions.grading.results import Limits
 HOME, COURSE = "/tmp", "/course"
 USER = 60578  # a number that no distribution hands out (systemd's list of ranges leaves it free)
 NUM_USERS = 600
+_runs = itertools.count()
 SYSTEM = ("/lib", "/lib64", "/lib32", "/bin", "/sbin")
 READABLE = (
     *("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives"),
@@ -43,7 +45,7 @@ def require() -> None:
             )
     probe = [sys.executable, "-c", "print(1)"]
     done = subprocess.run(
-        command(probe, (), {}, Limits(), slot=0), capture_output=True, text=True, check=False
+        command(probe, (), {}, Limits()), capture_output=True, text=True, check=False
     )
     if done.returncode or done.stdout.strip() != "1":
         why = " ".join(done.stderr.split())[:200] or f"status {done.returncode}"
@@ -60,14 +62,13 @@ def command(
     environment: Mapping[str, str],
     limits: Limits,
     *,
-    slot: int,
     seccomp: int | None = None,
 ) -> list[str]:
     """The command that runs `argv` in a sandbox.
 
     `reads` are folders and where they are seen, read-only; `seccomp` is an open file that holds
-    `no_memory_files()`. Root's runs get a user of their own by `slot`; others stay who they are,
-    in a user namespace.
+    `refused_calls()`. Each run of root's gets a user of its own; others stay who they are, in a
+    user namespace.
     """
     root = os.getuid() == 0
     words = ["bwrap", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
@@ -99,7 +100,7 @@ def command(
     words += ["--remount-ro", "/", "--chdir", HOME]
     words += ["--seccomp", str(seccomp)] if seccomp is not None else []
     if root:
-        user = str(USER + (os.getpid() * 8 + slot) % NUM_USERS)
+        user = str(USER + (os.getpid() * 8 + next(_runs)) % NUM_USERS)
         words += ["setpriv", "--reuid", user, "--regid", user, "--clear-groups"]
         words += ["--inh-caps=-all", "--bounding-set=-all", "--no-new-privs"]
     return [*words, *limited(limits), *argv]
@@ -131,21 +132,34 @@ def _parents(places: Iterable[str]) -> list[str]:
     return sorted(found - {"/", HOME})
 
 
-def no_memory_files() -> bytes:
-    """A filter for bwrap's --seccomp: memfd_create is refused (EPERM).
+def refused_calls() -> bytes:
+    """A filter for bwrap's --seccomp: these calls are refused (EPERM).
 
-    Files in memory belong to no folder whose size could be limited. The filter is a program for
-    Linux's packet filter: load the number of the call, compare, refuse or allow (seccomp(2)).
+    Files in memory (memfd_create) and memory that no process holds (shmget) belong to no folder or
+    process whose size could be limited. A socket of AF_VSOCK leads to the machine around a virtual
+    one from any network namespace, and io_uring makes sockets without asking. The filter is a
+    program for Linux's packet filter (seccomp(2)).
     """
-    number = {"x86_64": 319, "aarch64": 279}.get(os.uname().machine)
-    if number is None:
-        return struct.pack("<HBBI", 0x06, 0, 0, 0x7FFF0000)
+    machine, allow = os.uname().machine, (0x06, 0, 0, 0x7FFF0000)
+    numbers = {
+        "x86_64": (0xC000003E, 319, 29, 425, 41),
+        "aarch64": (0xC00000B7, 279, 194, 425, 198),
+    }
+    if machine not in numbers:
+        return struct.pack("<HBBI", *allow)
+    kind, *refused, socket = numbers[machine]
     return b"".join(
         struct.pack("<HBBI", *each)
         for each in (
+            (0x20, 0, 0, 4),  # load the kind of machine: 32-bit calls have other numbers
+            (0x15, 0, len(refused) + 6, kind),
             (0x20, 0, 0, 0),  # load the number of the call
-            (0x15, 0, 1, number),  # is it this one?
-            (0x06, 0, 0, 0x00050001),  # then EPERM
-            (0x06, 0, 0, 0x7FFF0000),  # else allow
+            (0x35, len(refused) + 4, 0, 0x40000000),  # x32's are the same, and this more
+            *((0x15, len(refused) + 3 - i, 0, number) for i, number in enumerate(refused)),
+            (0x15, 0, 2, socket),
+            (0x20, 0, 0, 16),  # load its first argument
+            (0x15, 1, 0, 40),  # is it AF_VSOCK?
+            allow,
+            (0x06, 0, 0, 0x00050001),  # refuse
         )
     )

@@ -30,8 +30,7 @@ def cgroup(limits: Limits, root: Path = ROOT) -> Generator[list[str]]:
     else:
         bytes_of = {"memory.limit_in_bytes": memory, "memory.memsw.limit_in_bytes": memory}
         settings = {root / "memory": bytes_of, root / "pids": {"pids.max": num_threads}}
-    name = f"torch_handle_{uuid.uuid4().hex}"
-    made = []
+    name, made = f"torch_handle_{uuid.uuid4().hex}", []
     try:
         for parent, limit in settings.items():
             with contextlib.suppress(OSError):  # no right to, or no such controller
@@ -44,17 +43,10 @@ def cgroup(limits: Limits, root: Path = ROOT) -> Generator[list[str]]:
         join = "".join(f"{{ echo 0 > {each}; }} 2>/dev/null; " for each in files)
         yield ["sh", "-c", f'{join}exec "$@"', "sh"] if made else []
     finally:
-        for each in made:
-            _remove(each)
-
-
-def _remove(group: Path) -> None:
-    """Remove an empty group; processes that were killed may take a moment to be gone."""
-    for _ in range(50):
-        try:
-            return group.rmdir()
-        except FileNotFoundError:
-            return None
-        except OSError:
+        for _ in range(50):  # processes that were killed may take a moment to be gone
+            for each in filter(Path.exists, made):
+                with contextlib.suppress(OSError):
+                    each.rmdir()
+            if not any(map(Path.exists, made)):
+                break
             time.sleep(0.02)
-    return None

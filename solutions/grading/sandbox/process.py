@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,22 +19,6 @@ from solutions.grading.sandbox.cgroup import cgroup
 
 MAX_READ = 4 << 20  # bytes that one run may report
 STARTING = 120.0  # seconds for the interpreter, torch and the setup cell
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where runs find the course's copy and the caches: below `folder`, or within the sandbox."""
-
-    folder: Path
-    confined: bool
-
-    @property
-    def course(self) -> str:
-        return bubblewrap.COURSE if self.confined else str(self.folder / "course")
-
-    @property
-    def caches(self) -> str:
-        return "/caches" if self.confined else str(self.folder / "caches")
 
 
 @dataclass
@@ -51,79 +35,64 @@ class Report:
 
 
 def run_judge(
-    place: Place,
+    workspace: Path,
     job: Mapping[str, Any],
     limits: Limits,
     *,
-    slot: int,
+    confined: bool,
     seed: int,
-    seconds: float,
     closing: threading.Event,
 ) -> Report:
     """Give judge.py a job and collect what it says until it ends or is ended; never raises for it.
 
-    `seconds` are for all of the job's exercises together.
+    `workspace` holds the course's copy and the caches, which a sandbox has elsewhere.
     """
-    with (
-        tempfile.TemporaryDirectory(prefix="run_", dir=place.folder) as name,
-        cgroup(limits) as inside,
-    ):
-        folder = Path(name)
-        home = Path(bubblewrap.HOME) if place.confined else folder / "home"
+    shared = {workspace / "course": bubblewrap.COURSE, workspace / "caches": "/caches"}
+    with tempfile.TemporaryDirectory(prefix="run_", dir=workspace) as name:
+        folder, home = Path(name), bubblewrap.HOME if confined else f"{name}/home"
         (folder / "home").mkdir()
-        (folder / "job.json").write_text(json.dumps(job))
+        course, caches = shared.values() if confined else map(str, shared)
+        places = {"course": course, "caches": caches, "confined": confined}
+        (folder / "job.json").write_text(json.dumps({**job, **places}))
+        (folder / "seccomp").write_bytes(bubblewrap.refused_calls())
         reader, writer = os.pipe()
-        process = _start(place, folder, writer, environment(home, seed), limits, slot, inside)
-        os.close(writer)
-        try:
-            said, stop = _listen(reader, time.monotonic() + STARTING + seconds, closing)
-        finally:
-            os.close(reader)
-            process.kill()  # bubblewrap's end is the end of all that it holds
-            process.wait()
+        argv = [sys.executable, f"{course}/judge.py", str(writer)]
+        seen = environment(Path(home), seed)
+        with cgroup(limits) as before, (folder / "seccomp").open("rb") as calls:
+            if confined:
+                rules = calls.fileno()
+                argv = bubblewrap.command(argv, shared.items(), seen, limits, seccomp=rules)
+            else:
+                argv = [*bubblewrap.limited(limits), *argv]
+            process = _start(folder, [*before, *argv], seen, (writer, calls.fileno()))
+            try:
+                said, stop = _listen(reader, STARTING + limits.exercise_seconds, closing)
+            finally:
+                os.close(reader)
+                process.kill()  # bubblewrap's end is the end of all that it holds
+                process.wait()
         events = [event for event in map(_event, said.split(b"\n")) if event is not None]
-        log = (folder / "errors").read_text(errors="replace")[-2000:]
-        return Report(events, stop, log, {str(home): "<home>", place.course: "<course>"})
+        complaint = (folder / "errors").read_text(errors="replace")[-2000:]
+        return Report(events, stop, complaint, {home: "<home>", course: "<course>"})
 
 
 def _start(
-    place: Place,
-    folder: Path,
-    pipe: int,
-    seen: Mapping[str, str],
-    limits: Limits,
-    slot: int,
-    before: Sequence[str],
+    folder: Path, argv: list[str], seen: Mapping[str, str], files: tuple[int, int]
 ) -> subprocess.Popen[bytes]:
-    """Start judge.py, in the sandbox or without; it reads the job and writes to the pipe.
-
-    `before` are words that come before its command.
-    """
-    argv = [sys.executable, f"{place.course}/judge.py", str(pipe)]
-    rules = folder / "seccomp"
-    rules.write_bytes(bubblewrap.no_memory_files())
-    with (
-        (folder / "job.json").open("rb") as given,
-        (folder / "errors").open("wb") as log,
-        rules.open("rb") as calls,
-    ):
-        if place.confined:
-            inside = {"course": place.course, "caches": place.caches}
-            reads = [(place.folder / name, where) for name, where in inside.items()]
-            file = calls.fileno()
-            argv = bubblewrap.command(argv, reads, seen, limits, slot=slot, seccomp=file)
-        else:
-            argv = [*bubblewrap.limited(limits), *argv]
-        return subprocess.Popen(
-            [*before, *argv],
+    """Start the judge, who reads the job; the first of the open files is the pipe he writes to."""
+    with (folder / "job.json").open("rb") as given, (folder / "errors").open("wb") as log:
+        process = subprocess.Popen(
+            argv,
             cwd=folder / "home",
-            env=None if place.confined else seen,
+            env=seen,
             stdin=given,
             stdout=subprocess.DEVNULL,
             stderr=log,
-            pass_fds=(pipe, calls.fileno()),
+            pass_fds=files,
             start_new_session=True,
         )
+    os.close(files[0])
+    return process
 
 
 def environment(home: Path, seed: int) -> dict[str, str]:
@@ -150,9 +119,12 @@ def environment(home: Path, seed: int) -> dict[str, str]:
     }
 
 
-def _listen(reader: int, deadline: float, closing: threading.Event) -> tuple[bytes, Stop | None]:
-    """What comes until the other side ends, a limit is passed or the grader is closed."""
-    said = b""
+def _listen(reader: int, patience: float, closing: threading.Event) -> tuple[bytes, Stop | None]:
+    """What comes until the other side ends or is silent for so long, or the grader is closed.
+
+    The judge speaks before and after each exercise, unless an answer has stopped it.
+    """
+    said, heard = b"", time.monotonic()
     with selectors.DefaultSelector() as selector:
         selector.register(reader, selectors.EVENT_READ)
         while True:
@@ -160,10 +132,10 @@ def _listen(reader: int, deadline: float, closing: threading.Event) -> tuple[byt
                 data = os.read(reader, 1 << 16)
                 if not data:
                     return said, None
-                said += data
+                said, heard = said + data, time.monotonic()
             for passed, stop in (
                 (closing.is_set(), Stop.CLOSING),
-                (time.monotonic() > deadline, Stop.TIME),
+                (time.monotonic() > heard + patience, Stop.TIME),
                 (len(said) > MAX_READ, Stop.OUTPUT),
             ):
                 if passed:

@@ -3,7 +3,7 @@
 The job is JSON: the lesson's setup cell, its exercise cells in order, which of them are wanted,
 and for each some known wrong answers. Cells run as `--mine` runs them. Every exercise is judged in
 a process of its own, forked from this one, in which no answer ever runs; what it says comes back
-through a pipe, and this process writes a line of JSON for it to PIPE.
+through a socket, and this process writes a line of JSON for it to PIPE.
 
 After an answer has passed a check, the same process must find a known wrong answer wrong: an answer
 that has changed what judges it gives itself away.
@@ -11,20 +11,22 @@ that has changed what judges it gives itself away.
 
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import random
 import select
 import shutil
 import signal
+import socket
 import sys
 import time
-from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 MAX_SAID = 256 << 10  # bytes that one exercise's result may have
+MAX_FILES = 4096  # that one exercise may write
 MAX_TEXT = 8000  # characters of one text in it: a repr can be any size
 TICK = 0.1  # seconds between two looks at what the processes use
 PR_SET_DUMPABLE = 4
@@ -33,6 +35,7 @@ CACHE = ".cache"  # in the folder that the judge is started in, which answers ma
 
 def main() -> None:
     """Judge every exercise that is wanted; say "broken" where the setup cell does not run."""
+    gc.disable()  # until all is imported: it would find nothing, again and again
     pipe = int(sys.argv[1])
     job = json.load(sys.stdin)
     # A course installed with `pip install -e` would find the original, with its solutions.
@@ -55,9 +58,12 @@ def main() -> None:
         if exercise["wanted"]:
             tell(event="begins", exercise=exercise["id"])
             result = judge.judge_apart(exercise)
-            if "stop" in result:  # what ends a process must not end those of later exercises
+            # What ends a process, or changes what judges it, must not reach later exercises.
+            if "stop" in result or result.get("kind") == "spoilt":
                 exercise["others"] = exercise["stub"]
             tell(event="judged", exercise=exercise["id"], **result)
+            if os.listdir() != [CACHE]:
+                return  # what it has left cannot be removed: the others go on in a new sandbox
 
 
 def _protect(closed: bool) -> None:
@@ -91,6 +97,8 @@ class Judge:
         answers = {each["name"] for each in self.exercises}
         self.names = {k: v for k, v in vars(self.module).items() if k not in answers}
         self.environment, self.home = dict(os.environ), os.getcwd()
+        gc.freeze()  # or each child's collector walks, and so copies, all of what torch has made
+        gc.enable()
 
     def _run(self, label: str, source: str, module: ModuleType) -> None:
         self.answers.run_cell(source, f"cell {label}", module)
@@ -99,10 +107,12 @@ class Judge:
 
     def judge_apart(self, exercise: dict[str, Any]) -> dict[str, Any]:
         """The result of an exercise, or `stop`, the limit that its process has passed."""
-        receiver, sender = os.pipe()
+        # Not a pipe: that could be written to by its name in /proc, as any file.
+        receiver, sender = (each.detach() for each in socket.socketpair())
+        secret = os.urandom(16).hex()  # an answer can write to any open file, by its number
         child = os.fork()
         if child == 0:
-            self._be_the_child(exercise, sender)
+            self._be_the_child(exercise, sender, secret)
         os.close(sender)
         said, stop, status = b"", "", None
         deadline = time.monotonic() + self.job["seconds"]
@@ -123,45 +133,42 @@ class Judge:
         self._clear_folders()
         if stop:
             return {"stop": stop}
+        if not said.startswith(secret.encode()):
+            return {"stop": "output" if said else "died", "status": status}
         try:
-            return dict(json.loads(said))
+            return dict(json.loads(said[len(secret) :]))
         except (ValueError, TypeError, RecursionError):
             return {"stop": "died", "status": status}
 
     def _passed(self, child: int, said: bytes, deadline: float) -> str:
         """The limit that is passed, as a value of the grader's `Stop`; "" for none."""
-        job, used = self.job, os.statvfs(".")
+        confined, memory, used = self.job["confined"], self.job["memory"], os.statvfs(".")
         if time.monotonic() > deadline:
             return "exercise time"
         if len(said) > MAX_SAID:
             return "output"
         # Bytes are limited by the folder's size itself; without a sandbox the disk is not ours.
-        if job["confined"] and used.f_files - used.f_ffree > job["num_files"]:
+        if confined and used.f_files - used.f_ffree > MAX_FILES:
             return "folder"
-        everybody = (
-            self.psutil.process_iter()  # in the sandbox also those that have left their parents
-            if job["confined"]
-            else self.psutil.Process().children(recursive=True)
-        )
-        processes = [each for each in everybody if each.pid not in (1, os.getpid())]
-        # The first figure counts pages shared since a fork in each process; the second takes long.
-        memory = job["memory"]
-        if sum(map(self._own, processes)) > memory < sum(map(self._exact, processes)):
-            return "memory"
-        return ""
+        # In a sandbox all that there are: some may have left their parents.
+        psutil = self.psutil
+        found = psutil.process_iter() if confined else psutil.Process().children(recursive=True)
+        processes = [each for each in found if each.pid not in (1, os.getpid())]
+        # The first sum counts pages shared since a fork in each process; the second takes long.
+        for exact in (False, True):
+            if sum(self._memory(each, exact) for each in processes) <= memory:
+                return ""
+        return "memory"
 
-    def _own(self, process: Any) -> int:
+    def _memory(self, process: Any, exact: bool) -> int:
         try:
             info = process.memory_info()
         except self.psutil.Error:
             return 0
+        with contextlib.suppress(self.psutil.Error, AttributeError, OSError):
+            if exact:
+                return process.memory_full_info().pss
         return info.rss - getattr(info, "shared", 0)
-
-    def _exact(self, process: Any) -> int:
-        try:
-            return process.memory_full_info().pss
-        except (self.psutil.Error, AttributeError, OSError):
-            return self._own(process)
 
     def _end(self, child: int, status: int | None, patience: float) -> int:
         """End all that an exercise has started; return the status of its own process."""
@@ -187,16 +194,15 @@ class Judge:
             with contextlib.suppress(OSError):  # /dev/shm may be another's
                 os.chmod(folder, 0o700)  # an answer may have taken the right to list it
             for entry in os.scandir(folder):
-                if entry.name == CACHE:
-                    continue
                 if entry.is_dir(follow_symlinks=False):
                     shutil.rmtree(entry.path, ignore_errors=True)
                 else:
                     os.unlink(entry.path)
+        shutil.copytree(self.job["caches"], CACHE, dirs_exist_ok=True)
 
     # In the child.
 
-    def _be_the_child(self, exercise: dict[str, Any], sender: int) -> None:
+    def _be_the_child(self, exercise: dict[str, Any], sender: int, secret: str) -> None:
         """Judge, say what came of it, and end; never returns."""
         status = 1
         try:
@@ -206,7 +212,7 @@ class Judge:
             nothing = os.open(os.devnull, os.O_RDWR)
             for stream in (0, 1, 2):
                 os.dup2(nothing, stream)
-            text = json.dumps(self._judged(exercise)).encode() + b"\n"
+            text = f"{secret}{json.dumps(self._judged(exercise))}\n".encode()
             while text:
                 text = text[os.write(sender, text) :]
             status = 0
@@ -269,10 +275,8 @@ class Judge:
             raise ValueError("refused")
 
         failed = {each.title for each in faults}
-        passed: list[tuple[str, Callable[..., Any]]] = [
-            each for each in checks.checks if each[0] not in failed
-        ]
-        return sum(self.running.run_check(function, refuse) is None for _, function in passed)
+        passed = [check for title, check in checks.checks if title not in failed]
+        return sum(self.running.run_check(check, refuse) is None for check in passed)
 
     def _same_start(self) -> None:
         """The same names, random numbers, folder and environment, whatever ran before."""
@@ -291,3 +295,4 @@ class Judge:
 
 if __name__ == "__main__":
     main()
+    os._exit(0)  # torch takes its time to be taken apart
