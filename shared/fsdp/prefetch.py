@@ -9,7 +9,7 @@ from shared.fsdp.fully_shard import FullyShard
 
 
 class PrefetchingShard(FullyShard):
-    """FullyShard that gathers one unit ahead, in the order which the first step had.
+    """FullyShard that gathers one unit ahead, in the order which the step before had.
 
     Whole are the units in use and one more. Nothing is gathered ahead across the end of a step,
     where the optimizer changes the shards, and nothing where the order is another than before.

@@ -16,7 +16,8 @@ class Link:
     """The way to one neighbour: a group for activations, one for gradients, and what is sent.
 
     A group for each direction: what one sends then cannot stand behind what the other has not
-    received yet. Sending does not wait, and `pending` keeps what has not left.
+    received yet. Sending does not wait, and `pending` keeps what is not known to have left: with
+    gloo, all that was sent since the last finish().
     """
 
     peer: int
@@ -81,8 +82,8 @@ def send_activation(link: Link, *tensors: Tensor) -> Tensor:
 
     Returns a number on which to call backward(): that waits for a gradient of each tensor, in the
     same order, which the next stage sends back on link.gradients, and goes on with them. What has
-    not left is in link.pending, as after link.send, so that link.finish() waits for it. What has
-    left is not kept: backward needs no more than the shapes.
+    not left is in link.pending, as after link.send, so that link.finish() waits for it. Nothing
+    else is kept: backward needs no more than the shapes.
     """
     return _Send.apply(link, *tensors)
 
@@ -95,9 +96,9 @@ def recv_activation(
 ) -> tuple[Tensor, ...]:
     """Wait for what the stage before sends on link.activations: a tensor for each shape.
 
-    The tensors require a gradient. In backward, when all are known, the gradients are sent back on
-    link.gradients in the same order and without waiting, zeros for a tensor that was not used. What
-    has not left is in link.pending, as after link.send.
+    The tensors have this dtype, lie on this device and require a gradient. In backward, when all
+    are known, the gradients are sent back on link.gradients in the same order and without waiting,
+    zeros for a tensor that was not used. What has not left is in link.pending, as after link.send.
     """
     empty = [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
     # Backward runs only through what needs a gradient.

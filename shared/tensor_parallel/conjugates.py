@@ -1,13 +1,13 @@
 """Messages with a gradient: what is sent in forward decides what is sent in backward.
 
-Each function comes with its conjugate, which is its backward. f and g are the names of Shoeybi et
-al. 2019 (arXiv 1909.08053, figure 3), with a bar those of Korthikanti et al. 2022 (arXiv
-2205.05198, figure 5), where the sequence is in parts as well:
+Each function comes with its conjugate, which is its backward. The names of the first two are those
+of Shoeybi et al. 2019 (arXiv 1909.08053, figure 3), of the others those of Korthikanti et al. 2022
+(arXiv 2205.05198, figure 5), where the sequence is in parts as well:
 
-    copy_to_ranks    f      forward nothing          backward all-reduce
-    sum_over_ranks   g      forward all-reduce       backward nothing
-    gather_sequence  g-bar  forward all-gather       backward reduce-scatter
-    scatter_sum      g-bar' forward reduce-scatter   backward all-gather
+    copy_to_ranks    f            forward nothing          backward all-reduce
+    sum_over_ranks   g            forward all-reduce       backward nothing
+    gather_sequence  g of 2022    forward all-gather       backward reduce-scatter
+    scatter_sum      g-bar        forward reduce-scatter   backward all-gather
 """
 
 from collections.abc import Callable
