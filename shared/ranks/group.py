@@ -1,5 +1,6 @@
 """One process group, opened and closed by one context manager."""
 
+import atexit
 import contextlib
 import datetime
 import faulthandler
@@ -73,6 +74,7 @@ def process_group(device: str = "auto", timeout: float = 600.0) -> Generator[Ran
         if chosen.type == "cuda":
             torch.cuda.set_device(chosen)
             options["device_id"] = chosen
+        _let_groups_go()
         try:
             options |= _fresh_store(wait)
             dist.init_process_group(backend, timeout=wait, **options)
@@ -81,10 +83,29 @@ def process_group(device: str = "auto", timeout: float = 600.0) -> Generator[Ran
         try:
             yield Rank(place["RANK"], place["LOCAL_RANK"], place["WORLD_SIZE"], chosen, backend)
         finally:
-            # DDP sits in reference cycles and holds the group, which then lives until the
-            # interpreter ends. A rank was once seen to abort there (std::terminate), its work done.
-            gc.collect()
+            _outlive_models(list(dist.distributed_c10d._world.pg_map))
             dist.destroy_process_group()
+
+
+_ended: list[dist.ProcessGroup] = []  # destroyed, and kept until the models that used them are gone
+
+
+def _outlive_models(groups: list[dist.ProcessGroup]) -> None:
+    """Let a model in DDP never be the last owner of a group.
+
+    DDP's reducer would end gloo's threads with the interpreter's lock in its hand, and one that is
+    just dropping a tensor waits for that lock: the rank hangs for ever, its work done. A group that
+    Python owns lets go of the lock first. Models sit in cycles, so they are collected before.
+    """
+    if not _ended:
+        atexit.register(_let_groups_go)
+    _ended.extend(groups)
+
+
+def _let_groups_go() -> None:
+    if _ended:
+        gc.collect()
+        _ended.clear()
 
 
 def _fresh_store(wait: datetime.timedelta) -> dict:
