@@ -32,24 +32,28 @@ T = TypeVar("T")
 
 
 def lesson_parser(
-    lesson: str,
+    script: str,
     description: str | None,
     *,
     dataset: str | None = None,
     text: str | None = None,
     precision: bool = False,
     clip: bool = False,
+    checkpoint: bool = False,
 ) -> argparse.ArgumentParser:
     """The parser with the flags that all scripts have; add the lesson's own to it.
 
-    `lesson` is the folder's name and the default folder under runs/. `dataset`, when given, is
+    `script` is the script's `__file__`: its folder names the lesson, and the default folder under
+    runs/. `dataset`, when given, is
     the default of a `--dataset` flag of sentence pairs, with what belongs to it; `text` is that
     of one for a language model. `precision` adds `--precision`, which `autocast` reads, and
     `clip` adds `--max-norm`: infinite, since the recipes and the scores that we give clip nothing.
+    `checkpoint` adds `--save`, which `prepare` tries to write to, and `--resume`.
     """
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    lesson = Path(script).resolve().parent.name
     parser.set_defaults(lesson=lesson)
     parser.add_argument("--preset", choices=PRESETS, help="size (small on a CPU, large on a GPU)")
     parser.add_argument("--steps", type=positive_int, help="training steps (the preset's)")
@@ -74,6 +78,10 @@ def lesson_parser(
     if clip:
         what = "cut longer gradients, all parameters together, to this length (never)"
         parser.add_argument("--max-norm", type=positive_float, default=math.inf, help=what)
+    if checkpoint:
+        parser.add_argument("--save", type=Path, metavar="DIR", help="a checkpoint at the end")
+        what = "continue from one, of any number of ranks; --steps are those of the whole run"
+        parser.add_argument("--resume", type=Path, metavar="DIR", help=what)
     return parser
 
 
@@ -109,7 +117,9 @@ def prepare(args: argparse.Namespace, rank: Rank, names: dict[str, Any]) -> None
     agree_on_arguments(args)
     if rank.is_main:
         take_folder(args.out)
-    args.answers = put_mine_in_place(args.lesson[:2], names, mine=args.mine)
+    if isinstance(getattr(args, "save", None), Path):  # before hours of training; 08 names a way
+        checked_out(args.save, "--save")
+    args.answers = put_mine_in_place(args.lesson.removeprefix("lesson")[:2], names, mine=args.mine)
     agree_on("their answers", args.answers, "give every machine the same notebook")
     if rank.is_main and "mine" in args.answers.values():
         whose = ", ".join(f"{id} {what}" for id, what in args.answers.items())
@@ -180,11 +190,15 @@ def run_script(main: Callable[[], None]) -> None:
 
 
 def _tell_torchrun(line: str) -> None:
-    """Put the line in the place of the traceback that `record` wrote."""
+    """Put the line in the place of the traceback that `record` wrote, in the form of `record`.
+
+    A message that is a plain string torchrun takes, and complains of in two lines more.
+    """
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         with contextlib.suppress(OSError):
-            words = {"message": line, "timestamp": str(int(time.time()))}
-            Path(path).write_text(json.dumps(words), encoding="utf-8")
+            more = {"py_callstack": line, "timestamp": str(int(time.time()))}
+            words = {"message": line, "extraInfo": more}
+            Path(path).write_text(json.dumps({"message": words}), encoding="utf-8")
 
 
 def progress(items: Iterable[T], rank: Rank, label: str, total: int | None = None) -> Iterable[T]:

@@ -36,7 +36,7 @@ def accumulate(
     """Add the gradient of the mean loss per token of *all* micro-batches of *all* ranks to .grad.
 
     `loss_of(model, micro_batch)` is one micro-batch's mean loss per token, which counts with its
-    share of the tokens (`micro_batch.num_tokens`), also where it is in fp16. `model` is a
+    share of the tokens (`micro_batch.num_tokens`); one in fp16 is weighted in float32. `model` is a
     DistributedDataParallel, which averages over ranks, or a plain module where there is no process
     group. Gradients travel once. Returns this rank's part of the loss, unscaled, without its graph:
     the ranks' parts add up. Raises ValueError when there is no micro-batch.
@@ -48,15 +48,18 @@ def accumulate(
     tokens = torch.tensor(sum(each.num_tokens for each in micro_batches), device=device)
     if ranks > 1:
         dist.all_reduce(tokens)
-    total = tokens.item()  # a weight from two ints is a python float, exact for any dtype of loss
+    total = tokens.item()  # a weight of two ints is a python float, and exact
     parts = []
     for number, micro_batch in enumerate(micro_batches, start=1):
         # The forward too: torch's DDP decides in forward whether backward will send.
         alone = number < len(micro_batches) and isinstance(model, DistributedDataParallel)
         with model.no_sync() if alone else contextlib.nullcontext():
-            part = loss_of(model, micro_batch) * (micro_batch.num_tokens / total)
-            weighed = part * ranks  # the engine divides by it
-            (weighed if scaler is None else scaler.scale(weighed)).backward()
+            loss = loss_of(model, micro_batch)
+            # In fp16 the factors would meet one by one: 65,536 alone is infinite there.
+            loss = loss.float() if loss.dtype == torch.float16 else loss
+            part = loss * (micro_batch.num_tokens / total)
+            weighted = part * ranks  # the engine divides by it
+            (weighted if scaler is None else scaler.scale(weighted)).backward()
         parts.append(part.detach())
     return torch.stack(parts).sum()
 

@@ -2,7 +2,7 @@
 
 The lesson's one idea: a stopwatch says how long a step takes, and only a trace says why. The
 figures are shares of the same step time (waiting for data, communication that nothing hides,
-arithmetic beside the peak), so they add up to a diagnosis, and they predict what a mend can gain.
+arithmetic beside the peak), so they add up to a diagnosis, and they predict what a fix can gain.
 
 Points are the difficulty at the exercise (13 in all). What to ask behind a right answer: why spans
 are united before they are added; what one would see if the first step were in the trace; why
@@ -38,7 +38,7 @@ def profile_training(
     warmup: int = 1,
     active: int = 3,
 ) -> Path:
-    """Train on all batches; write a trace of some steps, a file a rank, and return its path.
+    """Train on all batches; write a trace of some steps, a file a rank, and return its Path.
 
     The first `wait` + `warmup` steps are not in the trace, the next `active` steps are, once, each
     as torch's span "ProfilerStep#n". A step holds four spans by record_function, in this order:
@@ -47,7 +47,7 @@ def profile_training(
     a step's loss and its graph are not kept for longer than the next step. No profiler is running
     afterwards, even when `loss_of` raises an error, which is passed on. The file is
     folder/rank_R.json, in Chrome's format. Raises ValueError, with both numbers, when there are
-    fewer batches than steps to trace.
+    fewer batches than steps to trace. `folder` exists.
     """
     path = folder / f"rank_{current_rank()}.json"
     plan = schedule(wait=wait, warmup=warmup, active=active, repeat=1)
@@ -153,13 +153,14 @@ def diagnose(trace: Mapping[str, Any], healthy: Mapping[str, Any]) -> str:
 
     Both traces are one rank's, of the same model on the same batch; they may hold different
     numbers of steps, told by their names. Counted are spans that begin within a step (its span on
-    a GPU's track among it, as in 12.2), per step, not rounded: numbers
-    read from the device (operators "aten::item"), messages ("gloo:...", or kernels with "nccl" in
-    their name) and operators ("aten::..."). A count has grown when it is at least twice that of
-    `healthy` and at least 10 higher. Asked in this order, the first that holds is returned:
-    "item": the reads have grown; "buckets": the messages have; "kernels": the operators have;
-    "loader": the data stall fraction is at least 0.2 higher. Reads and messages bring operators of
-    their own, so those come last of the counts. Raises ValueError for a trace without a step.
+    a GPU's track among it, as in 12.2), per step, not rounded: numbers read from the device
+    ("aten::item"), messages ("gloo:...", or kernels with "nccl" in their name) and operators
+    ("aten::..."); reads and operators are of category "cpu_op", as in 12.2. A count has grown when
+    it is at least twice that of `healthy` and at least 10 higher. Asked in this order, the first
+    that holds is returned: "item": the reads have grown; "buckets": the messages have; "kernels":
+    the operators have; "loader": the data stall fraction is at least 0.2 higher. Reads and messages
+    bring operators of their own, so those come last of the counts. Raises ValueError for a trace
+    without a step.
     """
     counts, usual = _counts(trace), _counts(healthy)
     for name, seen in counts.items():
@@ -183,9 +184,9 @@ def _counts(trace: Mapping[str, Any]) -> dict[str, float]:
         if _is_span(event) and event["name"].startswith("ProfilerStep#")
     }
     found = {
-        "item": sum(name == "aten::item" for name, _ in names),
+        "item": sum(name == "aten::item" and category == "cpu_op" for name, category in names),
         "buckets": sum(_is_message(name, category) for name, category in names),
-        "kernels": sum(name.startswith("aten::") for name, _ in names),
+        "kernels": sum(n.startswith("aten::") and category == "cpu_op" for n, category in names),
     }
     return {name: count / len(numbers) for name, count in found.items()}
 
@@ -269,6 +270,7 @@ nothing, and what HFU would count in addition.
     "12.5": """
 diagnose: 3 points, 25 minutes. Look for: counts per step, not per trace; the order of the
 questions, since reading 1,000 numbers brings 5,000 operators along; what happens when the healthy
-run reads none. Ask which of the four a stopwatch could tell apart (none) and what a mend can gain.
+run reads none. Ask which of the four a stopwatch could tell apart (none), what a fix can gain, and
+what "none" does not exclude (a rank that is late: its own trace has the usual counts).
 """,
 }

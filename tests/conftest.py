@@ -97,12 +97,3 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return nodeid if nodeid.startswith(SPREAD) else super()._split_scope(nodeid)
 
     return Spreading(config, log)
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Say how many known mistakes were put before the checks, and heard what they must hear."""
-    properties = [
-        p for report in terminalreporter.getreports("passed") for p in report.user_properties
-    ]
-    if heard := sum(count for name, count in properties if name == "mistakes heard"):
-        terminalreporter.write_line(f"{heard} known mistakes heard their own words")

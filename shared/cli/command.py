@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from shared.cli.machine import num_cores
-from shared.cli.setup import SetupFailed, check_active, ensure_environment, environment_python
+from shared.cli.setup import (
+    SetupFailed,
+    check_active,
+    ensure_book,
+    ensure_environment,
+    environment_python,
+)
 from shared.ranks.processes import raise_on_stop_signals, supervise
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,8 +27,9 @@ INTERRUPTED = 130  # what a shell reports after Ctrl-C
 USAGE = """\
 usage: ./run_all.sh [NN ...]              run the lessons' scripts: all, or those named
        ./run_all.sh todo [NN ...]         which exercises of your notebooks are right, wrong, open
-       ./run_all.sh test [ARGUMENT ...]   test everything, or what pytest's arguments name
+       ./run_all.sh test [ARGUMENT ...]   test the course, or what pytest's arguments name
        ./run_all.sh notebooks [NN ...]    execute notebooks again and store their outputs
+       ./run_all.sh book [--serve]        the lessons as a web site, from the stored outputs
        ./run_all.sh doctor                what this machine has, lacks, and what to do
        ./run_all.sh setup                 make or mend .venv, and stop
 
@@ -38,6 +45,7 @@ todo:
   --details, -v     below each wrong answer, all that the check says
   --time-limit S    seconds after which an exercise is stopped (60)
 test:
+  --all             everything, long tests and all known mistakes too; what a path names is whole
   --slowest         in the end, the seconds by file, and the slowest tests
 """
 MODULES = {
@@ -45,6 +53,7 @@ MODULES = {
     "todo": "shared.cli.todo",
     "notebooks": "shared.cli.notebooks",
     "doctor": "shared.cli.doctor",
+    "book": "shared.book.build",
 }
 ACTIONS = (*MODULES, "test", "setup")
 
@@ -74,7 +83,7 @@ def parse(arguments: list[str], root: Path = ROOT) -> Command:
     action = rest.pop(0) if rest and rest[0] in ACTIONS else "run"
     if action == "setup" and no_setup:
         raise UsageError("setup and --no-setup contradict each other")
-    if action == "test":
+    if action in ("test", "book"):  # pytest and the book's builder know their own words
         return Command(action, no_setup, rest)
     if action in ("doctor", "setup"):
         if rest:
@@ -118,18 +127,18 @@ def _as_options(found: Mapping[str, Any]) -> list[str]:
 
 
 def all_lessons(root: Path = ROOT) -> list[str]:
-    """Return the folders of lessons/ in order: ["01_positional_encoding", ...]."""
-    folders = (root / "lessons").glob("[0-9][0-9]_*/")
+    """Return the folders of lessons/ in order: ["lesson01_positional_encoding", ...]."""
+    folders = (root / "lessons").glob("lesson[0-9][0-9]_*/")
     return sorted(folder.name for folder in folders if folder.is_dir())
 
 
 def find_lesson(name: str, root: Path = ROOT) -> str:
-    """Return the lesson's folder for "02", "2" or "02_attention"; UsageError if there is none."""
-    folders = all_lessons(root)
-    for folder in folders:
-        if name == folder or (name.isdecimal() and int(name) == int(folder[:2])):
+    """Return the lesson's folder for "02", "2" or its own name; UsageError if there is none."""
+    folders = {folder.removeprefix("lesson")[:2]: folder for folder in all_lessons(root)}
+    for number, folder in folders.items():
+        if name == folder or (name.isdecimal() and int(name) == int(number)):
             return folder
-    numbers = " ".join(folder[:2] for folder in folders) or "none yet"
+    numbers = " ".join(folders) or "none yet"
     raise UsageError(f"unknown word {name!r}: neither a command nor a lesson (lessons: {numbers})")
 
 
@@ -166,6 +175,8 @@ def carry_out(command: Command) -> int:
         python = environment_python(ROOT) or Path(sys.executable)
     else:
         python = ensure_environment(ROOT, python_named=bool(os.environ.get("PYTHON")))
+        if command.action == "book":
+            ensure_book(ROOT)
     if command.action == "setup":
         print(f"ready: {python.parent.parent.relative_to(ROOT)}")
         return 0
@@ -182,15 +193,19 @@ def run_tests(python: Path, arguments: list[str]) -> int:
 
     The one more computes while another waits for its ranks; from eight on, memory is the limit.
     Every exercise is solved by its reference. In a course that was given without solutions/ the
-    notebooks are tested with the learner's own answers.
+    notebooks are tested with the learner's own answers. What is marked `full` is left out, unless
+    --all or a path asks for it.
     """
     has_path = any((ROOT / word.split("::")[0]).exists() for word in arguments)
     what = [] if has_path else ["tests", "lessons"]
     processes = str(min(8, num_cores() + 1))
     command = [str(python), "-m", "pytest", "--nbval", "-n", processes, "--dist", "loadscope"]
+    command += ["-p", "shared.cli.proven"]
+    if not has_path and "--all" not in arguments:
+        command.append("--short")
     if "--slowest" in arguments:
-        arguments = [each for each in arguments if each != "--slowest"]
         command += ["-p", "shared.cli.slowest"]
+    arguments = [each for each in arguments if each not in ("--all", "--slowest")]
     env = {"OMP_NUM_THREADS": "1", **os.environ}
     if (ROOT / "solutions").is_dir():
         env["TORCH_HANDLE_IMPLEMENTATION"] = "solution"

@@ -63,6 +63,7 @@ def _overview(records: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) ->
     for run, metrics in records:
         name, seconds = run["lesson"], run["seconds"]
         what = run["problem"] or metrics.get("headline", "")
+        what = f"{what} (warning: {run['warning']})" if run.get("warning") else what
         rows.append(
             f'<tr><td><a href="#{html.escape(name)}">{_title(name)}</a></td><td>{_chip(run)}</td>'
             f'<td class="number">{_text(seconds)}</td><td>{html.escape(str(what))}</td></tr>'
@@ -88,6 +89,8 @@ def _section(folder: Path, metrics: Mapping[str, Any], run: Mapping[str, Any]) -
     if run["problem"]:
         parts.append(f'<p class="problem">{html.escape(run["problem"])}</p>')
         parts.append(f"<pre>{html.escape(_log_tail(folder / 'run.log'))}</pre>")
+    if run.get("warning"):
+        parts.append(f'<p class="problem">Warning: {html.escape(run["warning"])}</p>')
     parts.append(_table(metrics.get("table")))
     parts.append(_pictures(folder, metrics))
     parts.append(_more(metrics))
@@ -95,7 +98,7 @@ def _section(folder: Path, metrics: Mapping[str, Any], run: Mapping[str, Any]) -
 
 
 def _title(name: str) -> str:
-    number, _, topic = name.partition("_")
+    number, _, topic = name.removeprefix("lesson").partition("_")
     return html.escape(f"{number} {topic.replace('_', ' ')}")
 
 

@@ -1,6 +1,7 @@
 """Run the lessons' scripts one after the other, say how each went, and write the report.
 
-python -m shared.cli.runner [NN_topic ...] [--nproc N] [--preset NAME] [--device NAME] [--out DIR]
+python -m shared.cli.runner [lessonNN_topic ...] [--nproc N] [--preset NAME] [--device NAME]
+    [--out DIR]
 """
 
 import argparse
@@ -10,14 +11,14 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from shared.cli.command import INTERRUPTED, ROOT, all_lessons
 from shared.cli.report import write_report
-from shared.ranks.logs import first_failure, last_words
+from shared.ranks.logs import first_death, first_failure, last_words
 from shared.ranks.processes import Outcome, raise_on_stop_signals, supervise
 from shared.ranks.torchrun import RUN, torchrun_command
 
@@ -27,7 +28,10 @@ BAR_WIDTH = 24
 
 @dataclass(frozen=True)
 class Result:
-    """How one lesson's script went; `problem` is empty when all is well."""
+    """How one lesson's script went; `problem` is empty when all is well.
+
+    `warning` says what went wrong behind the results, which are whole.
+    """
 
     lesson: str
     seconds: float
@@ -35,6 +39,7 @@ class Result:
     problem: str
     log: str
     when: str
+    warning: str = ""
 
     @property
     def passed(self) -> bool:
@@ -80,6 +85,8 @@ class Display:
         self.clear()
         verdict = "pass" if result.passed else "FAIL"
         what = result.headline if result.passed else f"{result.problem} (see {result.log})"
+        if result.warning:
+            what += f" (warning: {result.warning}; see {result.log})"
         print(
             f"{result.lesson:<{self.width}}  {result.seconds:6.1f} s  {verdict}  {what}", flush=True
         )
@@ -107,7 +114,7 @@ def run_lessons(lessons: list[str], settings: Settings) -> Iterator[Result]:
 
 
 def run_lesson(lesson: str, settings: Settings, display: Display) -> Result:
-    """Run one script, its output in NN_topic/run.log; return how it went."""
+    """Run one script, its output in lessonNN_topic/run.log; return how it went."""
     out = settings.out / lesson
     out.mkdir(parents=True, exist_ok=True)
     (out / "metrics.json").unlink(missing_ok=True)  # an old one would hide a silent failure
@@ -122,15 +129,19 @@ def run_lesson(lesson: str, settings: Settings, display: Display) -> Result:
         time_limit=settings.time_limit,
         tick=lambda seconds: display.running(lesson, seconds),
     )
-    metrics, problem = read_metrics(out / "metrics.json", settings.nproc)
-    when = time.strftime("%Y-%m-%d %H:%M")
+    metrics, lacking = read_metrics(out / "metrics.json", settings.nproc)
+    said = log.read_text(encoding="utf-8", errors="replace")
+    problem, warning = say_problem(outcome, said) or lacking, ""
+    if not lacking and (death := say_death(outcome, said)):
+        problem, warning = "", f"{death} after the results had been written"
     return Result(
         lesson,
         round(outcome.seconds, 1),
         str(metrics.get("headline", "")),
-        say_problem(outcome, log.read_text(encoding="utf-8", errors="replace")) or problem,
+        problem,
         str(log),
-        when,
+        time.strftime("%Y-%m-%d %H:%M"),
+        warning,
     )
 
 
@@ -144,6 +155,17 @@ def say_problem(outcome: Outcome, log: str) -> str:
     if outcome.num_left:
         return f"left {outcome.num_left} process(es) behind, now ended"
     return ""
+
+
+def say_death(outcome: Outcome, log: str) -> str:
+    """Return which rank's death is all that was wrong with how the script ended; "" if not that.
+
+    Results are written last (`write_results`), and the ranks wait for it (`process_group`): who
+    dies behind them, an engine's threads at the interpreter's end for one, takes nothing away.
+    """
+    if outcome.timed_out or outcome.num_left or outcome.status == 0:
+        return ""
+    return first_death(log)
 
 
 def read_metrics(path: Path, nproc: int) -> tuple[dict[str, Any], str]:
@@ -181,6 +203,14 @@ def choose_arguments(args: argparse.Namespace) -> tuple[str, ...]:
     return tuple(arguments + ([f"--device={device}"] if device else []))
 
 
+def say_count(results: Sequence[Result], num_lessons: int, seconds: float) -> str:
+    """The last line: how many lessons passed, and how many of those with a warning."""
+    num_passed = sum(result.passed for result in results)
+    num_warned = sum(bool(result.warning) for result in results)
+    warned = f", {num_warned} of them with a warning" if num_warned else ""
+    return f"{num_passed} of {num_lessons} lessons passed in {seconds:.0f} s{warned}."
+
+
 def main() -> int:
     """Return 0 if every lesson passed, 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -216,7 +246,7 @@ def main() -> int:
         print("stopped; no process was left behind", file=sys.stderr)
         status = INTERRUPTED
     num_passed = sum(result.passed for result in results)
-    print(f"{num_passed} of {len(lessons)} lessons passed in {time.monotonic() - began:.0f} s.")
+    print(say_count(results, len(lessons), time.monotonic() - began))
     if results:
         report = write_report(args.out, [asdict(result) for result in results], run)
         print(f"Tables and pictures: {report}")

@@ -60,6 +60,15 @@ def ensure_environment(root: Path, *, python_named: bool = False) -> Path:
     return _interpreter(root)
 
 
+def ensure_book(root: Path) -> None:
+    """Install what the book is built with into .venv, where it is not there: few take it along."""
+    if _finds(_interpreter(root), "sphinx_book_theme"):
+        return
+    with _one_at_a_time(root):
+        pip = [str(_interpreter(root)), "-m", "pip", "install", "--disable-pip-version-check"]
+        _step(root, "installing what builds the book", [*pip, "-e", ".[book]"], _PIP_ADVICE)
+
+
 def environment_python(root: Path) -> Path | None:
     """Return the interpreter of .venv if it runs, set up or not."""
     return _interpreter(root) if _version_of(_interpreter(root)) else None

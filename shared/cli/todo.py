@@ -1,6 +1,6 @@
 """The to-do list: a line for each exercise of the learner's notebooks, which says how it stands.
 
-python -m shared.cli.todo [NN_topic ...] [--watch] [--details] [--time-limit S]
+python -m shared.cli.todo [lessonNN_topic ...] [--watch] [--details] [--time-limit S]
 
 The judging itself is in shared/exercises/todo.py, and runs in a process of its own for each lesson:
 this one needs neither torch nor the learner's code.
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from shared.cli.command import INTERRUPTED, ROOT, all_lessons
-from shared.exercises.standing import Outcome, Standing
+from shared.exercises.status import ExerciseStatus, Outcome
 from shared.ranks.logs import last_words
 from shared.ranks.processes import raise_on_stop_signals, supervise
 
@@ -34,14 +34,14 @@ class ToDoList:
 
     lesson: str  # "lesson 02"
     exercises: list[str] = field(default_factory=list)
-    standings: list[Standing] = field(default_factory=list)
+    statuses: list[ExerciseStatus] = field(default_factory=list)
     error: str = ""  # why nothing (more) can be judged
     bad_input: bool = False  # the error is the notebook's
 
     @property
     def all_right(self) -> bool:
         """Whether every exercise has been judged, and is right."""
-        right = [each for each in self.standings if each.outcome is Outcome.RIGHT]
+        right = [each for each in self.statuses if each.outcome is Outcome.RIGHT]
         return not self.error and len(right) == len(self.exercises)
 
 
@@ -55,7 +55,7 @@ class Printer:
     def waiting(self, todo: ToDoList, seconds: float) -> None:
         """Show which exercise is being judged, and since when the lesson is."""
         if self.moves:
-            name = next(iter(todo.exercises[len(todo.standings) :]), todo.lesson)
+            name = next(iter(todo.exercises[len(todo.statuses) :]), todo.lesson)
             print(f"\r\033[K{name} ... {seconds:.0f} s", end="", flush=True)
 
     def clear(self) -> None:
@@ -63,11 +63,11 @@ class Printer:
         if self.moves:
             print("\r\033[K", end="", flush=True)
 
-    def exercise(self, todo: ToDoList, standing: Standing) -> None:
+    def exercise(self, todo: ToDoList, status: ExerciseStatus) -> None:
         """Print how one exercise stands."""
         self.clear()
-        print(exercise_line(standing, max(map(len, todo.exercises))), flush=True)
-        fault = standing.fault
+        print(exercise_line(status, max(map(len, todo.exercises))), flush=True)
+        fault = status.fault
         if self.details and fault is not None:
             passed = f"{fault.passed} of {fault.total} checks passed before it"
             print(f"  at the check of {fault.title} ({passed})", *fault.lines(), sep="\n")
@@ -77,38 +77,39 @@ class Printer:
         self.clear()
         if todo.error:
             print(f"run_all.sh: {todo.error}", file=sys.stderr, flush=True)
-        if todo.standings:
+        if todo.statuses:
             print(totals(todo.lesson, [todo]), flush=True)
 
 
-def exercise_line(standing: Standing, width: int) -> str:
+def exercise_line(status: ExerciseStatus, width: int) -> str:
     """Return one line: id, name, points, and that it is right or open, or what is wrong."""
-    title = f"{standing.id} {standing.name}"
-    points = f"{standing.points} point{'s' if standing.points > 1 else ' '}"
-    reason = standing.reason
-    if standing.fault is not None and not standing.fault.mistake:
+    title = f"{status.id} {status.name}"
+    points = f"{status.points} point{'s' if status.points > 1 else ' '}"
+    reason = status.reason
+    if status.fault is not None and not status.fault.mistake:
         reason = textwrap.shorten(reason, SHORT, placeholder=" ...")
-    return f"{title:<{width}}  {points}  {standing.outcome}{': ' * bool(reason)}{reason}"
+    return f"{title:<{width}}  {points}  {status.outcome}{': ' * bool(reason)}{reason}"
 
 
 def totals(what: str, lessons: Sequence[ToDoList]) -> str:
     """Return a line: how many exercises are right, their points, how many are wrong and open."""
-    standings = [each for todo in lessons for each in todo.standings]
-    right = [each for each in standings if each.outcome is Outcome.RIGHT]
-    num_open = sum(each.outcome is Outcome.OPEN for each in standings)
-    num_wrong = len(standings) - len(right) - num_open
-    points = f"{sum(e.points for e in right)} of {sum(e.points for e in standings)} points"
+    statuses = [each for todo in lessons for each in todo.statuses]
+    right = [each for each in statuses if each.outcome is Outcome.RIGHT]
+    num_open = sum(each.outcome is Outcome.OPEN for each in statuses)
+    num_wrong = len(statuses) - len(right) - num_open
+    points = f"{sum(e.points for e in right)} of {sum(e.points for e in statuses)} points"
     rest = [f"{num_wrong} wrong"] * bool(num_wrong) + [f"{num_open} open"] * bool(num_open)
-    return ", ".join([f"{what}: {len(right)} of {len(standings)} exercises right", points, *rest])
+    return ", ".join([f"{what}: {len(right)} of {len(statuses)} exercises right", points, *rest])
 
 
 def judge(name: str, time_limit: float, printer: Printer) -> ToDoList:
     """Judge the exercises of a folder of lessons/, printing as they come; return how they stand."""
-    todo = ToDoList(f"lesson {name[:2]}")
+    number = name.removeprefix("lesson")[:2]
+    todo = ToDoList(f"lesson {number}")
     with tempfile.TemporaryDirectory(prefix="todo_") as folder:
         results, log = Path(folder) / "results", Path(folder) / "log"
         results.touch()
-        command = [sys.executable, "-m", "shared.exercises.todo", name[:2], str(results)]
+        command = [sys.executable, "-m", "shared.exercises.todo", number, str(results)]
         env = {"OMP_NUM_THREADS": "1", **os.environ, "MPLBACKEND": "agg"}
         with results.open(encoding="utf-8") as stream:
 
@@ -144,8 +145,8 @@ def _add(todo: ToDoList, record: dict[str, Any], printer: Printer) -> None:
     elif "error" in record:
         todo.error, todo.bad_input = record["error"], True
     else:
-        todo.standings.append(Standing.from_record(record["standing"]))
-        printer.exercise(todo, todo.standings[-1])
+        todo.statuses.append(ExerciseStatus.from_record(record["status"]))
+        printer.exercise(todo, todo.statuses[-1])
 
 
 def watch(names: Sequence[str], judge_lesson: Callable[[str], ToDoList]) -> NoReturn:

@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from shared.exercises.guarding import guarding_arguments, kept_switches
+from shared.exercises.guarding import guarding_arguments, preserve_global_state
 from shared.exercises.remembered import forget_answers
 from shared.exercises.seeds import first_seed, forget_seeds, kept_random_states
+from shared.exercises.signatures import signature_fault
 from shared.exercises.wrong import Fault, Wrong
 from shared.ranks.failures import is_own_file
 
@@ -42,17 +43,17 @@ class ExerciseChecks:
 
     def faults(self, candidate: Any) -> list[Fault | None]:
         """Run every check; None where it passed. Global state is left as it was."""
-        candidate, results = self._begin(candidate), list[Fault | None]()
-        for title, function in self.checks:
+        guarded, results = self._begin(candidate), list[Fault | None]()
+        for index in range(len(self.checks)):
             passed = sum(result is None for result in results)
-            results.append(self._fault(title, function, candidate, passed))
+            results.append(self._fault(index, candidate, guarded, passed))
         return results
 
     def first_fault(self, candidate: Any) -> Fault | None:
         """Run the checks until one fails; None when all pass."""
-        candidate = self._begin(candidate)
-        for passed, (title, function) in enumerate(self.checks):
-            fault = self._fault(title, function, candidate, passed)
+        guarded = self._begin(candidate)
+        for index in range(len(self.checks)):
+            fault = self._fault(index, candidate, guarded, passed=index)
             if fault is not None:
                 return fault
         return None
@@ -62,8 +63,14 @@ class ExerciseChecks:
         forget_answers()
         return candidate if self.in_place else guarding_arguments(candidate)
 
-    def _fault(self, title: str, function: Check, candidate: Any, passed: int) -> Fault | None:
-        wrong = run_check(function, candidate)
+    def _fault(self, index: int, candidate: Any, guarded: Any, passed: int) -> Fault | None:
+        """Return what one check finds; the first one looks at the parameters before all else."""
+        title, function = self.checks[index]
+        wrong = signature_fault(self.id, self.name, candidate) if index == 0 else None
+        if wrong is not None:
+            title = "the parameters"
+        else:
+            wrong = run_check(function, guarded)
         if wrong is None:
             return None
         texts = wrong.mistake, wrong.expected, wrong.seen, wrong.hint
@@ -96,7 +103,7 @@ def run_check(function: Check, candidate: Any) -> Wrong | None:
     A switch that is left changed is a fault of its own, unless the check has named another.
     """
     forget_seeds()
-    with kept_random_states(), kept_switches() as changed:
+    with kept_random_states(), preserve_global_state() as changed:
         wrong: Wrong | None = None
         try:
             function(candidate)

@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# (rtol, atol): loose enough for another order of additions, tight enough to see a wrong formula.
+# (rtol, atol): loose enough for a different order of additions, tight enough to see a wrong formula
+# and, in float64, a single rounding to float32 (6e-8 of the value).
 TOLERANCES = {
-    torch.float64: (1e-7, 1e-8),
+    torch.float64: (1e-11, 1e-12),
     torch.float32: (1e-4, 1e-5),
     torch.float16: (2e-3, 1e-3),
     torch.bfloat16: (2e-2, 1e-2),
@@ -52,14 +53,14 @@ def difference(got: Tensor, want: Tensor, what: str) -> dict[str, str]:
         }
     error = (got.double() - want.double()).abs().nan_to_num(nan=math.inf)
     place = tuple(int(i) for i in torch.unravel_index(error.argmax(), error.shape))
-    wanted, found = _told_apart(want[place].item(), got[place].item())
+    wanted, found = _distinct_digits(want[place].item(), got[place].item())
     return {
         "expected": f"{what}; at {list(place)} it is {wanted}",
         "seen": f"{found} there; {_share(got, want)} of the values differ",
     }
 
 
-def _told_apart(want: float, got: float) -> tuple[str, str]:
+def _distinct_digits(want: float, got: float) -> tuple[str, str]:
     """Both values with four digits, or with as many as it takes to see that they differ.
 
     A fifth digit may change from run to run: the order in which a sum is taken depends on where
@@ -77,7 +78,7 @@ def _share(got: Tensor, want: Tensor) -> str:
     return f"{100 * apart.double().mean().item():.0f} %"
 
 
-def comparing_itself(got: Any, want: Any) -> type | None:
+def custom_eq_type(got: Any, want: Any) -> type | None:
     """The type in `got` that brings an == of its own, which would not say whether it is right.
 
     Types of the language, of torch and of numpy are trusted, and so is the type that is wanted.
@@ -87,12 +88,12 @@ def comparing_itself(got: Any, want: Any) -> type | None:
         wanted = list(want) if isinstance(want, list | tuple) else []
         wanted += [None] * (len(got) - len(wanted))
         for inner, other in zip(got, wanted, strict=False):
-            if found := comparing_itself(inner, other):
+            if found := custom_eq_type(inner, other):
                 return found
     if isinstance(got, dict):
         for key, value in got.items():
             other = want.get(key) if isinstance(want, dict) else None
-            if found := comparing_itself(key, key) or comparing_itself(value, other):
+            if found := custom_eq_type(key, key) or custom_eq_type(value, other):
                 return found
     trusted = kind.__module__.split(".")[0] in ("builtins", "torch", "numpy", "collections")
     plain = kind.__eq__ is object.__eq__ and kind.__ne__ is object.__ne__

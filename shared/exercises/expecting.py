@@ -5,7 +5,7 @@ from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
-from shared.exercises.comparing import close, comparing_itself, difference
+from shared.exercises.comparing import close, custom_eq_type, difference
 from shared.exercises.wrong import Wrong
 
 
@@ -47,7 +47,7 @@ def expect_equal(
     `looks_like` maps the words for a mistake to the value that it produces; `mistake` is what any
     other wrong value looks like.
     """
-    stranger = comparing_itself(got, want)
+    stranger = custom_eq_type(got, want)
     if stranger is not None:
         raise Wrong(expected=f"{what} = {want!r}", seen=f"an object of {stranger.__name__}")
     if got != want:

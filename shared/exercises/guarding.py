@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from shared.exercises.comparing import same_values
-from shared.exercises.seeds import seed_is_foreign
+from shared.exercises.seeds import seed_was_set_by_answer
 from shared.exercises.wrong import Wrong
 
 T = TypeVar("T")
 
 
 @contextlib.contextmanager
-def kept_switches(*, seeding: bool = False) -> Generator[Callable[[], Wrong | None]]:
+def preserve_global_state(*, seeding: bool = False) -> Generator[Callable[[], Wrong | None]]:
     """Put gradient mode, default dtype and number of threads back afterwards.
 
     Yields a function that says, as a `Wrong`, which of them, or the global seed, is not what it
@@ -42,7 +42,7 @@ def call_guarded(act: Callable[..., T], *args: Any) -> T:
 
     Raises `Wrong` for a switch that it leaves changed.
     """
-    with kept_switches(seeding=True) as changed:
+    with preserve_global_state(seeding=True) as changed:
         result = act(*args)
         if (wrong := changed()) is not None:
             raise wrong
@@ -72,7 +72,7 @@ def _changed_switch(grad: bool, dtype: torch.dtype, threads: int, seed: int) -> 
             expected=f"{threads}, as before",
             seen=f"{torch.get_num_threads()}",
         )
-    if seed_is_foreign(seed):
+    if seed_was_set_by_answer(seed):
         return Wrong(
             "the global seed is set: whoever calls this draws the same numbers every time",
             expected="torch's global generator on the seed of the caller",

@@ -71,7 +71,7 @@ def put_mine_in_place(number: str, names: dict[str, Any], *, mine: bool) -> dict
     otherwise = "reference" if (ROOT / "solutions").is_dir() else "open"
     if mine or otherwise == "open":
         path = lesson_folder(number) / "lesson.ipynb"
-        _run_cells(number)
+        run_cells(number)
         for id, each in checks.items():
             # What the cell defined, whatever the mode put in its place: mine means mine.
             answer = notebook.defined[id].own if id in notebook.defined else None
@@ -86,7 +86,11 @@ def put_mine_in_place(number: str, names: dict[str, Any], *, mine: bool) -> dict
     return {id: "mine" if name in own else otherwise for id, name in named.items()}
 
 
-def _run_cells(number: str) -> None:
+def run_cells(number: str) -> None:
+    """Run the setup and exercise cells of a lesson's notebook: `notebook.defined` then has them.
+
+    Raises InputError when one of them does not run.
+    """
     path = lesson_folder(number) / "lesson.ipynb"
     cells = read_cells(path)
     module = new_module(number)

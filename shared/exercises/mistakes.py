@@ -43,13 +43,13 @@ def mistakes_in(module: ModuleType) -> list[Mistake]:
 
 def known_mistakes(number: str) -> list[Mistake]:
     """A lesson's wrong answers, from solutions/mistakes."""
-    name = f"solutions.mistakes.lesson{lesson_folder(number).name}"
+    name = f"solutions.mistakes.{lesson_folder(number).name}"
     return mistakes_in(importlib.import_module(name))
 
 
 def known_alternatives(number: str) -> dict[str, list[Any]]:
     """A lesson's right answers in another style by exercise, from solutions/alternatives."""
-    name = f"solutions.alternatives.lesson{lesson_folder(number).name}"
+    name = f"solutions.alternatives.{lesson_folder(number).name}"
     if importlib.util.find_spec(name) is None:
         return {}
     return importlib.import_module(name).ALTERNATIVES

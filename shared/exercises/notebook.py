@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from shared.errors import InputError
+from shared.exercises.borrowing import borrowed
 from shared.exercises.checks import ExerciseChecks
 from shared.exercises.lessons import ROOT, lesson_folder, load_checks, solution_module
 from shared.exercises.stubs import is_stub, signature_difference
@@ -55,6 +56,7 @@ class Result:
     checks: ExerciseChecks
     outcome: str
     fault: Fault | None = None
+    note: str = ""  # beside a right answer: that it is the course's own
 
     def words(self) -> str:
         """What a learner reads about it."""
@@ -63,7 +65,8 @@ class Result:
             return f"{title}: not solved yet; {_what_stands_in()}"
         if self.fault is None:
             count = len(self.checks.checks)
-            return f"{title}: right ({count} check{'s' * (count > 1)} passed)"
+            right = f"{title}: right ({count} check{'s' * (count > 1)} passed)"
+            return f"{right}\nnote: {self.note}" if self.note else right
         fault = self.fault
         before = f"{fault.passed} of {fault.total} checks passed before it"
         head = f"{title}: not right yet, at the check of {fault.title} ({before})"
@@ -106,7 +109,7 @@ def exercise(id: str) -> Callable[[T], T]:
             if difference := signature_difference(own, bound):
                 raise SignatureDiffers(f"{id}: {difference}")
         elif is_stub(own):
-            bound = stand_in(id, own.__name__)
+            bound = substitute_reference(id, own.__name__)
         defined[id] = Exercise(id, own, bound, solved=bound is own or solution_mode())
         return bound
 
@@ -122,7 +125,7 @@ def _reference(id: str, name: str) -> Any:
     return getattr(module, name)
 
 
-def stand_in(id: str, name: str) -> Any:
+def substitute_reference(id: str, name: str) -> Any:
     """Return the reference, or without solutions/ what raises `NotSolved` when it is called."""
     reference = _reference(id, name)
     if reference is not None:
@@ -143,11 +146,12 @@ def judge(id: str, candidate: Any) -> Result:
     if checks is None:
         raise ValueError(f"there is no exercise {id!r} in {lesson_folder(id).name}/checks.py")
     state = defined.get(id)
-    stand_in = state is not None and not state.solved and candidate is state.bound
-    if stand_in or is_stub(candidate):
+    is_reference = state is not None and not state.solved and candidate is state.bound
+    if is_reference or is_stub(candidate):
         return Result(checks, "open")
     fault = checks.first_fault(candidate)
-    return Result(checks, "right" if fault is None else "wrong", fault)
+    note = "" if fault is not None or solution_mode() else borrowed(candidate, checks.name)
+    return Result(checks, "right" if fault is None else "wrong", fault, note)
 
 
 def check(id: str, candidate: Any) -> None:

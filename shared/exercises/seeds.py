@@ -55,7 +55,7 @@ def seed_all(seed: int) -> None:
         numpy.random.seed(seed % 2**32)
 
 
-def seed_is_foreign(seed_before: int) -> bool:
+def seed_was_set_by_answer(seed_before: int) -> bool:
     """Whether torch's global generator has been seeded by anybody but this check."""
     return torch.initial_seed() not in {seed_before, *_chosen}
 

@@ -35,7 +35,7 @@ from shared.exercises.answers import (
 )
 from shared.exercises.checks import ExerciseChecks
 from shared.exercises.lessons import lesson_folder, load_checks, solution_module
-from shared.exercises.standing import Outcome, Standing
+from shared.exercises.status import ExerciseStatus, Outcome
 from shared.exercises.wrong import Fault
 from shared.ranks.failures import own_line
 
@@ -46,7 +46,7 @@ class _TimeUp(BaseException):
     """The time limit; no `except Exception` of an answer catches it."""
 
 
-def standings(number: str, seconds: float) -> Iterator[Standing]:
+def statuses(number: str, seconds: float) -> Iterator[ExerciseStatus]:
     """Judge a lesson's exercises one after the other, each for `seconds` at most.
 
     Raises InputError when the notebook cannot be read or its setup cell does not run.
@@ -80,23 +80,23 @@ class _Judge:
     def too_late(self) -> str:
         return f"no result after {self.seconds:g} s"
 
-    def next(self, checks: ExerciseChecks) -> Standing:
+    def next(self, checks: ExerciseChecks) -> ExerciseStatus:
         """Judge an exercise in a process of its own, then define it here for those that follow."""
         source = self.cells.exercises.get(checks.id)
         if source is None:
-            standing = _standing(checks, Outcome.OPEN, problem="the notebook has no cell for it")
+            status = _status(checks, Outcome.OPEN, problem="the notebook has no cell for it")
         else:
-            standing = self._judged_apart(checks, source)
-        vars(self.module)[checks.name] = notebook.stand_in(checks.id, checks.name)
-        if source is not None and standing.outcome not in (Outcome.BROKEN, Outcome.STOPPED):
+            status = self._judged_in_a_fork(checks, source)
+        vars(self.module)[checks.name] = notebook.substitute_reference(checks.id, checks.name)
+        if source is not None and status.outcome not in (Outcome.BROKEN, Outcome.STOPPED):
             with contextlib.suppress(Exception):  # it ran there, and may not run twice
                 self.run_cell(checks.id, source)
-        return standing
+        return status
 
     def run_cell(self, label: str, source: str) -> None:
         run_cell(source, f"{self.path.parent.name}/{self.path.name} {label}", self.module)
 
-    def _judged_apart(self, checks: ExerciseChecks, source: str) -> Standing:
+    def _judged_in_a_fork(self, checks: ExerciseChecks, source: str) -> ExerciseStatus:
         context = multiprocessing.get_context("fork")
         receiver, sender = context.Pipe(duplex=False)
         process = context.Process(target=self._send, args=(sender, checks, source))
@@ -117,7 +117,7 @@ class _Judge:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid or 0, signal.SIGKILL)  # the ranks that it started
             process.join()
-        return _standing(checks, Outcome.STOPPED, problem=problem)
+        return _status(checks, Outcome.STOPPED, problem=problem)
 
     def _send(self, pipe: Connection, checks: ExerciseChecks, source: str) -> None:
         """Judge one exercise and send how it stands: all that the new process does."""
@@ -125,25 +125,25 @@ class _Judge:
         torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
         try:
             with _limited(self.seconds):
-                standing = self._judged(checks, source)
+                status = self._judged(checks, source)
         except _TimeUp:
             problem = self.too_late + own_line(traceback.format_exc())
-            standing = _standing(checks, Outcome.STOPPED, problem=problem)
-        pipe.send(standing)
+            status = _status(checks, Outcome.STOPPED, problem=problem)
+        pipe.send(status)
 
-    def _judged(self, checks: ExerciseChecks, source: str) -> Standing:
+    def _judged(self, checks: ExerciseChecks, source: str) -> ExerciseStatus:
         names = names_from_other_cells(checks.id, self.cells)
         elsewhere = f"another cell defines {', '.join(names)}: put it into this one" * bool(names)
         try:
             self.run_cell(checks.id, source)
             bound = notebook.defined[checks.id].bound
         except Exception as error:
-            return _standing(checks, Outcome.BROKEN, problem=elsewhere or _in_short(error))
+            return _status(checks, Outcome.BROKEN, problem=elsewhere or _in_short(error))
         result = notebook.judge(checks.id, bound)
         fault = result.fault
         if fault is not None and not fault.mistake:
             fault = replace(fault, mistake=elsewhere)
-        return _standing(checks, Outcome(result.outcome), fault=fault)
+        return _status(checks, Outcome(result.outcome), fault=fault)
 
 
 @contextlib.contextmanager
@@ -162,10 +162,10 @@ def _limited(seconds: float) -> Generator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _standing(
+def _status(
     checks: ExerciseChecks, outcome: Outcome, *, fault: Fault | None = None, problem: str = ""
-) -> Standing:
-    return Standing(checks.id, checks.name, checks.difficulty, outcome, fault, problem)
+) -> ExerciseStatus:
+    return ExerciseStatus(checks.id, checks.name, checks.difficulty, outcome, fault, problem)
 
 
 def _ending(status: int) -> str:
@@ -186,7 +186,7 @@ def _in_short(error: BaseException) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Write a lesson's standings to a file as they come; 2 when its notebook is of no use."""
+    """Write a lesson's statuses to a file as they come; 2 when its notebook is of no use."""
     number, path, seconds = arguments
     with Path(path).open("w", encoding="utf-8") as results:
 
@@ -195,8 +195,8 @@ def main(arguments: list[str]) -> int:
 
         write(exercises=[f"{each.id} {each.name}" for each in load_checks(number).values()])
         try:
-            for standing in standings(number, float(seconds)):
-                write(standing=standing.record())
+            for status in statuses(number, float(seconds)):
+                write(status=status.record())
         except InputError as error:
             write(error=str(error))
             return 2

@@ -40,7 +40,7 @@ def save_checkpoint(folder: Path, state: TrainingState, keep: int = 2) -> Path:
     named step_NNNNNNNN.pt with a lower step than this one (their times say nothing), the last
     `keep` - 1 stay, however many of a higher step there are. A file of another name, such as
     best.pt, stays; a .part file may go. None goes before the new one is there, and no rank returns
-    before that.
+    before that. Every rank returns the file's path.
 
     Raises InputError on every rank when rank 0 could not write; what was there before still is.
     """

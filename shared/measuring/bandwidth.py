@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shared.measuring.timing import fastest_seconds
+from shared.ranks import collectives
 
 
 @dataclass(frozen=True)
@@ -64,16 +65,14 @@ def slowest_rank_seconds(
 
 
 def all_gather(buffer: Tensor) -> Tensor:
-    """Return the buffer, part r as rank r has it: torch's own, by its newer or its older name."""
-    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    """Return the buffer, part r as rank r has it."""
     whole = torch.empty_like(buffer)
-    gather(whole, buffer.chunk(dist.get_world_size())[dist.get_rank()])
+    collectives.all_gather(whole, buffer.chunk(dist.get_world_size())[dist.get_rank()]).wait()
     return whole
 
 
 def reduce_scatter(buffer: Tensor) -> Tensor:
-    """Return this rank's part of the sum: torch's own, by its newer or its older name."""
-    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    """Return this rank's part of the sum."""
     part = torch.empty_like(buffer.chunk(dist.get_world_size())[dist.get_rank()])
-    scatter(part, buffer)
+    collectives.reduce_scatter(part, buffer).wait()
     return part

@@ -1,6 +1,7 @@
 """Bytes of all tensors that are alive, counted over storages while a program runs."""
 
 import contextlib
+import gc
 import threading
 import time
 from collections.abc import Generator, Iterable
@@ -9,11 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 CRUMB = 16  # bytes; smaller storages (step counts, losses) are not counted
+MODEL_CRUMB = 1024  # bytes; for models: smaller storages are inputs, losses, step counts
 SETTLE = 0.005  # seconds
 TASKS = Path("/proc/self/task")  # Linux: a folder for each thread
 
@@ -34,6 +37,8 @@ class LiveBytes:
     def add(self, tensors: Iterable[Tensor]) -> None:
         """Count these from now on."""
         for each in tensors:
+            if each.device.type == "meta":  # has a size, and no memory
+                continue
             storage = each.untyped_storage()
             known = self._known.get(storage._cdata)
             if known is None or known[0].expired():
@@ -109,3 +114,12 @@ class _Watch(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         self.live.add(x for x in tree_leaves(result) if type(x) is Tensor)
         return result
+
+
+def live_storages() -> list[torch.UntypedStorage]:
+    """The storages of all tensors that Python can reach, gradients included."""
+    gc.collect()
+    tensors = [x for x in gc.get_objects() if issubclass(type(x), Tensor)]
+    tensors += [x.grad for x in tensors if x.is_leaf and x.grad is not None]
+    real = (x for x in tensors if x.device.type != "meta" and not isinstance(x, FakeTensor))
+    return [x.untyped_storage() for x in real]

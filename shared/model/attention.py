@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from shared.errors import InputError
 
 Rotation = Callable[[Tensor, Tensor], Tensor]
+Kernel = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool], Tensor]  # q, k, v, mask, causal
 
 
 def scaled_dot_product_attention(
@@ -85,7 +86,8 @@ class MultiHeadAttention(nn.Module):
     fused=True computes the same through `F.scaled_dot_product_attention`, which does not keep
     the T x S weights. `keep_weights = True` stores the weights of the last call in `weights`
     (by hand, whatever `fused` says), for maps. `rotate`, when set, is applied to queries and keys
-    with their positions (rotary encoding; the language models set it).
+    with their positions (rotary encoding; the language models set it). `kernel`, when set, takes
+    the place of what attends in the heads (lesson 17 sets one that asks other ranks).
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class MultiHeadAttention(nn.Module):
         self.w_v = nn.Linear(d_model, d_model)
         self.w_o = nn.Linear(d_model, d_model)
         self.rotate: Rotation | None = None
+        self.kernel: Kernel | None = None
         self.keep_weights = False
         self.weights: Tensor | None = None
 
@@ -144,6 +147,7 @@ class MultiHeadAttention(nn.Module):
             q = self.rotate(q, positions[num_keys - num_queries :])
             k = self.rotate(k, positions)
         heads = self._fused if self.fused and not self.keep_weights else self._by_hand
+        heads = self.kernel or heads
         return self.w_o(combine_heads(heads(q, k, v, mask, causal)))
 
     def _by_hand(

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -21,8 +22,8 @@ from shared.pipeline.schedules import (
     one_f_one_b_schedule,
 )
 from shared.pipeline.stages import (
+    Activations,
     Block,
-    Carry,
     DecoderBlock,
     EncoderBlock,
     Part,
@@ -31,6 +32,7 @@ from shared.pipeline.stages import (
     split_stages,
 )
 from shared.planner.specs import stage_layers
+from shared.tensor_parallel.marks import mark_tied_copy
 from shared.tensor_parallel.models import parallel_model
 
 Model = LanguageModel | Transformer
@@ -45,13 +47,14 @@ class Recomputed(Part):
         super().__init__(part.shapes)
         self.part = part
 
-    def forward(self, carry: Carry, batch: Any) -> Carry:
+    def forward(self, activations: Activations, batch: Any) -> Activations:
         """The part's own forward; backward begins with another one, messages of tp included."""
 
-        def again(*carry: Tensor) -> Carry:  # checkpoint saves tensors that are arguments
-            return self.part(carry, batch)
+        # checkpoint() keeps the tensors among its arguments alone: give them one by one
+        def again(*activations: Tensor) -> Activations:
+            return self.part(activations, batch)
 
-        return checkpoint(again, *carry, use_reentrant=False)
+        return checkpoint(again, *activations, use_reentrant=False)
 
 
 def is_block(part: nn.Module) -> bool:
@@ -100,12 +103,18 @@ def check_widths(model: Model, tp: int) -> None:
 
 
 def cut_model(
-    model: Model, mesh: Mesh3D, cuts: Sequence[range], *, recompute: bool, sequence_parallel: bool
+    model: Model,
+    mesh: Mesh3D,
+    cuts: Sequence[range],
+    *,
+    recompute: bool,
+    sequence_parallel: bool,
+    cast: torch.autocast | None = None,
 ) -> Pipeline:
     """This rank's part of rank 0's model: a part of each layer of its own stages.
 
-    The model is used up: what this rank does not have of it is freed. A weight that several stages
-    have is marked with `tied_copy` on all of their ranks but the first's.
+    What this rank does not have of the model is freed: do not use it afterwards. A weight that
+    several stages have is marked as a tied copy on all of their ranks but the first's.
     """
     tensors = [x.detach() for x in (*model.parameters(), *model.buffers())]
     for work in [dist.broadcast(x, 0, async_op=True) for x in tensors]:  # one wait, not one each
@@ -113,14 +122,17 @@ def cut_model(
         work.wait()
     parallel_model(model, mesh.tp.group, sequence_parallel)
     parts = parts_of(model)
-    for part in parts if sequence_parallel else ():
+    for part in parts if sequence_parallel else ():  # what travels between stages is shorter too
         part.shapes = partial(_in_parts, part.shapes, mesh.tp.size)
+    if cast is not None:
+        for part in parts:
+            part.forward = cast(part.forward)
     if recompute:
         parts = [Recomputed(part) if is_block(part) else part for part in parts]
-    pipeline = Pipeline(parts, cuts, mesh.pp.ranks, beside=mesh.groups["pp"])
+    pipeline = Pipeline(parts, cuts, mesh.pp.ranks, sibling_pipelines=mesh.groups["pp"])
     for parameter, group in pipeline.tied.items():
         if dist.get_rank(group) > 0:
-            parameter.tied_copy = True  # ty: ignore[missing-attribute]
+            mark_tied_copy(parameter)
     _free_others(model, pipeline)
     return pipeline
 

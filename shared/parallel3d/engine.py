@@ -1,8 +1,6 @@
 """Training on a mesh of three axes: each part of a model on its own rank, and what they send."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -10,41 +8,38 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from shared.data.rows import Rows, Targets, inputs_and_targets, own_rows, padded
 from shared.ddp.averaging import sum_flat
 from shared.errors import InputError
-from shared.parallel3d.batches import Losses, Rows, own_rows, padded
 from shared.parallel3d.cutting import Model, check_widths, cut_model, cut_stages, make_table
 from shared.parallel3d.mesh import Mesh3D
-from shared.parallel3d.norm import norm_of_pieces, scale_to
-from shared.parallel3d.replicas import Copies, Replicas
-from shared.parallel3d.sharing import make_replicas_in_parts
+from shared.parallel3d.norm import norm_of_pieces
+from shared.parallel3d.replicas import Replicas, ReplicatedWeights
+from shared.parallel3d.sharded_replicas import make_sharded_replicas
+from shared.sharding.clipping import scale_to
+from shared.sharding.stages import BUCKET_SIZE
+from shared.tensor_parallel.marks import cut_dim, is_partial
 from shared.tensor_parallel.models import named_tensors, uncut
-from shared.zero.stages import BUCKET_SIZE
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What a step saw: the mean loss of the global batch, and the gradient's norm if it clipped."""
-
-    loss: float
-    norm: float | None = None
+from shared.tensor_parallel.vocabulary import vocab_parallel_cross_entropy
 
 
 class Parallel3D:
     """A language model or Transformer, trained on the mesh as by one process.
 
     Args:
-        model: the same on every rank in its sizes; rank 0's numbers count. It is used up.
+        model: the same on every rank in its sizes; rank 0's numbers count. Its
+            parameters are freed: do not use it afterwards.
         mesh: what `make_groups` has made.
         optimizer_class: torch.optim.AdamW, and its settings as keywords.
         num_micro_batches: those of one replica in a step.
         schedule: "gpipe", "1f1b" or "interleaved", the last with `chunks` stages a rank.
-        zero: what the replicas share out: 0 nothing, 1 the optimizer's states, 2 gradients as
-            well, 3 parameters as well. `Copies`, `SharedStates` and `SharedParameters` say what a
-            rank keeps.
+        zero: what is sharded over the replicas: 0 nothing, 1 the optimizer's states, 2 gradients
+            as well, 3 parameters as well. `ReplicatedWeights`, `ShardedStates` and
+            `ShardedParameters` say what a rank keeps.
         checkpoint: a layer keeps its input alone, and is computed again in backward.
         sequence_parallel: what lies between the layers' cut parts is cut along the sequence.
             Each rank of tp then sends its part from stage to stage, without it the whole vectors.
+        cast: what the model's parts run in, also where they are computed again.
         bucket_size: elements that travel at once under ZeRO 1 and 2.
         costs: those of the model's parts (`parts_of`), by which it is cut into stages; without
             them the layers are shared out as evenly as can be (`stage_layers` of the planner).
@@ -52,6 +47,8 @@ class Parallel3D:
     Dropout: seed each replica and stage for itself, and the ranks of tp alike. Raises InputError,
     before the model is changed, where the mesh does not fit the model or the schedule.
     """
+
+    share = (0, 1)  # every rank is given a whole batch, of which its replica takes its own rows
 
     def __init__(
         self,
@@ -65,6 +62,7 @@ class Parallel3D:
         zero: int = 0,
         checkpoint: bool = False,
         sequence_parallel: bool = False,
+        cast: torch.autocast | None = None,
         costs: Sequence[float] | None = None,
         bucket_size: int = BUCKET_SIZE,
         **settings: Any,
@@ -77,41 +75,50 @@ class Parallel3D:
             raise InputError(f"zero must be a stage of ZeRO, 0 to 3, got {zero}")
         self.pad_id, self.sequence_parallel = model.config.pad_id, sequence_parallel
         self.pipeline = cut_model(
-            model, mesh, self.cuts, recompute=checkpoint, sequence_parallel=sequence_parallel
+            model,
+            mesh,
+            self.cuts,
+            recompute=checkpoint,
+            sequence_parallel=sequence_parallel,
+            cast=cast,
         )
         self.names = _names(model, self.pipeline)
         given = (self.pipeline, mesh.dp, optimizer_class)
         if zero == 0:
-            self.replicas: Replicas = Copies(*given, **settings)
+            self.replicas: Replicas = ReplicatedWeights(*given, **settings)
         else:
-            self.replicas = make_replicas_in_parts(zero, *given, bucket_size, **settings)
+            self.replicas = make_sharded_replicas(zero, *given, bucket_size, **settings)
+
+    @property
+    def model(self) -> nn.Module:
+        """This rank's stages."""
+        return self.pipeline
 
     @property
     def optimizer(self) -> Optimizer:
         """What `set_learning_rate` sets."""
         return self.replicas.optimizer
 
-    def train_step(self, batch: Rows, max_norm: float | None = None) -> Trained:
-        """Train on a global batch, the same on every rank, of which this replica takes its rows.
+    def forward_backward(self, batch: Rows, num_tokens: int | None = None) -> Tensor:
+        """Forward and backward of this replica's rows of a global batch, the same on every rank.
 
-        Returns the same on every rank. Raises InputError for fewer rows than micro-batches.
+        Returns the loss of the global batch, the same on every rank. Raises InputError for fewer
+        rows than micro-batches.
         """
-        self.optimizer.zero_grad()
-        loss = self.forward_backward(batch)
-        self.average_gradients()
-        norm = None if max_norm is None else self.clip(max_norm).item()
-        self.optimizer.step()
-        return Trained(loss.item(), norm)
-
-    def forward_backward(self, batch: Rows) -> Tensor:
-        """Forward and backward of this replica's rows. Returns the loss of the global batch."""
-        num_tokens, dp = batch.num_tokens, self.mesh.dp
+        dp, tp = self.mesh.dp, self.mesh.tp.group
+        num_tokens = batch.num_tokens if num_tokens is None else num_tokens
         if self.sequence_parallel:
             batch = padded(batch, self.mesh.tp.size, self.pad_id)
         pieces = own_rows(batch, dp.index, dp.size, self.num_micro_batches)
-        losses = Losses(pieces, num_tokens, dp.size, self.pad_id)
-        of_part = partial(losses.part, tp=self.mesh.tp.group)
-        parts = self.pipeline.train_step(self.table, losses.inputs, of_part)
+        inputs, targets = inputs_and_targets(pieces, self.pad_id)
+        # The replicas' gradients are averaged afterwards, and their parts are to be summed.
+        scale = dp.size / max(num_tokens, 1)
+
+        def loss(logits: Tensor, targets: Targets) -> Tensor:
+            losses = vocab_parallel_cross_entropy(logits, targets.tokens, tp, targets.ignored)
+            return losses.sum() * scale
+
+        parts = self.pipeline.train_step(self.table, inputs, loss, targets)
         like = next(self.pipeline.parameters())
         total = like.new_zeros((), dtype=torch.promote_types(like.dtype, torch.float32))
         for part in parts:
@@ -119,6 +126,10 @@ class Parallel3D:
         for axis in (self.mesh.pp, dp):  # the last stage alone has a loss
             dist.all_reduce(total, group=axis.group)
         return total
+
+    def global_loss(self, part: Tensor) -> Tensor:
+        """What forward_backward() returns is that already."""
+        return part
 
     def average_gradients(self) -> None:
         """Let the gradients be those of the global batch. Call it between backward and step."""
@@ -128,7 +139,7 @@ class Parallel3D:
     def _sum_over_positions(self) -> None:
         """Under sequence parallelism: add what each rank of tp knows of its own positions."""
         pieces = self.replicas.pieces()
-        own = [grad for p, grad in pieces if getattr(p, "partial_gradient", False)]
+        own = [grad for p, grad in pieces if is_partial(p)]
         sum_flat(own, self.mesh.tp.group)
 
     def clip(self, max_norm: float) -> Tensor:
@@ -151,7 +162,7 @@ class Parallel3D:
         for name, tensor in self.names.items():
             value = pieces.get(tensor) if isinstance(tensor, nn.Parameter) else tensor
             if value is not None and (key is None or isinstance(tensor, nn.Parameter)):
-                value = uncut(value, getattr(tensor, "cut_dim", None), self.mesh.tp.group)
+                value = uncut(value, cut_dim(tensor), self.mesh.tp.group)
                 own[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
         found: list[Any] = [None] * self.mesh.pp.size
         dist.all_gather_object(found, own, group=self.mesh.pp.group)

@@ -7,14 +7,16 @@ import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from shared.errors import InputError
+from shared.sharding.clipping import scale_to, square_of
+from shared.tensor_parallel.marks import cut_dim, is_tied_copy
 
-Group = dist.ProcessGroup | None
-EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
+# Of an axis of the mesh. Unlike a collective's `group`, where None is the world, None is an axis
+# that is not there: nothing is sent along it.
+AxisGroup = dist.ProcessGroup | None
 
 
 def gradient_norm(
-    parameters: Iterable[nn.Parameter], tp: Group = None, pp: Group = None
+    parameters: Iterable[nn.Parameter], tp: AxisGroup = None, pp: AxisGroup = None
 ) -> Float[Tensor, ""]:
     """Return the 2-norm of the whole model's gradient, in float32, the same on every rank.
 
@@ -30,7 +32,7 @@ def gradient_norm(
 
 
 def clip_gradients(
-    parameters: Iterable[nn.Parameter], max_norm: float, tp: Group = None, pp: Group = None
+    parameters: Iterable[nn.Parameter], max_norm: float, tp: AxisGroup = None, pp: AxisGroup = None
 ) -> Float[Tensor, ""]:
     """Scale the gradients, in place, so that the whole model's norm is max_norm at the most.
 
@@ -48,7 +50,7 @@ def clip_gradients(
 Pieces = Sequence[tuple[nn.Parameter, Tensor]]  # a parameter, and a piece of its gradient
 
 
-def norm_of_pieces(pieces: Pieces, *groups: Group) -> Float[Tensor, ""]:
+def norm_of_pieces(pieces: Pieces, *groups: AxisGroup) -> Float[Tensor, ""]:
     """The norm of all ranks' pieces together; the first group is that of tensor parallelism.
 
     Copies count with a share on each rank of the first group, so that all ranks add the same
@@ -59,30 +61,16 @@ def norm_of_pieces(pieces: Pieces, *groups: Group) -> Float[Tensor, ""]:
     device = next((gradient.device for _, gradient in pieces), _device(groups))
     total = torch.zeros((), device=device)
     for parameter, gradient in pieces:
-        if not getattr(parameter, "tied_copy", False):
-            wide = torch.promote_types(gradient.dtype, torch.float32)
-            square = torch.linalg.vector_norm(gradient.detach(), dtype=wide).square()
-            total += square if hasattr(parameter, "cut_dim") else square * share
+        if not is_tied_copy(parameter):
+            square = square_of(gradient)
+            total += square if cut_dim(parameter) is not None else square * share
     for group in groups:
         if group is not None and dist.get_world_size(group) > 1:
             dist.all_reduce(total, group=group)
     return total.sqrt()
 
 
-def _device(groups: Iterable[Group]) -> torch.device:
+def _device(groups: Iterable[AxisGroup]) -> torch.device:
     """Where a number has to be to be sent, on a rank that has no gradient."""
     nccl = any(group is not None and dist.get_backend(group) == "nccl" for group in groups)
     return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
-
-
-@torch.no_grad()
-def scale_to(gradients: Iterable[Tensor], norm: Tensor, max_norm: float) -> None:
-    """Scale gradients of this norm in place, to max_norm at the most.
-
-    Raises InputError for a max_norm below 0.
-    """
-    if not max_norm >= 0:
-        raise InputError(f"max_norm must be 0 or more, got {max_norm}")
-    factor = (max_norm / (norm + EPSILON)).clamp(max=1.0)
-    for gradient in gradients:
-        gradient.mul_(factor)

@@ -35,7 +35,7 @@ class Replicas(Protocol):
         ...
 
 
-class Copies:
+class ReplicatedWeights:
     """Stage 0: each replica has all weights, gradients and optimizer states of its part.
 
     A rank keeps its parameters, from the first backward to zero_grad a gradient for each, and the

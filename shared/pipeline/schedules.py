@@ -110,7 +110,7 @@ def _alternating(forwards: Order, backwards: Order, warmup: int) -> Order:
 def timetable(orders: Sequence[Order]) -> Table:
     """Give every rank's work, in its order, the earliest slots in which its inputs are there.
 
-    A forward needs the stage before it, a backward the stage behind it and its own forward, each
+    A forward needs the stage before it, a backward the next stage and its own forward, each
     in an earlier slot. Raises InputError for orders that end in a deadlock; it names who waits.
     """
     stages = 1 + max((cell.stage for order in orders for cell in order), default=0)
@@ -121,7 +121,7 @@ def timetable(orders: Sequence[Order]) -> Table:
         now = []
         for rank, order in enumerate(orders):
             cell = order[places[rank]] if places[rank] < len(order) else None
-            ready = cell is not None and done.issuperset(needs(cell, stages))
+            ready = cell is not None and done.issuperset(prerequisites(cell, stages))
             table[rank].append(cell if ready else None)
             now += [cell] if ready else []
             places[rank] += ready
@@ -136,13 +136,13 @@ def timetable(orders: Sequence[Order]) -> Table:
     return table
 
 
-def needs(cell: Cell, num_stages: int) -> set[Cell]:
-    """What must be over before this work can begin."""
+def prerequisites(cell: Cell, num_stages: int) -> set[Cell]:
+    """The work that must be done before this work can begin."""
     kind, micro_batch, stage = cell
     if kind == "F":
         return {Cell("F", micro_batch, stage - 1)} if stage else set()
-    behind = {Cell("B", micro_batch, stage + 1)} if stage + 1 < num_stages else set()
-    return behind | {Cell("F", micro_batch, stage)}
+    next_stage = {Cell("B", micro_batch, stage + 1)} if stage + 1 < num_stages else set()
+    return next_stage | {Cell("F", micro_batch, stage)}
 
 
 def idle_share(table: Table) -> float:
@@ -159,15 +159,40 @@ def bubble(num_ranks: int, num_micro_batches: int, num_chunks: int = 1) -> float
     return (num_ranks - 1) / (num_chunks * num_micro_batches + num_ranks - 1)
 
 
-def most_alive(table: Table, stage: int) -> int:
-    """The most micro-batches whose activations a stage keeps at one time."""
-    alive = most = 0
+def peak_in_flight(table: Table, stage: int) -> int:
+    """The most micro-batches of which a stage keeps the activations at one time."""
+    in_flight = peak = 0
     for column in zip(*table, strict=True):
         for cell in column:
             if cell is not None and cell.stage == stage:
-                alive += 1 if cell.kind == "F" else -1
-        most = max(most, alive)
-    return most
+                in_flight += 1 if cell.kind == "F" else -1
+        peak = max(peak, in_flight)
+    return peak
+
+
+def check_table(table: Table, num_ranks: int, num_stages: int, num_micro_batches: int) -> None:
+    """Raise InputError, with both numbers, for a table of other ranks, stages or micro-batches."""
+    if len(table) != num_ranks:
+        raise InputError(
+            f"a table of {len(table)} rows for a pipeline of {num_ranks} ranks: "
+            f"make the schedule of {num_ranks}"
+        )
+    places = [(row, cell) for row, cells in enumerate(table) for cell in cells if cell]
+    stages = len({cell.stage for _, cell in places})
+    if stages != num_stages:
+        raise InputError(f"a table of {stages} stages for a pipeline of {num_stages}")
+    for row, cell in places:
+        if cell.stage % num_ranks != row:
+            raise InputError(
+                f"the table has stage {cell.stage} in row {row}, and this pipeline has it on "
+                f"its rank {cell.stage % num_ranks}"
+            )
+    known = {cell.micro_batch for _, cell in places}
+    if known != set(range(num_micro_batches)):
+        raise InputError(
+            f"a table of {len(known)} micro-batches for {num_micro_batches}: "
+            f"make the schedule of {num_micro_batches}"
+        )
 
 
 def _check(num_stages: int, num_micro_batches: int) -> None:

@@ -1,4 +1,4 @@
-"""A model as parts that stand one behind the other, and the cut of these into stages."""
+"""A model as a list of parts, and how it is cut into stages."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from shared.model.attention import padding_mask
 from shared.model.language_model import LanguageModel
 from shared.model.transformer import Transformer, embed
 
-Carry = tuple[Tensor, ...]  # what travels from one part to the next, and between stages
+Activations = tuple[Tensor, ...]  # what a part hands to the next, and a stage sends to the next
 
 
 class Tokens(Protocol):
@@ -44,19 +44,19 @@ def memory_and_target(d_model: int, batch: Tokens) -> list[tuple[int, ...]]:
 
 
 class Part(nn.Module):
-    """One piece of a model: what came from the part before it, and the batch, to what goes on.
+    """One piece of a model: computes its output from that of the previous part and from the batch.
 
-    Every rank has the tokens of a batch, so that only vectors travel. `shapes(batch)` are those
-    of what the part gives on, which the next stage has to know before it comes; it does not hold
-    the part, which may live on another rank.
+    Every rank has the tokens of a batch, so that only vectors travel. `shapes(batch)` are the
+    shapes of the part's output, which the next stage has to know before it receives. It must not
+    refer to the part itself: the next stage may be on a different rank, which frees the part.
     """
 
     def __init__(self, shapes: Shapes) -> None:
         super().__init__()
         self.shapes = shapes
 
-    def forward(self, carry: Carry, batch: Any) -> Carry:
-        """What the next part gets."""
+    def forward(self, activations: Activations, batch: Any) -> Activations:
+        """The input of the next part."""
         raise NotImplementedError
 
 
@@ -67,8 +67,8 @@ class EmbedTokens(Part):
         super().__init__(partial(one_tensor, model.config.d_model))
         self.config, self.embedding, self.positions = model.config, model.embedding, model.positions
 
-    def forward(self, carry: Carry, batch: Tensor) -> Carry:
-        """The tokens' vectors, and nothing of a part before."""
+    def forward(self, activations: Activations, batch: Tensor) -> Activations:
+        """The tokens' vectors; the first part has no input."""
         return (embed(batch, self.embedding, self.positions, self.config),)
 
 
@@ -79,21 +79,21 @@ class Block(Part):
         super().__init__(partial(one_tensor, d_model))
         self.layer = layer
 
-    def forward(self, carry: Carry, batch: Tensor) -> Carry:
-        """The layer on the one tensor that came."""
-        return (self.layer(carry[0], causal=True),)
+    def forward(self, activations: Activations, batch: Tensor) -> Activations:
+        """The layer on its one input."""
+        return (self.layer(activations[0], causal=True),)
 
 
 class Head(Part):
-    """Norm and output matrix: vectors to logits. The last part, which sends nothing on."""
+    """Norm and output matrix: vectors to logits. The last part: it sends nothing."""
 
     def __init__(self, norm: nn.Module, output: nn.Module) -> None:
         super().__init__(lambda _: [])
         self.norm, self.output = norm, output
 
-    def forward(self, carry: Carry, batch: Any) -> Carry:
-        """The logits, of the last tensor that came."""
-        return (self.output(self.norm(carry[-1])),)
+    def forward(self, activations: Activations, batch: Any) -> Activations:
+        """The logits, from the last tensor of its input."""
+        return (self.output(self.norm(activations[-1])),)
 
 
 class EmbedSource(Part):
@@ -104,7 +104,7 @@ class EmbedSource(Part):
         self.config = model.config
         self.embedding, self.positions = model.src_embedding, model.src_positions
 
-    def forward(self, carry: Carry, batch: Tokens) -> Carry:
+    def forward(self, activations: Activations, batch: Tokens) -> Activations:
         """The source's vectors."""
         return (embed(batch.src, self.embedding, self.positions, self.config),)
 
@@ -116,9 +116,9 @@ class EncoderBlock(Part):
         super().__init__(partial(source_alone, model.config.d_model))
         self.config, self.layer = model.config, model.encoder_layers[number]
 
-    def forward(self, carry: Carry, batch: Tokens) -> Carry:
+    def forward(self, activations: Activations, batch: Tokens) -> Activations:
         """The layer on the source's vectors."""
-        return (self.layer(carry[0], padding_mask(batch.src, self.config.pad_id)),)
+        return (self.layer(activations[0], padding_mask(batch.src, self.config.pad_id)),)
 
 
 class EmbedTarget(Part):
@@ -129,22 +129,22 @@ class EmbedTarget(Part):
         self.config, self.norm = model.config, model.encoder_norm
         self.embedding, self.positions = model.tgt_embedding, model.tgt_positions
 
-    def forward(self, carry: Carry, batch: Tokens) -> Carry:
-        """The memory and the target's vectors."""
+    def forward(self, activations: Activations, batch: Tokens) -> Activations:
+        """The encoder output and the target's vectors."""
         target = embed(batch.tgt_in, self.embedding, self.positions, self.config)
-        return self.norm(carry[0]), target
+        return self.norm(activations[0]), target
 
 
 class DecoderBlock(Part):
-    """One decoder layer; the memory goes on as it came."""
+    """One decoder layer; the encoder output is passed through unchanged."""
 
     def __init__(self, model: Transformer, number: int) -> None:
         super().__init__(partial(memory_and_target, model.config.d_model))
         self.config, self.layer = model.config, model.decoder_layers[number]
 
-    def forward(self, carry: Carry, batch: Tokens) -> Carry:
-        """The memory, and the layer on the target's vectors."""
-        memory, target = carry
+    def forward(self, activations: Activations, batch: Tokens) -> Activations:
+        """The encoder output, and the layer on the target's vectors."""
+        memory, target = activations
         return memory, self.layer(target, memory, padding_mask(batch.src, self.config.pad_id))
 
 
@@ -187,10 +187,10 @@ def split_stages(costs: Sequence[float], num_stages: int) -> list[range]:
     count = len(costs)
     slowest = [{i: (sum(costs[i:]), count) for i in range(count)}]
     for k in range(2, num_stages + 1):
-        behind = slowest[-1]
+        rest = slowest[-1]  # one stage fewer, over the parts from j on
         slowest.append(
             {
-                i: min((max(sum(costs[i:j]), behind[j][0]), j) for j in range(i + 1, count - k + 2))
+                i: min((max(sum(costs[i:j]), rest[j][0]), j) for j in range(i + 1, count - k + 2))
                 for i in range(count - k + 1)
             }
         )

@@ -1,9 +1,10 @@
 """What travels between stages: activations forwards, their gradients backwards."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -11,36 +12,65 @@ from torch import Tensor
 from torch.autograd import Function
 
 
-@dataclass
+@dataclass(eq=False)
 class Link:
     """The way to one neighbour: a group for activations, one for gradients, and what is sent.
 
     A group for each direction: what one sends then cannot stand behind what the other has not
-    received yet. Sending does not wait, and `pending` keeps what is not known to have left: with
-    gloo, all that was sent since the last finish().
+    received yet. Sending does not wait, and `pending` keeps what is not known to have left. gloo
+    says so of no message before somebody waits for it: an answer to it tells that it came, and
+    `let_go` drops it.
+
+    `received_at` is when the last message had come, by `clock`. Under NCCL a call comes back when
+    the transfer is queued: only with a clock that waits for the GPU is it an arrival.
     """
 
     peer: int
     activations: dist.ProcessGroup
     gradients: dist.ProcessGroup
     pending: list[tuple[dist.Work, Tensor]] = field(default_factory=list)
-    received_at: float = 0.0  # of time.perf_counter()
+    clock: Callable[[], float] = time.perf_counter
+    received_at: float = 0.0
+    sent: int = 0  # messages since the step began
+    received: int = 0
+    broken: bool = False  # a message could not be received: the neighbour is not there
+
+    def begin_step(self, clock: Callable[[], float]) -> None:
+        """Count the messages of a step from here on, and take times from its clock."""
+        self.clock, self.sent, self.received = clock, 0, 0
 
     def send(self, tensor: Tensor, group: dist.ProcessGroup) -> None:
-        """Start to send."""
+        """Start to send; the message is the last in `pending`."""
         tensor = tensor.contiguous()
         work = dist.isend(tensor, self.peer, group=group)
         assert work is not None, "this rank is in the group"
         self.pending = [each for each in self.pending if not each[0].is_completed()]
         self.pending.append((work, tensor))
+        self.sent += 1
 
     def receive(self, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
         """Fill the tensor with what comes; waits for it."""
         work = dist.irecv(tensor, self.peer, group=group)
         assert work is not None, "this rank is in the group"
-        work.wait()
-        self.received_at = time.perf_counter()
+        try:
+            work.wait()
+        except Exception:
+            self.broken = True
+            raise
+        self.received += 1
+        self.received_at = self.clock()
         return tensor
+
+    def let_go(self, works: Sequence[dist.Work | None]) -> None:
+        """Drop messages that have come, as an answer to them says, where they are still kept."""
+        for work, _ in self.pending:
+            if work in works:
+                work.wait()  # comes back at once; of gloo, a second wait() never would
+        self.pending = [(work, x) for work, x in self.pending if work not in works]
+
+    def keep_last(self, count: int) -> None:
+        """Let go all but the last `count` of the messages that were sent in this step."""
+        self.let_go([work for work, _ in self.pending[: max(len(self.pending) - count, 0)]])
 
     def finish(self) -> None:
         """Wait until all has left."""
@@ -53,15 +83,19 @@ class _Send(Function):
     @staticmethod
     def forward(ctx: Any, link: Link, *tensors: Tensor) -> Tensor:
         ctx.link, ctx.like = link, [(x.shape, x.dtype, x.device) for x in tensors]
+        ctx.sent = []
         for tensor in tensors:
             link.send(tensor.detach(), link.activations)
+            ctx.sent.append(ref(link.pending[-1][0]))  # the work itself would keep the tensor
         return tensors[0].new_zeros(())
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> Any:
         link = ctx.link
         empty = [torch.empty(shape, dtype=t, device=where) for shape, t, where in ctx.like]
-        return None, *(link.receive(each, link.gradients) for each in empty)
+        gradients = [link.receive(each, link.gradients) for each in empty]
+        link.let_go([sent() for sent in ctx.sent])  # who sends a gradient has had the activation
+        return None, *gradients
 
 
 class _Receive(Function):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from shared.planner.models import MODELS, a100, h100, llama3, megatron
-from shared.planner.specs import Cluster, ModelSpec, Plan
+from shared.planner.specs import Checkpoint, Cluster, ModelSpec, Plan
 
 Source = Literal["Narayanan 2021", "Korthikanti 2022", "Llama 3 2024", "torchtitan", "NeMo 2025"]
 
@@ -148,36 +148,48 @@ def published_runs() -> list[Run]:
     return [*narayanan(), *korthikanti(), *llama()]
 
 
-# Model, machines, GPUs, tp, sequences of a micro-batch, tokens/s of a GPU
-TORCHTITAN = [
-    ("70b", "a100", 64, 1, 1, 331),
-    ("70b", "h100", 256, 8, 16, 597.3),
-    ("405b", "h100", 128, 8, 2, 109),
+# Model, machines, GPUs, tp, sequences of a micro-batch, recomputation, tokens/s of a GPU
+TORCHTITAN: list[tuple[str, str, int, int, int, Checkpoint, float]] = [
+    ("70b", "a100", 64, 1, 1, "full", 331),
+    ("70b", "h100", 256, 8, 16, "full", 597.3),
+    ("405b", "h100", 128, 8, 2, "full", 109),
+    ("llama2-70b", "a100", 64, 1, 2, "full", 353),
+    ("llama2-13b", "a100", 64, 1, 2, "none", 2162),
 ]
-TORCHTITAN_SELECTIVE = [
-    ("8b", "a100", 64, 1, 1, 2973),
-    ("8b", "h100", 8, 1, 2, 6667),
-    ("8b", "h100", 128, 1, 2, 6514),
+TORCHTITAN_SELECTIVE: list[tuple[str, str, int, int, int, Checkpoint, float]] = [
+    ("8b", "a100", 64, 1, 1, "full", 2973),
+    ("8b", "h100", 8, 1, 2, "full", 6667),
+    ("8b", "h100", 128, 1, 2, "full", 6514),
 ]
+LLAMA_2 = {  # Touvron et al. 2023; the 13B has as many heads of keys and values as of queries
+    "llama2-13b": replace(llama3(40, 5120, 40, 13_824, 4096), num_kv_heads=None, vocab_size=32_000),
+    "llama2-70b": replace(llama3(80, 8192, 64, 28_672, 4096), vocab_size=32_000),
+}
 
 
-def torchtitan(rows: Sequence[tuple[str, str, int, int, int, float]] = TORCHTITAN) -> list[Run]:
-    """Llama 3 under FSDP, with tp or without, full recomputation, no float8, torch.compile.
+def torchtitan(
+    rows: Sequence[tuple[str, str, int, int, int, Checkpoint, float]] = TORCHTITAN,
+) -> list[Run]:
+    """Llama 2 and 3 under FSDP, with tp or without, no float8.
 
     pytorch/torchtitan, docs/performance.md as it was with the 405B (an older version has 323 for
-    the first row) and benchmarks/asyncTP_llama3_h100_2025-06. Its H100s have 94 to 96 GB of slower
-    memory and less power than 700 W (500 W for the 70B), which the planner knows nothing of. For
-    its runs with selective recomputation see `torchtitan_selective`.
+    the first row) and benchmarks/asyncTP_llama3_h100_2025-06. The 13B recomputes nothing, the
+    others all. Its H100s have 94 to 96 GB of slower memory and less power than 700 W (500 W for the
+    70B), which the planner knows nothing of. For its runs with selective recomputation see
+    `torchtitan_selective`.
     """
     runs = []
-    for name, gpu, gpus, tp, micro, speed in rows:
-        model, slower = MODELS[name], replace(h100(gpus), memory=96e9, memory_bandwidth=2.4e12)
+    for name, gpu, gpus, tp, micro, checkpoint, speed in rows:
+        model, slower = (
+            (MODELS | LLAMA_2)[name],
+            replace(h100(gpus), memory=96e9, memory_bandwidth=2.4e12),
+        )
         plan = Plan(
             dp=gpus // tp,
             tp=tp,
             micro_batch=micro,
             zero=3,
-            checkpoint="full",
+            checkpoint=checkpoint,
             sequence_parallel=tp > 1,
         )
         cluster, tokens = a100(gpus) if gpu == "a100" else slower, plan.batch * model.seq_len

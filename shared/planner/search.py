@@ -6,7 +6,7 @@ from shared.errors import InputError
 from shared.planner.limits import misfits
 from shared.planner.memory import gathered_bytes, memory_per_rank
 from shared.planner.outcomes import Choice, Memory
-from shared.planner.seconds import step_time
+from shared.planner.seconds import exposed_seconds, step_time
 from shared.planner.specs import Cluster, ModelSpec, Plan
 from shared.planner.variants import USABLE, Asked, layouts, variants
 
@@ -24,7 +24,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Survey:
-    """All plans of a cluster: those that fit, fastest first, and the others."""
+    """All plans of a cluster: those that fit, fastest first (`best_plans`), and the others."""
 
     choices: list[Choice] = field(default_factory=list)
     refused: list[Refusal] = field(default_factory=list)
@@ -40,8 +40,9 @@ def best_plans(model: ModelSpec, cluster: Cluster, batch: int, count: int = 5) -
     """Return the `count` fastest plans that fit, for steps of `batch` sequences on all GPUs.
 
     Of `layouts` and their `variants` those fit whose fullest rank needs at most `USABLE` of a GPU's
-    memory, by `memory_per_rank` and, with ZeRO-3, `gathered_bytes`. Fastest by `step_time`; of
-    equally fast plans the one that needs less memory.
+    memory, by `memory_per_rank` and, with ZeRO-3, `gathered_bytes`. Fastest by `exposed_seconds`:
+    `step_time` where no message hides behind compute, since how much hides is the planner's weakest
+    guess. Of equally fast plans the one that needs less memory comes first.
 
     Raises InputError where none fits: it names the plan that misses the least, what it needs, how
     much that is too much, and which kind of bytes is most of it; where no layout is possible, the
@@ -71,8 +72,13 @@ def survey(model: ModelSpec, cluster: Cluster, batch: int, asked: Asked | None =
                 found.refused.append(Refusal(plan, "memory", words, missing, memory))
             else:
                 found.choices.append(Choice(plan, memory, step_time(model, plan, cluster)))
-    found.choices.sort(key=lambda each: (each.time.total, each.memory.total))
+    found.choices.sort(key=lambda each: slowness(model, each, cluster))
     return found
+
+
+def slowness(model: ModelSpec, choice: Choice, cluster: Cluster) -> tuple[float, int]:
+    """What plans are ranked by: seconds with nothing hidden, then bytes."""
+    return exposed_seconds(model, choice.plan, cluster, choice.time), choice.memory.total
 
 
 def first_limit(
@@ -81,6 +87,8 @@ def first_limit(
     """What of the model, the nodes or the batch a layout cannot share out, or None."""
     for misfit in misfits(model, layout):
         return Refusal(layout, misfit.limit, misfit.words)
+    if layout.pp > 1 and (asked.zero or 0) > 1 and not asked.pipeline_zero:
+        return Refusal(layout, "ZeRO", f"ZeRO-{asked.zero} in a pipeline: DeepSpeed refuses it")
     if layout.tp > cluster.gpus_per_node and asked.tp is None:
         words = f"tp {layout.tp} is more than the {cluster.gpus_per_node} GPUs of a node"
         return Refusal(layout, "node", words)
@@ -119,7 +127,8 @@ def describe(plan: Plan) -> str:
     """A plan in a few words."""
     words = [f"dp {plan.dp} x tp {plan.tp} x pp {plan.pp}"]
     if plan.chunks > 1:
-        words.append(f"{plan.chunks} chunks")
+        shorter = " (first and last stage a layer less)" if plan.cut else ""
+        words.append(f"{plan.chunks} chunks{shorter}")
     words.append(f"ZeRO-{plan.zero}")
     words.append(f"{plan.num_micro_batches} x {plan.micro_batch}")
     words.append(f"checkpoint {plan.checkpoint}")

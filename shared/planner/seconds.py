@@ -5,6 +5,8 @@ stragglers, data loading, the optimizer's update, messages that slow each other 
 overlap of tensor-parallel messages with compute.
 """
 
+from dataclasses import replace
+
 from shared.errors import InputError
 from shared.planner.activations import layer_bytes, score_bytes, tokens
 from shared.planner.limits import check_shape
@@ -22,7 +24,7 @@ def step_time(model: ModelSpec, plan: Plan, cluster: Cluster, fitted: Fitted = F
     layer (6 where the layer is computed again), each 2 (t - 1) / t of their bytes; with `cp`, keys
     and values are gathered. Pipeline: vectors received forwards and gradients backwards, for each
     stage of the rank, each of tp ranks a part. These three, times (p - 1) / (v m), are the bubble.
-    Data parallelism: see `data_parallel_seconds`.
+    Data parallelism: see `gradient_seconds`.
 
     Raises InputError for a model that cannot be cut so, and for more GPUs than there are.
     Source: Narayanan et al. 2021 (arXiv 2104.04473), sections 2 and 3.
@@ -40,10 +42,17 @@ def step_time(model: ModelSpec, plan: Plan, cluster: Cluster, fitted: Fitted = F
         tensor_parallel=tensor_parallel,
         pipeline=pipeline,
         bubble=plan.bubble * (compute + tensor_parallel + pipeline),
-        data_parallel=data_parallel_seconds(model, plan, cluster, fitted, each),
+        data_parallel=gradient_seconds(model, plan, cluster, fitted, each),
         model_flops=model.flops * model.seq_len * plan.batch / plan.num_gpus,
         peak_flops=cluster.peak_flops,
     )
+
+
+def exposed_seconds(model: ModelSpec, plan: Plan, cluster: Cluster, time: StepTime) -> float:
+    """Seconds of a step in which nothing hides behind compute, given `step_time` of the plan."""
+    each = compute_seconds(model, plan, cluster, FITTED)
+    bare = gradient_seconds(model, replace(plan, overlap=False), cluster, FITTED, each)
+    return time.total - time.data_parallel + bare
 
 
 def compute_seconds(model: ModelSpec, plan: Plan, cluster: Cluster, fitted: Fitted) -> float:
@@ -91,7 +100,7 @@ def pipeline_seconds(model: ModelSpec, plan: Plan, cluster: Cluster, fitted: Fit
     return 2 * plan.chunks * (vectors / rate + cluster.latency)
 
 
-def data_parallel_seconds(
+def gradient_seconds(
     model: ModelSpec, plan: Plan, cluster: Cluster, fitted: Fitted, compute: float
 ) -> float:
     """Messages of gradients and parameters in a step, less what overlaps with compute.

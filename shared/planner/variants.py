@@ -22,6 +22,7 @@ class Asked:
     checkpoint: Checkpoint | None = None
     micro_batch: int | None = None
     precision: Precision = "mixed"
+    pipeline_zero: bool = False  # ZeRO-2 and 3 in a pipeline as well, which DeepSpeed refuses
 
 
 def layouts(cluster: Cluster, asked: Asked = Asked()) -> Iterator[Plan]:
@@ -33,11 +34,18 @@ def layouts(cluster: Cluster, asked: Asked = Asked()) -> Iterator[Plan]:
 
 
 def variants(model: ModelSpec, layout: Plan, batch: int, asked: Asked = Asked()) -> Iterator[Plan]:
-    """A layout with every micro-batch, ZeRO stage, checkpointing and number of chunks."""
+    """A layout with every micro-batch, ZeRO stage, checkpointing and number of chunks.
+
+    In a pipeline ZeRO-0 and 1 alone, unless `asked.pipeline_zero`: DeepSpeed refuses the others
+    (`PipelineEngine`, runtime/pipe/engine.py). Interleaved are stages of equally many layers, the
+    first and the last of which may have one less (`shorter_ends`).
+    """
     rows = batch // layout.dp
     micro = MICRO_BATCHES if asked.micro_batch is None else (asked.micro_batch,)
     zeros = (0, 1, 2, 3) if layout.dp > 1 else (0,)
     zeros = zeros if asked.zero is None else (asked.zero,)
+    if layout.pp > 1 and not asked.pipeline_zero:
+        zeros = tuple(zero for zero in zeros if zero < 2)
     again: tuple[Checkpoint, ...] = ("none", "selective", "full")
     if model.fused_attention:
         again = ("none", "full")
@@ -45,8 +53,12 @@ def variants(model: ModelSpec, layout: Plan, batch: int, asked: Asked = Asked())
     for size, zero, checkpoint, chunks in product(micro, zeros, again, CHUNKS):
         if rows % size:
             continue
-        uneven = model.num_layers % (layout.pp * chunks) or rows // size % layout.pp
-        if chunks > 1 and (layout.pp == 1 or uneven):
+        stages = layout.pp * chunks
+        even = chunks == 1 or model.num_layers % stages == 0
+        cut = None if even else shorter_ends(model.num_layers, stages)
+        if chunks > 1 and (layout.pp == 1 or rows // size % layout.pp):
+            continue
+        if not even and cut is None:
             continue
         yield replace(
             layout,
@@ -56,7 +68,18 @@ def variants(model: ModelSpec, layout: Plan, batch: int, asked: Asked = Asked())
             zero=zero,
             checkpoint=checkpoint,
             sequence_parallel=layout.tp > 1 and model.seq_len % layout.tp == 0,
+            cut=cut,
         )
+
+
+def shorter_ends(num_layers: int, num_stages: int) -> tuple[int, ...] | None:
+    """Layers of each stage where the first and the last have one less; None if that is uneven.
+
+    Those two have the embeddings and the output matrix as well. Llama 3 lays 126 layers over 128
+    stages so (Grattafiori et al. 2024, section 3.3.2).
+    """
+    each, over = divmod(num_layers + 2, num_stages)
+    return None if over else (each - 1, *[each] * (num_stages - 2), each - 1)
 
 
 def _divisors(number: int) -> list[int]:

@@ -100,8 +100,13 @@ def own_line(text: str) -> str:
 
 
 def is_own_file(file: str) -> bool:
-    """Whether a frame's file is the learner's: not python's, torch's or the course's."""
-    course = Path(__file__).resolve().parent.parent
-    folders = (Path(os.__file__).parent, Path(torch.__file__).parent, course)
-    theirs = any(Path(file).is_relative_to(folder) for folder in folders)
-    return not theirs and Path(file).name != "checks.py"
+    """Whether a frame's file is the learner's: not python's, torch's or the course's.
+
+    Of a lesson's folder the checks and what they observe an answer in are the course's; its script
+    is whose who launches it, and the notebook is the learner's.
+    """
+    shared = Path(__file__).resolve().parent.parent
+    folders = (Path(os.__file__).parent, Path(torch.__file__).parent, shared)
+    path, lessons = Path(file), shared.parent / "lessons"
+    apparatus = path.suffix == ".py" and path.name != "train.py" and path.is_relative_to(lessons)
+    return not apparatus and not any(path.is_relative_to(folder) for folder in folders)

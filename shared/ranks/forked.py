@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # while there is no group that it could keep: see group.py
 
 from shared.ranks.failures import Failure, Late, RankFailed, kind_of, own_line
 from shared.ranks.watching import LOOK, IdleWatch

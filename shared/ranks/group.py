@@ -4,10 +4,13 @@ import atexit
 import contextlib
 import datetime
 import faulthandler
+import functools
 import gc
 import os
 import signal
+import sys
 import tempfile
+import time
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +18,17 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+# Its functions have the group as a default argument, bound when it is imported, and torch imports
+# it with the first optimizer: inside a group it would keep that group, and gloo's threads with it,
+# until Python has ended; a thread that wants the interpreter's lock then ends the rank by SIGABRT.
+import torch.distributed.nn.functional
+
 from shared.errors import InputError, NoGroup
 
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 ADDRESS_VARIABLES = ("MASTER_ADDR", "MASTER_PORT")
+DTENSOR = "torch.distributed.tensor"
+PATIENCE = 10.0  # seconds, before a rank says for whom it waits
 STACKS = "TORCH_HANDLE_STACKS"  # the folder in which launch() looks for what a hung rank was doing
 
 
@@ -56,8 +66,10 @@ def process_group(device: str = "auto", timeout: float = 600.0) -> Generator[Ran
     """Join the group that torchrun describes, or one of a single process without it.
 
     `device` is "auto" (CUDA where there is one), "cpu" or "cuda"; CPU groups use gloo, CUDA
-    groups NCCL. The group is torn down whatever happens inside. A rank that got SIGUSR1
-    (kill -USR1 PID) writes where it stands, and goes on: that is how a hang is looked at.
+    groups NCCL. A rank that waits for others says after ten seconds for whom. At the end the ranks
+    wait for each other, then the group is torn down, the latter whatever happens inside. A rank
+    that got SIGUSR1 (kill -USR1 PID) writes where it stands, and goes on, from here to the end of
+    its process: that is how a hang is looked at.
 
     Raises InputError for a half-set or contradictory launcher environment, for a port in use, for
     ranks that never arrived, for "cuda" without CUDA, and for more ranks on this machine than
@@ -68,23 +80,39 @@ def process_group(device: str = "auto", timeout: float = 600.0) -> Generator[Ran
     chosen = _choose_device(device, place)
     backend = "nccl" if chosen.type == "cuda" else "gloo"
     with contextlib.ExitStack() as stack:
-        _tell_stack_when_asked(place["RANK"], stack)
+        _tell_stack_when_asked(place["RANK"])
         wait = datetime.timedelta(seconds=timeout)
-        options = {} if "RANK" in os.environ else _group_of_one(stack)
+        options: dict = {}
         if chosen.type == "cuda":
             torch.cuda.set_device(chosen)
             options["device_id"] = chosen
         _let_groups_go()
         try:
-            options |= _fresh_store(wait)
+            options |= _meet(wait) if "RANK" in os.environ else _group_of_one(stack)
             dist.init_process_group(backend, timeout=wait, **options)
         except (dist.DistNetworkError, dist.DistStoreError) as error:
             raise _no_group(error, place["WORLD_SIZE"], timeout) from error
         try:
             yield Rank(place["RANK"], place["LOCAL_RANK"], place["WORLD_SIZE"], chosen, backend)
+            _stay_until_rank_0_has_written()
         finally:
             _outlive_models(list(dist.distributed_c10d._world.pg_map))
             dist.destroy_process_group()
+            _empty_caches()
+
+
+def _empty_caches() -> None:
+    """Take the groups out of what engines keep for the next time, where one was imported."""
+    if DTENSOR in sys.modules:  # it remembers by mesh, and a mesh has its groups
+        from torch.distributed.tensor import _redistribute, debug
+
+        debug._clear_sharding_prop_cache()
+        _redistribute._planner_cache.clear()
+        for each in gc.get_objects():
+            if type(each) is functools._lru_cache_wrapper and each.__module__.startswith(DTENSOR):
+                each.cache_clear()
+    if groups := sys.modules.get("deepspeed.utils.groups"):
+        groups._release_process_group_references()
 
 
 _ended: list[dist.ProcessGroup] = []  # destroyed, and kept until the models that used them are gone
@@ -95,7 +123,8 @@ def _outlive_models(groups: list[dist.ProcessGroup]) -> None:
 
     DDP's reducer would end gloo's threads with the interpreter's lock in its hand, and one that is
     just dropping a tensor waits for that lock: the rank hangs for ever, its work done. A group that
-    Python owns lets go of the lock first. Models sit in cycles, so they are collected before.
+    Python owns lets go of the lock first. Models sit in cycles and in the frames of an error that
+    ends the script: the latter are gone when exit handlers are called, the former are collected.
     """
     if not _ended:
         atexit.register(_let_groups_go)
@@ -108,23 +137,53 @@ def _let_groups_go() -> None:
         _ended.clear()
 
 
-def _fresh_store(wait: datetime.timedelta) -> dict:
-    """After a restart by torchrun: a part of its store that the ranks before did not write to.
+def _stay_until_rank_0_has_written() -> None:
+    """Wait for all: torchrun ends every rank when one dies, though it had nothing more to do."""
+    with contextlib.suppress(RuntimeError):  # whoever is gone has said why, or torchrun says it
+        dist.barrier()
 
-    torchrun keeps one store for all starts, and gloo would find the addresses of dead ranks in it
+
+def _meet(wait: datetime.timedelta) -> dict:
+    """The store by which the ranks find each other, when all of them are there.
+
+    After a restart by torchrun it is a part that the ranks before did not write to: torchrun keeps
+    one store for all starts, and gloo would find the addresses of dead ranks in it
     ("connectFullMesh failed", or a hang; pytorch issue 135712). Several agents need not count the
     same number of restarts, so there the cure is another one: start each of them with
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, which gives every start a store of its own.
     """
-    count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    if count == "0" or os.environ.get("GROUP_WORLD_SIZE") != "1":
-        return {}
-    store, rank, world_size = next(dist.rendezvous("env://", timeout=wait))
-    return {
-        "store": dist.PrefixStore(f"start_{count}", store),
-        "rank": rank,
-        "world_size": world_size,
-    }
+    one_agent = os.environ.get("GROUP_WORLD_SIZE") == "1"
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if one_agent else "0"
+    whole, rank, world_size = next(dist.rendezvous("env://", timeout=wait))
+    store = dist.PrefixStore(f"start_{start}", whole)
+    store.set(f"here_{rank}", "")
+    _wait_for_all(store, rank, world_size, wait)
+    return {"store": store, "rank": rank, "world_size": world_size}
+
+
+def _wait_for_all(store: dist.Store, rank: int, num_ranks: int, wait: datetime.timedelta) -> None:
+    """Wait until every rank is there; after ten seconds, say on each machine who is not.
+
+    By looking: a wait of the store's own that ends prints torch's stack.
+    """
+    keys = [f"here_{each}" for each in range(num_ranks)]
+    began, last = time.monotonic(), wait.total_seconds()
+    patience = PATIENCE if os.environ["LOCAL_RANK"] == "0" else last
+    while not store.check(keys):
+        waited = time.monotonic() - began
+        if waited > min(patience, last):
+            missing = [str(each) for each, key in enumerate(keys) if not store.check([key])]
+            missed = f"rank(s) {', '.join(missing)} of {num_ranks}"
+            if waited > last:
+                raise dist.DistStoreError(f"{missed} did not come")
+            print(
+                f"rank {rank} has waited {patience:g} s for {missed}, and waits up to {last:g} s:"
+                " has one ended with an error, on another node perhaps? Then end this one too",
+                file=sys.stderr,
+                flush=True,
+            )
+            patience = last
+        time.sleep(0.05)
 
 
 def _place() -> dict[str, int]:
@@ -167,15 +226,17 @@ def _choose_device(device: str, place: dict[str, int]) -> torch.device:
     return torch.device("cuda", place["LOCAL_RANK"])
 
 
-def _tell_stack_when_asked(rank: int, stack: contextlib.ExitStack) -> None:
-    """On SIGUSR1 write this rank's Python stack to stderr, or to a file where launch() asks."""
+def _tell_stack_when_asked(rank: int) -> None:
+    """On SIGUSR1 write this rank's Python stack to stderr, or to a file where launch() asks.
+
+    From now on: a rank may hang behind its group as well, and the signal alone would end it.
+    """
     folder = os.environ.get(STACKS)
     if folder is None:
         faulthandler.register(signal.SIGUSR1, all_threads=False)
-    else:  # the name tells launch() whom to signal
-        file = stack.enter_context((Path(folder) / f"{rank}_{os.getpid()}").open("w"))
+    else:  # the name tells launch() whom to signal; faulthandler keeps the file open
+        file = (Path(folder) / f"{rank}_{os.getpid()}").open("w")
         faulthandler.register(signal.SIGUSR1, file=file, all_threads=False)
-    stack.callback(faulthandler.unregister, signal.SIGUSR1)
 
 
 def _no_group(error: Exception, world_size: int, timeout: float) -> NoGroup:

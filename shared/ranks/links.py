@@ -15,6 +15,8 @@ import uuid
 from collections.abc import Generator
 from dataclasses import dataclass
 
+from shared.errors import InputError
+
 CLONE_NEWNET = 0x40000000  # <linux/sched.h>
 INTERFACE = "eth0"
 
@@ -62,8 +64,11 @@ def throttled_links(nodes: int, mbit: float) -> Generator[Links]:
     """Join `nodes` namespaces by links of `mbit` megabits a second in each direction.
 
     Everything is removed at the end, whatever happens inside.
-    Raises subprocess.CalledProcessError where the machine does not allow it: ask why_not() first.
+    Raises InputError for a speed that is not above 0, and subprocess.CalledProcessError where the
+    machine does not allow it: ask why_not() first.
     """
+    if not mbit > 0:
+        raise InputError(f"a link of {mbit:g} Mbit/s carries nothing: take a speed above 0")
     mark = uuid.uuid4().hex[:8]
     hub = f"hub-{mark}"
     names = tuple(f"node{node}-{mark}" for node in range(nodes))

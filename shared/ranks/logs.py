@@ -26,7 +26,12 @@ def last_words(log: str, num_lines: int = NUM_LINES) -> list[str]:
 def first_failure(log: str) -> str:
     """Which rank failed first, and how, from torchrun's report; empty if there is none."""
     found = _CAUSE.search(log)
-    if found is None:
-        return ""
-    rank, status, name = found.groups()
-    return f"rank {rank} was ended by {name}" if name else f"rank {rank}: exit status {status}"
+    if found is None or found[3]:
+        return first_death(log)
+    return f"rank {found[1]}: exit status {found[2]}"
+
+
+def first_death(log: str) -> str:
+    """Which rank failed first, and by which signal; empty if none did, or not by a signal."""
+    found = _CAUSE.search(log)
+    return f"rank {found[1]} was ended by {found[3]}" if found and found[3] else ""

@@ -10,8 +10,8 @@ from torch.distributed.tensor import DTensor
 from shared.errors import InputError
 from shared.model.attention import MultiHeadAttention
 from shared.model.layers import PositionwiseFeedForward
+from shared.ranks.collectives import Group
 from shared.tensor_parallel.conjugates import (
-    Group,
     Message,
     copy_to_ranks,
     gather_sequence,
@@ -19,13 +19,14 @@ from shared.tensor_parallel.conjugates import (
     sum_over_ranks,
 )
 from shared.tensor_parallel.linears import ColumnParallelLinear, RowParallelLinear, keep_whole
+from shared.tensor_parallel.marks import cut_dim, mark_partial
 from shared.tensor_parallel.regions import split_region
 
 Block = TypeVar("Block", bound=nn.Module)
-Axis = DeviceMesh | dist.ProcessGroup  # a mesh with one axis, or the group along it
+MeshOrGroup = DeviceMesh | dist.ProcessGroup  # a mesh of one axis, or the group along it
 
 
-def parallel_block(block: Block, mesh: Axis) -> Block:
+def parallel_block(block: Block, mesh: MeshOrGroup) -> Block:
     """Cut an encoder or decoder layer over the ranks of a mesh with one axis, in place; return it.
 
     Each rank has H / t whole heads of every attention, and F / t of the feed-forward's inner
@@ -36,13 +37,13 @@ def parallel_block(block: Block, mesh: Axis) -> Block:
     Raises InputError, before anything is changed, where the heads or features cannot be shared out
     evenly, and for a mesh of several axes.
     """
-    group = axis_of(mesh)
+    group = group_of(mesh)
     _check(block, group)
     _cut(block, group, copy_to_ranks, sum_over_ranks)
     return block
 
 
-def sequence_parallel_block(block: Block, mesh: Axis) -> Block:
+def sequence_parallel_block(block: Block, mesh: MeshOrGroup) -> Block:
     """Cut a layer as `parallel_block` does, and what lies between along the sequence.
 
     Norms, dropout and the residual stream see L / t positions on each rank: the layer takes them
@@ -50,7 +51,7 @@ def sequence_parallel_block(block: Block, mesh: Axis) -> Block:
     of norms and output biases are parts, of this rank's positions: `sum_partial_gradients` adds
     them up after backward. Source: Korthikanti et al. 2022, section 4.2.2.
     """
-    group = axis_of(mesh)
+    group = group_of(mesh)
     _check(block, group)
     _cut(block, group, gather_sequence, scatter_sum)
     split_region(block.get_submodule("dropout"), group, None)
@@ -60,7 +61,7 @@ def sequence_parallel_block(block: Block, mesh: Axis) -> Block:
     return block
 
 
-def axis_of(mesh: Axis) -> dist.ProcessGroup:
+def group_of(mesh: MeshOrGroup) -> dist.ProcessGroup:
     """The group of a mesh with one axis, or the group itself; InputError for several axes."""
     if isinstance(mesh, dist.ProcessGroup):
         return mesh
@@ -71,11 +72,6 @@ def axis_of(mesh: Axis) -> dist.ProcessGroup:
             f" ({', '.join(names)})"
         )
     return mesh.get_group()
-
-
-def mark_partial(parameter: nn.Parameter) -> None:
-    """Note that a rank's gradient of this parameter is a part of the sum."""
-    parameter.partial_gradient = True  # ty: ignore[missing-attribute]
 
 
 def _check(block: nn.Module, group: Group) -> None:
@@ -110,5 +106,5 @@ def _cut(block: nn.Module, group: Group, enter: Message, leave: Message) -> None
 def keep_rank_0(module: nn.Module, group: Group) -> None:
     """Give the parameters that are not cut, here or by torch, rank 0's numbers, in place."""
     for parameter in module.parameters():
-        if not hasattr(parameter, "cut_dim") and not isinstance(parameter, DTensor):
+        if cut_dim(parameter) is None and not isinstance(parameter, DTensor):
             parameter.data.copy_(keep_whole(parameter, group).data)

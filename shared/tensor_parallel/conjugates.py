@@ -19,13 +19,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from shared.errors import InputError
+from shared.ranks.collectives import Group, all_gather, reduce_scatter
 
-Group = dist.ProcessGroup | None
 Message = Callable[[Tensor, Group], Tensor]
-
-# torch 2.13 renamed both and warns about the old names, torch 2.11 has the old names alone.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def copy_to_ranks(x: Float[Tensor, "*shape"], group: Group = None) -> Float[Tensor, "*shape"]:
@@ -96,7 +92,7 @@ def joined(part: Tensor, group: Group) -> Tensor:
         return part.view_as(part)
     first = part.movedim(1, 0).contiguous()  # (L / t, B, ...): collectives cut along dim 0
     whole = first.new_empty(ranks * first.shape[0], *first.shape[1:])
-    _all_gather(whole, first, group=group)
+    all_gather(whole, first, group).wait()
     return whole.movedim(0, 1).contiguous()  # (B, L, ...)
 
 
@@ -111,5 +107,5 @@ def _scattered(whole: Tensor, group: Group) -> Tensor:
         )
     first = whole.movedim(1, 0).contiguous()  # (L, B, ...)
     part = first.new_empty(length // ranks, *first.shape[1:])
-    _reduce_scatter(part, first, group=group)
+    reduce_scatter(part, first, group).wait()
     return part.movedim(0, 1).contiguous()  # (B, L / t, ...)

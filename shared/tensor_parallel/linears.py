@@ -11,7 +11,9 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from shared.errors import InputError
-from shared.tensor_parallel.conjugates import Group, Message
+from shared.ranks.collectives import Group
+from shared.tensor_parallel.conjugates import Message
+from shared.tensor_parallel.marks import mark_cut
 
 
 class ColumnParallelLinear(nn.Module):
@@ -77,7 +79,7 @@ def cut(parameter: Shaped[Tensor, "..."], dim: int, group: Group, what: str) -> 
     part = nn.Parameter(
         mine.clone(memory_format=torch.contiguous_format), requires_grad=parameter.requires_grad
     )
-    part.cut_dim = dim  # ty: ignore[missing-attribute]
+    mark_cut(part, dim)
     return part
 
 

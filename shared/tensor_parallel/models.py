@@ -13,16 +13,15 @@ from shared.errors import InputError
 from shared.model.language_model import LanguageModel
 from shared.model.layers import LayerNorm, ResidualBlock
 from shared.model.transformer import Transformer
+from shared.ranks.collectives import Group
 from shared.tensor_parallel.blocks import (
-    Axis,
-    axis_of,
+    MeshOrGroup,
+    group_of,
     keep_rank_0,
-    mark_partial,
     parallel_block,
     sequence_parallel_block,
 )
 from shared.tensor_parallel.conjugates import (
-    Group,
     copy_to_ranks,
     gather_sequence,
     joined,
@@ -30,6 +29,7 @@ from shared.tensor_parallel.conjugates import (
     sum_over_ranks,
 )
 from shared.tensor_parallel.linears import ColumnParallelLinear
+from shared.tensor_parallel.marks import cut_dim, is_partial, mark_partial
 from shared.tensor_parallel.regions import split_region
 from shared.tensor_parallel.vocabulary import VocabParallelEmbedding
 
@@ -50,7 +50,7 @@ def make_mesh(device: str, **sizes: int) -> DeviceMesh:
 
 
 def parallel_model(
-    model: LanguageModel | Transformer, mesh: Axis, sequence_parallel: bool = False
+    model: LanguageModel | Transformer, mesh: MeshOrGroup, sequence_parallel: bool = False
 ) -> None:
     """Cut a model over a mesh with one axis, in place: its layers, embeddings and output.
 
@@ -64,7 +64,7 @@ def parallel_model(
 
 
 def cut_vocabulary(
-    model: LanguageModel | Transformer, mesh: Axis, sequence_parallel: bool = False
+    model: LanguageModel | Transformer, mesh: MeshOrGroup, sequence_parallel: bool = False
 ) -> None:
     """Cut embeddings and output by the vocabulary, in place; with tied weights they stay tied.
 
@@ -72,7 +72,7 @@ def cut_vocabulary(
     positions, and what lies between, positions and last norm, is of this rank's part.
     Raises InputError where the ranks cannot have equal parts of the vocabulary.
     """
-    group = axis_of(mesh)
+    group = group_of(mesh)
     leave, enter = sum_over_ranks, copy_to_ranks
     if sequence_parallel:
         leave, enter = scatter_sum, gather_sequence
@@ -116,7 +116,7 @@ def sum_partial_gradients(model: nn.Module, group: Group = None) -> None:
 
     Call between backward and step. Without sequence parallelism there is nothing to add.
     """
-    partial = [p for p in model.parameters() if getattr(p, "partial_gradient", False)]
+    partial = [p for p in model.parameters() if is_partial(p)]
     partial = [p for p in partial if p.requires_grad and dist.get_world_size(group) > 1]
     for dtype in {p.dtype: None for p in partial}:
         own = [p for p in partial if p.dtype == dtype]
@@ -128,7 +128,7 @@ def sum_partial_gradients(model: nn.Module, group: Group = None) -> None:
 def whole_state_dict(model: nn.Module, group: Group = None) -> dict[str, Tensor]:
     """The state_dict of the model before it was cut, gathered on every rank; a collective."""
     return {
-        name: uncut(x.detach().clone(), getattr(x, "cut_dim", None), group).contiguous()
+        name: uncut(x.detach().clone(), cut_dim(x), group).contiguous()
         for name, x in named_tensors(model).items()
     }
 

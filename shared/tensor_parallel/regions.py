@@ -9,7 +9,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._autograd import _top_saved_tensors_default_hooks
 
-from shared.tensor_parallel.conjugates import Group, Message, gather_sequence, joined
+from shared.ranks.collectives import Group
+from shared.tensor_parallel.conjugates import Message, gather_sequence, joined
 
 
 @contextlib.contextmanager
@@ -29,11 +30,12 @@ def own_random_numbers(group: Group = None, device: torch.device | str = "cpu") 
 def split_region(module: nn.Module, group: Group, enter: Message | None) -> None:
     """Make `module` a region in which each rank works on its own part.
 
-    Every vector that is given to its forward comes through `enter` first, one that is given several
-    times once. Where dropout is at work inside, each rank draws random numbers of its own.
+    Every vector that is given to its forward, by position or by keyword, comes through `enter`
+    first; one that is given several times, once. Where dropout is at work inside, each rank draws
+    random numbers of its own.
     """
     region = _Region(group, enter)
-    module.register_forward_pre_hook(region.begin)
+    module.register_forward_pre_hook(region.begin, with_kwargs=True)
     module.register_forward_hook(region.end, always_call=True)
 
 
@@ -42,20 +44,23 @@ class _Region:
         self.group, self.enter = group, enter
         self.open: list[contextlib.ExitStack] = []
 
-    def begin(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def begin(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         stack = contextlib.ExitStack()
         self.open.append(stack)
-        if _draws(module):
-            stack.enter_context(own_random_numbers(self.group, args[0].device))
-        if self.enter is None:
-            return args
-        entered: dict[int, Tensor] = {}
-        for x in args:
-            if _is_vectors(x) and id(x) not in entered:
-                entered[id(x)] = self.enter(x, self.group)
-                if self.enter is gather_sequence:
+        given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        if given and _draws(module):
+            stack.enter_context(own_random_numbers(self.group, given[0].device))
+        entered: dict[int, Tensor] = {}  # by id: what is given several times enters once
+        enter = self.enter
+        for x in given if enter is not None else ():
+            if enter is not None and x.is_floating_point() and id(x) not in entered:
+                entered[id(x)] = enter(x, self.group)
+                if enter is gather_sequence:
                     stack.enter_context(_kept_as_part(entered[id(x)], x, self.group))
-        return tuple(entered.get(id(x), x) for x in args)
+        named = {name: entered.get(id(x), x) for name, x in kwargs.items()}
+        return tuple(entered.get(id(x), x) for x in args), named
 
     def end(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         self.open.pop().close()
@@ -68,17 +73,14 @@ def _draws(module: nn.Module) -> bool:
     return module.training and any(isinstance(rate, float) and rate > 0 for rate in rates)
 
 
-def _is_vectors(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.is_floating_point()
-
-
 @contextlib.contextmanager
 def _kept_as_part(whole: Tensor, part: Tensor, group: Group) -> Generator[None]:
-    """Where operators inside would keep `whole` for backward, keep `part`, and gather it again.
+    """Where operators inside would save `whole` for backward, save `part`, and gather it again.
 
-    Korthikanti et al. 2022, section 4.2.2: a gathered sequence that is kept would undo a part of
-    the saving. One gather serves all operators that kept it. Of hooks that are set already, such
-    as those of a recomputation, each tensor that is kept goes through the innermost.
+    Korthikanti et al. 2022, section 4.2.2: a gathered sequence that is saved would undo a part of
+    what sequence parallelism saves. One gather serves all operators that saved it. If saved-tensor
+    hooks are already installed (by checkpointing, for one), every saved tensor also passes through
+    the innermost of them.
     """
     again = _Again(part.detach(), whole.data_ptr(), whole.shape, group)
     try:
@@ -89,16 +91,24 @@ def _kept_as_part(whole: Tensor, part: Tensor, group: Group) -> Generator[None]:
 
 
 class _Again:
+    """The two saved-tensor hooks of `_kept_as_part`, for one gathered sequence.
+
+    `users` operators have saved it; the first of them that runs its backward gathers it, `left`
+    have not run yet, and the last frees it.
+    """
+
     def __init__(self, part: Tensor, address: int, shape: torch.Size, group: Group) -> None:
         self.part: Tensor | None = part
         self.address, self.shape, self.group = address, shape, group
         self.whole: Tensor | None = None
         self.users = self.left = 0
-        # torch asks the innermost hooks alone.
+        # torch calls the innermost hooks alone, which are ours, so that we call those outside. The
+        # function is private to torch: read in 2.13, and lesson 14's test_regions.py holds it.
         outer = _top_saved_tensors_default_hooks(True)
         self.keep, self.give_back = outer or (lambda x: x.detach(), lambda x: x)
 
     def pack(self, x: Tensor) -> Any:
+        # A transposed view of the whole is the whole: what counts is where it begins, and its size.
         if x.data_ptr() != self.address or x.numel() != self.shape.numel():
             return self.keep(x), None, None
         assert self.part is not None

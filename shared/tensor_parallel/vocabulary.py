@@ -1,5 +1,6 @@
 """A vocabulary over several ranks: embedding, and a loss that never has a row of logits whole."""
 
+import math
 from typing import Any
 
 import torch
@@ -9,7 +10,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from shared.errors import InputError
-from shared.tensor_parallel.conjugates import Group, Message, sum_over_ranks
+from shared.ranks.collectives import Group
+from shared.tensor_parallel.conjugates import Message, sum_over_ranks
 from shared.tensor_parallel.linears import cut
 
 
@@ -96,3 +98,13 @@ def place(
     own = tokens - part * dist.get_rank(group)
     mine = (own >= 0) & (own < part)
     return own.masked_fill(~mine, 0), mine
+
+
+VOCABULARY_MULTIPLE = (
+    60  # the vocabulary is padded_vocabulary to a multiple of this, whatever the number of ranks
+)
+
+
+def padded_vocabulary(size: int) -> int:
+    """A vocabulary's size, rounded up so that up to six ranks have equal parts."""
+    return math.ceil(size / VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE

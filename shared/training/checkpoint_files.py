@@ -40,14 +40,14 @@ def write_atomically(path: Path, content: Mapping[str, Any]) -> None:
         aside.replace(path)
         _flush_folder(path.parent)
     except (OSError, RuntimeError) as error:  # torch.save turns a full disk into a RuntimeError
-        raise InputError(f"checkpoint {path} cannot be written: {_cause(error)}") from error
+        raise InputError(f"checkpoint {path} cannot be written: {cause_of(error)}") from error
     finally:
         with contextlib.suppress(OSError):  # the reason is in the error that is on its way
             aside.unlink(missing_ok=True)
 
 
-def _cause(error: BaseException) -> str:
-    """Return what the operating system said, which torch.save's own error hides."""
+def cause_of(error: BaseException) -> str:
+    """Return what the operating system said, which torch's own errors hide."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:

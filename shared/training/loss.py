@@ -16,7 +16,8 @@ def label_smoothed_loss(
     The right token holds 1 - smoothing of the target's probability; `smoothing` is spread evenly
     over all V tokens, the right one included (Szegedy et al. 2016, section 7; what
     `F.cross_entropy(label_smoothing=)` does). Positions whose target is `pad_id` do not count,
-    neither above the fraction line nor below. A batch of padding alone has loss 0.
+    neither above the fraction line nor below. A batch of padding alone has loss 0 and gradients of
+    0, so that backward() runs on every rank.
 
     Raises ValueError unless 0 <= smoothing < 1.
     """

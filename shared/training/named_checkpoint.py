@@ -7,6 +7,7 @@ whoever loads. What an engine adds is a Layout. Learning rate and other settings
 and are not saved.
 """
 
+import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -16,29 +17,32 @@ from typing import Any, Protocol
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.optim import Optimizer
 
 from shared.errors import InputError
 from shared.ranks.agreement import gathered
+from shared.ranks.group import current_rank
+from shared.training.checkpoint_files import cause_of
 
 # What belongs to a parameter of the optimizer: the parameter itself, or one of its states.
-Of = Callable[[nn.Parameter], Tensor]
+TensorOf = Callable[[nn.Parameter], Tensor]
 
 
 class Layout(Protocol):
     """Where an engine has the tensors of a model, by their names in the whole model."""
 
-    def give(self, of: Of) -> dict[str, Tensor]:
-        """What `of` finds for every parameter of which this rank has a part; a collective.
+    def state_of(self, tensor_of: TensorOf) -> dict[str, Tensor]:
+        """What `tensor_of` finds for every parameter of which this rank has a part; a collective.
 
         Where ranks have different parts of a tensor it is a DTensor. A tied parameter is there
         under each of its names.
         """
         ...
 
-    def take(self, of: Of, values: Mapping[str, Tensor]) -> None:
-        """Put what give() has given, and which was filled since, back in its place."""
+    def load_state(self, tensor_of: TensorOf, values: Mapping[str, Tensor]) -> None:
+        """Put what state_of() has given, and which was filled since, back in its place."""
         ...
 
     def buffers(self) -> dict[str, Tensor]:
@@ -46,10 +50,79 @@ class Layout(Protocol):
         ...
 
 
+class ModuleLayout:
+    """The layout of a model whose tensors a rank has whole, or as torch's DTensors (FSDP2).
+
+    Of `named`, by default the module's state dict, those count that the module has.
+    """
+
+    def __init__(self, module: nn.Module, named: Mapping[str, Tensor] | None = None) -> None:
+        named = module.state_dict(keep_vars=True) if named is None else named
+        own = {*module.parameters(), *module.buffers()}
+        named = {name: x for name, x in named.items() if x in own}
+        self.parameters = {name: x for name, x in named.items() if isinstance(x, nn.Parameter)}
+        self._buffers = {name: x for name, x in named.items() if name not in self.parameters}
+
+    def state_of(self, tensor_of: TensorOf) -> dict[str, Tensor]:
+        """The tensors themselves, those that are cut with their place in the whole."""
+        return {name: self._placed(tensor_of(p), p) for name, p in self.parameters.items()}
+
+    def load_state(self, tensor_of: TensorOf, values: Mapping[str, Tensor]) -> None:
+        """What state_of() gave is filled in place: nothing is left to do."""
+
+    def buffers(self) -> dict[str, Tensor]:
+        """The buffers of the module."""
+        return dict(self._buffers)
+
+    def _placed(self, part: Tensor, parameter: nn.Parameter) -> Tensor:
+        return part
+
+
 def save_named(layout: Layout, optimizer: Optimizer | None, folder: Path) -> None:
-    """Write a checkpoint. Every rank takes part; of equal tensors one rank writes."""
-    with _quiet():
-        dcp.save(named_state(layout, optimizer), checkpoint_id=str(folder))
+    """Write a checkpoint. Every rank takes part; of equal tensors one rank writes.
+
+    It is written beside `folder`, and takes its place when it is whole. Raises InputError on every
+    rank where the disk refuses; a checkpoint that is there stays then.
+    """
+    aside, main = folder.with_name(f".{folder.name}.part"), current_rank() == 0
+    why = ""
+    try:
+        with _quiet():
+            dcp.save(named_state(layout, optimizer), checkpoint_id=str(aside))
+        if main:
+            _put_in_place(aside, folder)
+    except CheckpointException as failed:  # on every rank, whoever failed
+        why = next(cause_of(error) for error, _ in failed.failures.values())
+    except OSError as error:
+        why = cause_of(error)
+    if reason := next(filter(None, gathered(why)), ""):
+        if main:
+            shutil.rmtree(aside, ignore_errors=True)
+        raise InputError(f"checkpoint {folder} cannot be written: {reason}")
+
+
+def _put_in_place(aside: Path, folder: Path) -> None:
+    """Rename a folder, and remove the one that had the name."""
+    old = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    aside.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def first_step(
+    layout: Layout, optimizer: Optimizer, folder: Path | None, steps: int, flag: str = "--resume"
+) -> int:
+    """The step to begin with: 1, or the one after those of a checkpoint, which is loaded.
+
+    `steps` are the whole run's: one that is continued with the same has its learning rates.
+    Raises InputError where the checkpoint has made them all already.
+    """
+    first = 1 if folder is None else 1 + load_named(layout, optimizer, folder)
+    if first > steps:
+        raise InputError(f"{flag} {folder} has made {first - 1} steps: give more --steps")
+    return first
 
 
 @torch.no_grad()
@@ -64,11 +137,11 @@ def load_named(layout: Layout, optimizer: Optimizer | None, folder: Path) -> int
     _check(state, folder)
     with _quiet():
         dcp.load(state, checkpoint_id=str(folder))
-    layout.take(_itself, state["model"])
+    layout.load_state(_itself, state["model"])
     if optimizer is None:
         return 0
     for key, values in state["optimizer"].items():
-        layout.take(partial(_kept, optimizer, key), values)
+        layout.load_state(partial(_kept, optimizer, key), values)
     for kept in optimizer.state.values():
         if "step" in kept:
             kept["step"].fill_(float(state["step"]))
@@ -80,11 +153,11 @@ def named_state(layout: Layout, optimizer: Optimizer | None = None) -> dict[str,
 
     An optimizer that has not made a step has its states after this, all zeros.
     """
-    state: dict[str, Any] = {"model": layout.give(_itself) | layout.buffers()}
+    state: dict[str, Any] = {"model": layout.state_of(_itself) | layout.buffers()}
     if optimizer is not None:
         _make_states(optimizer)
         keys = _keys(optimizer)
-        state["optimizer"] = {key: layout.give(partial(_kept, optimizer, key)) for key in keys}
+        state["optimizer"] = {key: layout.state_of(partial(_kept, optimizer, key)) for key in keys}
         steps = [float(kept["step"]) for kept in optimizer.state.values() if "step" in kept]
         state["step"] = torch.tensor(max(steps, default=0.0))
     return state

@@ -16,13 +16,16 @@ import random
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import torch
-from jaxtyping import Float
+import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from shared.data.batching import Batch, collate
+from shared.data.rows import NO_TARGET, Rows, Text
 from shared.model.config import TransformerConfig
 from shared.model.transformer import Transformer
 from shared.training.loss import label_smoothed_loss
@@ -63,6 +66,7 @@ def learning_rate(step: int) -> float:
     return cosine_schedule(step, warmup_steps=10, total_steps=NUM_STEPS, peak=3e-3)
 
 
+@cache
 def reference_batches() -> list[Batch]:
     """The global batches in their order: 50 of 32 pairs, whose numbers of tokens differ.
 
@@ -96,14 +100,26 @@ def shard(batch: Batch, rank: int, world_size: int) -> Batch:
     return replace(batch, **tensors, num_tokens=int((batch.tgt_out[mine] != CONFIG.pad_id).sum()))
 
 
-def loss_of(model: nn.Module, batch: Batch, global_tokens: int) -> Float[Tensor, ""]:
+def loss_of(model: nn.Module, batch: Rows, global_tokens: int) -> Float[Tensor, ""]:
     """This batch's part of the global mean loss: its tokens' sum over the *global* token count.
 
     Add the parts of all ranks (or micro-batches) up: gradients and losses are then sums, never
     means. An engine that averages over ranks must multiply by their number first.
     """
+    if isinstance(batch, Text):  # of a language model
+        return sum_of_losses(model(batch.tokens), batch.targets) / global_tokens
     loss = label_smoothed_loss(model(batch.src, batch.tgt_in), batch.tgt_out, smoothing=0.0)
     return loss * (batch.num_tokens / global_tokens)
+
+
+def sum_of_losses(
+    logits: Float[Tensor, "batch length vocab"],
+    targets: Int[Tensor, "batch length"],
+    ignored: int = NO_TARGET,
+) -> Float[Tensor, ""]:
+    """The sum over all positions of the cross-entropy, in float32 at the least."""
+    wide = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(wide, targets.flatten(), ignore_index=ignored, reduction="sum")
 
 
 def plain_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:

@@ -10,6 +10,7 @@ from torch import nn
 from shared.model.attention import MultiHeadAttention
 from shared.model.layers import PositionwiseFeedForward
 from shared.tensor_parallel.conjugates import copy_to_ranks, sum_over_ranks
+from shared.tensor_parallel.marks import mark_cut
 from shared.tensor_parallel.regions import own_random_numbers, split_region
 
 
@@ -39,6 +40,8 @@ class LinearOfPart(nn.Linear):
         if linear.bias is not None:
             self.bias.data = scattered(linear.bias, 0, group)
             self.bias.requires_grad_(linear.bias.requires_grad)
+        for part in self.parameters():
+            mark_cut(part, 0)
 
     def forward(self, input):
         return super().forward(self.entered(input))
@@ -62,7 +65,9 @@ class RegisteredColumns(nn.Module):
             numbers = whole.detach().clone()
             dist.broadcast(numbers, group=group, group_src=0)
             own = numbers[rank * size : (rank + 1) * size].clone()
-            self.register_parameter(name, nn.Parameter(own, whole.requires_grad))
+            part = nn.Parameter(own, whole.requires_grad)
+            mark_cut(part, 0)
+            self.register_parameter(name, part)
 
     def forward(self, x):
         group, enter = self.how
@@ -78,6 +83,7 @@ class RowsOfPart(nn.Module):
         self.weight = nn.Parameter(
             scattered(linear.weight, 1, group), requires_grad=linear.weight.requires_grad
         )
+        mark_cut(self.weight, 1)
         self.register_parameter("bias", None)
         if linear.bias is not None:
             bias = linear.bias.detach().clone()
@@ -100,6 +106,7 @@ class InheritedRows(nn.Linear):
         super().__init__(part.shape[1], part.shape[0], bias=kept, dtype=part.dtype)
         self.group, self.leave = group, leave
         self.weight = nn.Parameter(part, linear.weight.requires_grad)
+        mark_cut(self.weight, 1)
         if kept:
             shared = linear.bias.detach().clone()
             dist.broadcast(shared, group=group, group_src=0)

@@ -11,9 +11,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from shared.zero.flat import all_gather, reduce_scatter
+from shared.ranks.collectives import all_gather, reduce_scatter
 from solutions import lesson10_zero as right
-from solutions.alternatives.stage3_by_itself import ByItself
+from solutions.alternatives.stage1_by_lists import Listed
+from solutions.alternatives.stage2_by_itself import InTurn
+from solutions.alternatives.stage3_by_itself import ByItself, InAChain
 
 
 def filled_partition(tensors, num_parts):
@@ -47,12 +49,25 @@ def padded_partition(tensors, num_parts):
     return flat, list(flat.split(flat.numel() // num_parts))
 
 
+def place():
+    """This rank and the number of ranks, to which a state belongs."""
+    return dist.get_rank(), dist.get_world_size()
+
+
+class MoreThanAsked(right.ZeroStage1):
+    """All of stage 1 is right where its idea alone is asked for."""
+
+
+class MoreThanAChain(right.ZeroStage3):
+    """All of stage 3 is right for a chain."""
+
+
 class WholeGroups(Optimizer):
     """Stage 1 with one flat tensor for each group and dtype, and one update of all parts."""
 
     def __init__(self, params, optimizer_class, *, bucket_size=1_000_000, **kwargs):
         self.inner: Any = None
-        self.flats = []
+        self.buckets = []
         self.make = lambda groups: optimizer_class(groups, **kwargs)
         super().__init__(params, self.make([{"params": []}]).defaults)
 
@@ -72,7 +87,7 @@ class WholeGroups(Optimizer):
                 at += p.numel()
             small = dtype in (torch.bfloat16, torch.float16)
             masters.append(nn.Parameter(parts[rank].float() if small else parts[rank]))
-            self.flats.append((members, flat, parts[rank], masters[-1]))
+            self.buckets.append((members, flat, parts[rank], masters[-1]))
         settings = {k: v for k, v in group.items() if k != "params"}
         if self.inner is None:
             self.inner = self.make([{"params": masters, **settings}])
@@ -100,7 +115,7 @@ class WholeGroups(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         with torch.no_grad():
-            for members, flat, part, master in self.flats:
+            for members, flat, part, master in self.buckets:
                 master.grad = self.gradient(members, flat, part).to(master.dtype)
             for mine, theirs in zip(self.param_groups, self.inner.param_groups, strict=True):
                 theirs.update({k: v for k, v in mine.items() if k != "params"})
@@ -110,7 +125,7 @@ class WholeGroups(Optimizer):
         return loss
 
     def publish(self):
-        for _, flat, part, master in self.flats:
+        for _, flat, part, master in self.buckets:
             part.copy_(master.detach())
             all_gather(flat, part.clone()).wait()
 
@@ -120,17 +135,17 @@ class WholeGroups(Optimizer):
                 p.grad = None
 
     def state_dict(self):
-        masters = [master.detach().clone() for *_, master in self.flats]
-        return {"inner": self.inner.state_dict(), "masters": masters, "of": dist.get_rank()}
+        masters = [master.detach().clone() for *_, master in self.buckets]
+        return {"inner": self.inner.state_dict(), "masters": masters, "of": place()}
 
     def load_state_dict(self, state_dict):
-        if state_dict["of"] != dist.get_rank():
-            raise ValueError(f"the state of rank {state_dict['of']}")
+        if state_dict["of"] != place():
+            raise ValueError(f"the state of rank and number of ranks {state_dict['of']}")
         self.inner.load_state_dict(state_dict["inner"])
         for mine, theirs in zip(self.param_groups, self.inner.param_groups, strict=True):
             mine.update({k: v for k, v in theirs.items() if k != "params"})
         with torch.no_grad():
-            for (*_, master), saved in zip(self.flats, state_dict["masters"], strict=True):
+            for (*_, master), saved in zip(self.buckets, state_dict["masters"], strict=True):
                 master.copy_(saved)
 
 
@@ -144,7 +159,7 @@ class ListCollectives(WholeGroups):
         return mean
 
     def publish(self):
-        for _, flat, part, master in self.flats:
+        for _, flat, part, master in self.buckets:
             part.copy_(master.detach())
             parts = [torch.empty_like(part) for _ in range(dist.get_world_size())]
             dist.all_gather(parts, part.clone())
@@ -159,10 +174,10 @@ class Blocking(right.ZeroStage2):
         while self._next < len(self.buckets):
             bucket = self.buckets[self._next]
             for each in [p for p in bucket.missing if p.grad is not None]:
-                bucket.take(each)
+                bucket.collect(each)
             if bucket.missing:
                 return
-            bucket.send()
+            bucket.reduce()
             bucket.finish()
             self._next += 1
 
@@ -178,19 +193,19 @@ class SmallBuckets(right.ZeroStage2):
 class TorchHooks(right.ZeroStage3):
     """Stage 3 with torch's own hooks for a module's backward."""
 
-    def _hook(self, module, units):
+    def _hook(self, module, parameters):
+        units = list(dict.fromkeys(self._unit_of[p] for p in parameters))
         if not units:
             return
 
         def hold(*_):
-            for unit in units:
-                work = unit.hold()
-                if work is not None:
-                    work.wait()
+            self._use(units)
 
         def let_go(*_):
             for unit in units:
-                unit.let_go()
+                unit.users -= 1
+                if unit.users <= 0:
+                    unit.free()
 
         def before(*_):
             self._begin_backward()
@@ -266,8 +281,10 @@ def frugal_config(num_params, num_ranks, budget, batch_size, micro_batch):
 
 ALTERNATIVES = {
     "10.1": [filled_partition, padded_partition],
-    "10.2": [WholeGroups, ListCollectives],
-    "10.3": [Blocking, SmallBuckets],
-    "10.4": [ByItself, TorchHooks],
+    "10.2": [Listed, MoreThanAsked],
+    "10.2b": [WholeGroups, ListCollectives],
+    "10.3": [InTurn, Blocking, SmallBuckets],
+    "10.4": [InAChain, MoreThanAChain],
+    "10.4b": [ByItself, TorchHooks],
     "10.5": [bare_config, frugal_config],
 }

@@ -6,7 +6,7 @@
 import bisect
 import collections
 import itertools
-import os
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -18,11 +18,11 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 def starts_and_stops(model, optimizer, batches, loss_of, folder, *, wait=1, warmup=1, active=3):
     """start(), step() and stop() without a with block; the labels are entered by hand."""
     rank = dist.get_rank() if dist.is_initialized() else 0
-    path = os.path.join(folder, f"rank_{rank}.json")
+    path = Path(folder, f"rank_{rank}.json")
     profiler = profile(
         activities=[ProfilerActivity.CPU],
         schedule=schedule(wait=wait, warmup=warmup, active=active, repeat=1),
-        on_trace_ready=lambda done: done.export_chrome_trace(path),
+        on_trace_ready=lambda done: done.export_chrome_trace(str(path)),
     )
     needed, seen, iterator = wait + warmup + active, 0, iter(batches)
     profiler.start()
@@ -246,8 +246,9 @@ def by_a_table(trace, healthy):
         for e in events:
             if all(not s["ts"] <= e["ts"] < s["ts"] + s["dur"] for s in steps):
                 continue
-            rows["item"] += e["name"] == "aten::item"
-            rows["kernels"] += e["name"].startswith("aten::")
+            op = e.get("cat") == "cpu_op" and e["name"]
+            rows["item"] += op == "aten::item"
+            rows["kernels"] += str(op).startswith("aten::")
             nccl = e.get("cat") == "kernel" and "nccl" in e["name"].lower()
             rows["buckets"] += nccl or e["name"].startswith("gloo:")
         return {name: count / number for name, count in rows.items()}
@@ -276,15 +277,15 @@ def by_ratios(trace, healthy):
         for e in events:
             number = bisect.bisect_right(starts, e["ts"]) - 1
             if number >= 0 and e["ts"] < steps[number][1]:
-                found["operators"] += e["name"].startswith("aten::")
-                found["reads"] += e["name"] == "aten::item"
+                op = e.get("cat") == "cpu_op"
+                found["operators"] += op and e["name"].startswith("aten::")
+                found["reads"] += op and e["name"] == "aten::item"
                 kernel = e.get("cat") == "kernel" and "nccl" in e["name"].lower()
                 found["messages"] += kernel or e["name"].startswith("gloo:")
         both.append({k: v / len({name for _, _, name in steps}) for k, v in found.items()})
-    now, then = both
     words = {"reads": "item", "messages": "buckets", "operators": "kernels"}
     for kind, word in words.items():
-        a, b = now.get(kind, 0), then.get(kind, 0)
+        a, b = (counts.get(kind, 0) for counts in both)
         if a - b >= 10 and (b == 0 or a / b >= 2):
             return word
     return "none" if swept_stall(trace) - swept_stall(healthy) < 0.2 else "loader"

@@ -7,9 +7,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from shared.zero.flat import all_gather, reduce_scatter
+from shared.ranks.collectives import all_gather, reduce_scatter
 from solutions import lesson13_fsdp as right
 from solutions.alternatives.sharding_by_module import ByModule
+from solutions.alternatives.sharding_models import AnyModel, FromModel, Watched
 
 
 class NewTensors:
@@ -108,11 +109,56 @@ class Derived(right.FlatUnit):
         grads = {i: p.grad for i, p in enumerate(self.parameters) if p.grad is not None}
         for p in self.parameters:
             p.grad = None
-        self._filling = torch.zeros(len(self.flat), dtype=self.flat.dtype)
-        for i, piece in enumerate(self.pieces(self._filling)):
+        self.filling = torch.zeros(len(self.flat), dtype=self.flat.dtype)
+        for i, piece in enumerate(self.pieces(self.filling)):
             if i in grads:
                 piece.copy_(grads.pop(i) / self.num_ranks)
-        self._send()
+        self._reduce_scatter(self.filling)
+
+
+class Chained(nn.Module):
+    """One hook object a unit, with the message under way in a list that the units share."""
+
+    def __init__(self, module, units):
+        super().__init__()
+        self.run, self.units, self.sent = [module], [], []
+        for each in units:
+            parameters = list(each.parameters())
+            unit = right.FlatUnit(parameters)
+            self.units.append(unit)
+            each.register_forward_pre_hook(lambda *_, unit=unit: self.fetch(unit))
+            each.register_forward_hook(lambda _, __, y, unit=unit: self.passed(unit, y))
+            for p in parameters:
+                p.register_post_accumulate_grad_hook(lambda _, unit=unit: self.arrived(unit))
+        self.own = nn.ParameterList([u.shard for u in self.units])
+
+    def forward(self, x):
+        return self.run[0](x)
+
+    def fetch(self, unit):
+        unit.gather()
+        unit.wait()
+
+    def passed(self, unit, y):
+        unit.free()
+        if torch.is_grad_enabled():
+            torch.autograd.graph.register_multi_grad_hook(
+                [y], lambda _: self.back(unit), mode="any"
+            )
+
+    def back(self, unit):
+        self.fetch(unit)
+        self.finish_gradient_sync()
+
+    def arrived(self, unit):
+        if sum(p.grad is None for p in unit.parameters) == 0:
+            unit.free()
+            unit.reduce()
+            self.sent.append(unit)
+
+    def finish_gradient_sync(self):
+        while self.sent:
+            self.sent.pop().finish()
 
 
 class Counted(right.FullyShard):
@@ -235,9 +281,15 @@ def by_arithmetic(module, mesh, units=None, compute_dtype=None):
     return AtOnce(module, units, compute_dtype, group=node)
 
 
+class General(right.FullyShard):
+    """What does more than a chain asks for does a chain as well."""
+
+
 ALTERNATIVES = {
     "13.1": [NewTensors, Derived],
-    "13.2": [ByModule, Counted],
+    "13.1b": [Chained, General],
+    "13.2": [Watched, AnyModel],
+    "13.2b": [FromModel, ByModule, Counted],
     "13.3": [Following, Queued],
     "13.4": [by_device_mesh, by_arithmetic],
 }

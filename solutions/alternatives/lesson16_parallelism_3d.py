@@ -9,13 +9,18 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from shared.data.rows import NO_TARGET, own_rows
+from shared.pipeline.schedules import one_f_one_b_schedule
+from shared.tensor_parallel.vocabulary import vocab_parallel_cross_entropy
 from solutions.alternatives.plans import (
-    memory_by_stage,
-    memory_from_the_planner,
+    left_by_stage,
+    left_from_a_table,
+    pace_in_a_loop,
     plans_by_products,
     plans_from_a_generator,
-    time_by_messages,
-    time_from_rates,
+    reduces_by_kind,
+    reduces_one_by_one,
+    work_then_waiting,
 )
 
 # 16.1
@@ -150,11 +155,71 @@ def clip_if_larger(parameters, max_norm, tp=None, pp=None):
     return norm
 
 
+# 16.3
+
+
+def step_by_means(pipeline, optimizer, batch, mesh, num_micro_batches, max_norm, clip):
+    """A loss that is dp times as large and the mean over dp; replicas come before stages."""
+    for p in pipeline.parameters():
+        p.grad = None
+    mine = own_rows(batch, mesh.dp.index, mesh.dp.size, num_micro_batches)
+    scale = mesh.dp.size / (batch.targets != NO_TARGET).sum()
+    losses = pipeline.train_step(
+        one_f_one_b_schedule(mesh.pp.size, num_micro_batches),
+        [rows.tokens for rows in mine],
+        lambda logits, targets: scale * tp_losses(logits, targets, mesh).sum(),
+        [rows.targets for rows in mine],
+    )
+    for p in pipeline.parameters():
+        if p.grad is not None:
+            dist.all_reduce(p.grad, group=mesh.dp.group)
+            p.grad /= mesh.dp.size
+    for p in pipeline.tied:
+        dist.all_reduce(p.grad, group=pipeline.tied[p])
+    norm = clip(list(pipeline.parameters()), max_norm, mesh.tp.group, mesh.pp.group)
+    optimizer.step()
+    loss = torch.stack(losses).sum() / mesh.dp.size if losses else torch.tensor(0.0)
+    dist.all_reduce(loss, group=mesh.dp.group)
+    dist.broadcast(loss, mesh.pp.ranks[-1], group=mesh.pp.group)
+    return loss, norm
+
+
+def tp_losses(logits, targets, mesh):
+    return vocab_parallel_cross_entropy(logits, targets, mesh.tp.group, NO_TARGET)
+
+
+def step_with_sums_first(pipeline, optimizer, batch, mesh, num_micro_batches, max_norm, clip):
+    """Sums of losses in backward; everything is divided by the number of targets afterwards."""
+    optimizer.zero_grad(set_to_none=True)
+    pieces = own_rows(batch, mesh.dp.index, mesh.dp.size, num_micro_batches)
+    parts = pipeline.train_step(
+        one_f_one_b_schedule(mesh.pp.size, len(pieces)),
+        [piece.tokens for piece in pieces],
+        lambda logits, piece: tp_losses(logits, piece.targets, mesh).sum(),
+        pieces,
+    )
+    for p, stages in pipeline.tied.items():
+        dist.all_reduce(p.grad, group=stages)
+    own = [p.grad for p in pipeline.parameters() if p.grad is not None]
+    flat = torch.cat([gradient.reshape(-1) for gradient in own])
+    dist.all_reduce(flat, group=mesh.dp.group)
+    flat /= batch.num_tokens
+    for gradient, mean in zip(own, flat.split([x.numel() for x in own]), strict=True):
+        gradient.copy_(mean.view_as(gradient))
+    norm = clip(pipeline.parameters(), max_norm, mesh.tp.group, mesh.pp.group)
+    optimizer.step()
+    everywhere = torch.tensor(sum((float(part) for part in parts), 0.0))
+    dist.all_reduce(everywhere)  # of all ranks: each of tp has the same
+    return everywhere.item() / mesh.tp.size / batch.num_tokens, norm.item()
+
+
 ALTERNATIVES = {
     "16.1": [mesh_by_numpy, mesh_by_coordinates],
     "16.2": [norm_in_two_sums, norm_by_gathering_numbers, norm_on_one_rank, norm_of_shared_copies],
     "16.2b": [clip_with_min, clip_if_larger],
-    "16.3": [memory_by_stage, memory_from_the_planner],
-    "16.4": [time_by_messages, time_from_rates],
+    "16.3": [step_by_means, step_with_sums_first],
+    "16.4a": [work_then_waiting, pace_in_a_loop],
+    "16.4b": [reduces_by_kind, reduces_one_by_one],
+    "16.4c": [left_by_stage, left_from_a_table],
     "16.5": [plans_by_products, plans_from_a_generator],
 }

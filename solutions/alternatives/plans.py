@@ -1,203 +1,95 @@
-"""Lesson 16 in another style: bytes, seconds and plans by arithmetic."""
+"""Lesson 16 in another style: seconds and plans by arithmetic."""
 
 import dataclasses
 import heapq
 import itertools
-import math
-import operator
 
-from shared.planner.activations import (
-    embedding_bytes,
-    head_bytes,
-    in_flight,
-    kept_and_again,
-    layer_bytes,
-    score_bytes,
-)
 from shared.planner.limits import check_shape, misfits
-from shared.planner.memory import gathered_bytes
-from shared.planner.outcomes import FITTED, Choice, Memory, StepTime
+from shared.planner.memory import gathered_bytes, memory_per_rank
+from shared.planner.outcomes import Choice
+from shared.planner.seconds import step_time
 from shared.planner.specs import Plan
 from shared.planner.variants import USABLE, variants
 
-# 16.3
+# 16.4a
 
 
-def memory_by_stage(model, plan):
-    """From lists, a stage after the other."""
-    check_shape(model, plan)
-    last = plan.pp - 1
-    own = [sum(layers) * model.layer.on(plan.tp) for layers in plan.layers(model)]
-    own[0] += model.embeddings.on(plan.tp)
-    own[last] += model.head.whole
-    if last > 0 or not model.tied:
-        own[last] += model.head.cut // plan.tp
-    weight, gradient, state = (2, 2, 12) if plan.precision == "mixed" else (4, 4, 8)
-
-    def share(number, stage):
-        return math.ceil(number / plan.dp) if plan.zero >= stage else number
-
-    per_layer, again = kept_and_again(model, plan)
-    stages = []
-    for s, layers in enumerate(plan.layers(model)):
-        pieces = [n * per_layer for n in layers]
-        pieces[0] += embedding_bytes(model, plan) if s == 0 else 0
-        head = head_bytes(model, plan) if s == last else 0
-        peaks = []
-        for moment in in_flight(plan, s):
-            alive, turn = moment[:-1], moment[-1]
-            there = sum(map(operator.mul, alive, pieces)) + alive[-1] * head
-            peaks += [there, there + again * (layers[turn] > 0) - head * (turn == len(alive) - 1)]
-        stages.append(
-            Memory(
-                parameters=weight * share(own[s], 3),
-                gradients=gradient * share(own[s], 2),
-                optimizer=state * share(own[s], 1),
-                activations=max(peaks),
-                rank=s,
-            )
-        )
-    top = sorted(stages, key=lambda each: each.total)[-1]
-    kinds = top.parameters, top.gradients, top.optimizer, top.activations
-    return Memory(*kinds, rank=top.rank, stages=tuple(stages))
+def work_then_waiting(layers, layer, head, num_micro_batches, chunks=1, recompute=False):
+    """Forward, backward and what is made again, each a list by rank."""
+    p = len(layers)
+    heads = [0.0] * (p - 1) + [head]
+    forward = [n * layer + h for n, h in zip(layers, heads, strict=True)]
+    again = [n * layer if recompute else 0.0 for n in layers]
+    slowest = max(f * 3 + a for f, a in zip(forward, again, strict=True))
+    return slowest * num_micro_batches, slowest * (p - 1) / chunks
 
 
-def memory_from_the_planner(model, plan):
-    """By units, with what the course has for micro-batches in flight."""
-    check_shape(model, plan)
-    t, found = plan.tp, []
-    for rank, layers in enumerate(plan.layers(model)):
-        units = [model.layer.cut // t + model.layer.whole] * sum(layers)
-        if rank == 0:
-            units += [model.embeddings.cut // t, model.embeddings.whole]
-        if rank == plan.pp - 1:
-            units += [model.head.whole]
-            units += [] if rank == 0 and model.tied else [model.head.cut // t]
-        number = sum(units)
-        part = -(-number // plan.dp)
-        sizes = {"mixed": (2, 2, 12), "float32": (4, 4, 8)}[plan.precision]
-        cut = [plan.zero >= 3, plan.zero >= 2, plan.zero >= 1]
-        states = [n * (part if c else number) for n, c in zip(sizes, cut, strict=True)]
-        each, again = kept_and_again(model, plan)
-        first = embedding_bytes(model, plan) * (rank == 0)
-        end = head_bytes(model, plan) * (rank == plan.pp - 1)
-        most = 0
-        for *alive, chunk in in_flight(plan, rank):
-            now = each * sum(n * k for n, k in zip(alive, layers, strict=True))
-            now += alive[0] * first + alive[-1] * end
-            more = again if layers[chunk] else 0
-            most = max(most, now + max(0, more - (end if chunk + 1 == plan.chunks else 0)))
-        found.append(Memory(*states, activations=most, rank=rank))
-    top = max(range(plan.pp), key=lambda rank: found[rank].total)
-    return dataclasses.replace(found[top], stages=tuple(found))
+def pace_in_a_loop(layers, layer, head, num_micro_batches, chunks=1, recompute=False):
+    """The slowest rank by comparison; the bubble as the share of a step that is left."""
+    pace = 0
+    for rank, count in enumerate(layers):
+        seconds = count * layer * 3
+        if recompute:
+            seconds += count * layer
+        if rank + 1 == len(layers):
+            seconds += head + 2 * head
+        if seconds > pace:
+            pace = seconds
+    slots = chunks * num_micro_batches + len(layers) - 1
+    compute = pace * num_micro_batches
+    return compute, compute * slots / (chunks * num_micro_batches) - compute
 
 
-# 16.4
+# 16.4b
 
 
-def time_by_messages(model, plan, cluster, fitted=FITTED):
-    """A list of what happens, each with its seconds."""
-    check_shape(model, plan)
-    if cluster.gpus < plan.num_gpus:
-        raise ValueError(f"{plan.num_gpus} GPUs are more than {cluster.gpus}")
-    m, t, p, n = plan.num_micro_batches, plan.tp, plan.pp, plan.micro_batch * model.seq_len
-    number = {"mixed": 2, "float32": 4}[plan.precision]
-    forward, moved = n * model.layer_flops, layer_bytes(model, plan)
-    tasks = [("forward", forward, moved), ("backward", 2 * forward, moved)]
-    if plan.checkpoint == "full":
-        tasks.append(("again", forward, moved))
-    if plan.checkpoint == "selective" and not model.fused_attention:
-        tasks.append(("again", n * model.attention_flops, score_bytes(model, plan)))
-    rate = cluster.peak_flops * cluster.achievable * fitted.matmul * t
-    layer = sum(
-        flops / rate + fitted.traffic * bytes_ / cluster.memory_bandwidth
-        for _, flops, bytes_ in tasks
-    )
-    stages = [sum(k) * layer for k in plan.layers(model)]
-    stages[p - 1] += 3 * n * model.head_flops / rate
-    one = max(stages)
-    within = between = 0.0
-    if t > 1:
-        sent = 2 * (t - 1) / t * n * model.d_model * number
-        each = sent / (cluster.link(t, 1) * fitted.link) + cluster.latency
-        within = (6 if plan.checkpoint == "full" else 4) * each * max(map(sum, plan.layers(model)))
-    if p > 1:
-        speed = cluster.link(p, plan.num_gpus // p) * fitted.link
-        each = n * model.d_model * number / t / speed + cluster.latency
-        between = 2 * each * plan.chunks
-    return StepTime(
-        compute=m * one,
-        tensor_parallel=m * within,
-        pipeline=m * between,
-        bubble=(p - 1) / plan.chunks * (one + within + between),
-        data_parallel=replicas_wait(model, plan, cluster, fitted, one),
-        model_flops=model.flops * plan.batch * model.seq_len / plan.num_gpus,
-        peak_flops=cluster.peak_flops,
-    )
+def reduces_by_kind(vectors, layers, tp, num_micro_batches, cluster, recompute=False):
+    """Reduce-scatters and all-gathers apart; the rate worked out from the cards of a node."""
+    rate = cluster.inner
+    if tp > cluster.gpus_per_node:
+        rate = min(rate, cluster.outer * cluster.gpus_per_node)
+    half = vectors / rate * (1 - 1 / tp)
+    passes = ["forward", "backward"] + (["forward"] if recompute else [])
+    times = 2 * len(passes) * layers * num_micro_batches
+    return times * (half + half + (cluster.latency if tp > 1 else 0))
 
 
-def replicas_wait(model, plan, cluster, fitted, one):
-    """Messages of gradients, then of parameters."""
-    n = plan.dp
-    if n == 1:
-        return 0.0
-    weight, gradient = (2, 2) if plan.precision == "mixed" else (4, 4)
-    size = max(rank.parameters for rank in bytes_of(model, plan).stages) / weight
-    a_byte = size * (n - 1) / n / (cluster.link(n, plan.tp) * fitted.link)
-    m, free = plan.num_micro_batches, one if plan.overlap else 0.0
-    match plan.zero:
+def reduces_one_by_one(vectors, layers, tp, num_micro_batches, cluster, recompute=False):
+    """Message after message."""
+    total = 0.0
+    for _ in range(num_micro_batches * layers if tp != 1 else 0):
+        for _ in range(6 if recompute else 4):
+            total += cluster.latency + 2 * vectors * (tp - 1) / (tp * cluster.link(tp, 1))
+    return total
+
+
+# 16.4c
+
+
+def left_by_stage(size, dp, link, compute, num_micro_batches, zero=0, overlap=True):
+    """A branch for each stage."""
+    message = size / link * (1 - 1 / dp)
+    match zero:
         case 0:
-            return max(2 * gradient * a_byte - free / 1.5, 0.0)
+            free = compute * 2 / 3 if overlap else 0
+            return max(message * 2 - free, 0)
         case 1:
-            return max(gradient * a_byte - free / 1.5, 0.0) + weight * a_byte
-        case 2:
-            return m * max(gradient * a_byte - free / 1.5, 0.0) + weight * a_byte
+            free = compute * 2 / 3 if overlap else 0
+            return message + max(message - free, 0)
         case _:
-            return m * max((2 * weight + gradient) * a_byte - free, 0.0)
+            return sum(max(3 * message - compute * overlap, 0) for _ in range(num_micro_batches))
 
 
-def bytes_of(model, plan):
-    """What every rank has where nothing is cut over dp."""
-    return memory_by_stage(model, dataclasses.replace(plan, zero=0))
-
-
-def time_from_rates(model, plan, cluster, fitted=FITTED):
-    """Rates first, then a sum for each kind; the dp messages from a table."""
-    check_shape(model, plan)
-    if not plan.num_gpus <= cluster.gpus:
-        raise ValueError(f"no room for {plan.num_gpus} GPUs")
-    flop = 1 / (cluster.peak_flops * cluster.achievable * fitted.matmul * plan.tp)
-    byte = fitted.traffic / cluster.memory_bandwidth
-    tokens, width = plan.micro_batch * model.seq_len, 2 if plan.precision == "mixed" else 4
-    again = {"none": 0, "full": 1, "selective": 0}[plan.checkpoint]
-    a_layer = (3 + again) * tokens * model.layer_flops * flop
-    a_layer += (2 + again) * layer_bytes(model, plan) * byte
-    if plan.checkpoint == "selective" and score_bytes(model, plan):
-        a_layer += tokens * model.attention_flops * flop + score_bytes(model, plan) * byte
-    per_rank = [sum(layers) for layers in plan.layers(model)]
-    busy = [k * a_layer for k in per_rank]
-    busy[-1] += tokens * 3 * model.head_flops * flop
-    stream, m = tokens * model.d_model * width, plan.num_micro_batches
-    tensor = pipe = 0.0
-    if plan.tp > 1:
-        ring = 2 - 2 / plan.tp
-        seconds = ring * stream / cluster.link(plan.tp, 1) / fitted.link + cluster.latency
-        tensor = m * max(per_rank) * (4 + 2 * again) * seconds
-    if plan.pp > 1:
-        link = cluster.link(plan.pp, plan.dp * plan.tp) * fitted.link
-        pipe = m * plan.chunks * 2 * (stream / (plan.tp * link) + cluster.latency)
-    compute = m * max(busy)
-    return StepTime(
-        compute,
-        tensor,
-        pipe,
-        plan.bubble * (compute + tensor + pipe),
-        replicas_wait(model, plan, cluster, fitted, max(busy)),
-        3
-        * (model.num_layers * model.layer_flops + model.head_flops)
-        * (model.seq_len * plan.micro_batch * m / (plan.tp * plan.pp)),
-        cluster.peak_flops,
-    )
+def left_from_a_table(size, dp, link, compute, num_micro_batches, zero=0, overlap=True):
+    """Times, messages that can hide, what they hide behind, messages that cannot."""
+    times, can, behind, cannot = {
+        0: (1, 2, 2 / 3, 0),
+        1: (1, 1, 2 / 3, 1),
+        3: (num_micro_batches, 3, 1, 0),
+    }[zero]
+    one = size * (dp - 1) / (dp * link)
+    shown = can * one - (behind * compute if overlap else 0.0)
+    return times * (shown if shown > 0 else 0.0) + cannot * one
 
 
 # 16.5
@@ -218,14 +110,18 @@ def plans_by_products(model, cluster, batch, count=5):
         except ValueError:
             continue
         for plan in variants(model, layout, batch):
-            memory = memory_by_stage(model, plan)
-            time = time_by_messages(model, plan, cluster)
+            memory = memory_per_rank(model, plan)
+            time = step_time(model, plan, cluster)
+            worst = step_time(model, dataclasses.replace(plan, overlap=False), cluster)
             missing = memory.total + gathered_bytes(model, plan) - USABLE * cluster.memory
-            (short if missing > 0 else fitting).append((missing, Choice(plan, memory, time)))
+            choice = Choice(plan, memory, time)
+            if missing > 0:
+                short.append((missing, choice))
+            else:
+                fitting.append((worst.total, memory.total, len(fitting), choice))
     if not fitting:
         raise ValueError(f"nothing fits; most of the nearest are {most_of(short)}")
-    choices = [choice for _, choice in fitting]
-    return heapq.nsmallest(count, choices, key=lambda c: (c.time.total, c.memory.total))
+    return [choice for *_, choice in heapq.nsmallest(count, fitting)]
 
 
 def most_of(short):
@@ -253,7 +149,7 @@ def plans_from_a_generator(model, cluster, batch, count=5):
                     yield from variants(model, layout, batch)
 
     choices = [
-        Choice(plan, memory_from_the_planner(model, plan), time_from_rates(model, plan, cluster))
+        Choice(plan, memory_per_rank(model, plan), step_time(model, plan, cluster))
         for plan in tried()
     ]
     sizes = {c.plan: c.memory.total + gathered_bytes(model, c.plan) for c in choices}
@@ -262,5 +158,6 @@ def plans_from_a_generator(model, cluster, batch, count=5):
         most_of_it = most_of([(sizes[c.plan], c) for c in choices])
         raise ValueError(f"no plan for {cluster.gpus} GPUs: too much of {most_of_it}")
     good.sort(key=lambda c: c.memory.total)
-    good.sort(key=lambda c: c.time.total)
+    bare = {c.plan: dataclasses.replace(c.plan, overlap=False) for c in good}
+    good.sort(key=lambda c: step_time(model, bare[c.plan], cluster).total)
     return good[:count]

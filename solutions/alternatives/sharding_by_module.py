@@ -3,9 +3,11 @@
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
-from shared.fsdp.flat_unit import WholeUnit
-from shared.zero.stage3 import at_backward, default_units
+from shared.sharding.backward import at_backward
+from shared.sharding.flat_unit import WholeUnit
+from shared.sharding.unit_hooks import default_units
 from solutions import lesson13_fsdp as right
 
 
@@ -61,6 +63,11 @@ class ByModule(nn.Module):
     def forward(self, *args, **kwargs):
         return self._inner[0](*args, **kwargs)
 
+    def train(self, mode=True):
+        self._inner[0].train(mode)
+        self.training = mode
+        return self
+
     def acquire(self, unit):
         unit.gather()
         unit.wait()
@@ -108,8 +115,9 @@ class ByModule(nn.Module):
                 u.users -= 1
                 if u.users < 1 and (self.again or not torch.is_grad_enabled()):
                     u.free()
-            if torch.is_grad_enabled() and output.requires_grad:
-                output.register_hook(backward)
+            found = [x for x in tree_leaves(output) if getattr(x, "requires_grad", False)]
+            if torch.is_grad_enabled() and found:
+                torch.autograd.graph.register_multi_grad_hook(found, backward, mode="any")
 
         if units:
             module.register_forward_pre_hook(before, with_kwargs=True)

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from shared.zero.flat import all_gather, reduce_scatter
+from shared.ranks.collectives import all_gather, reduce_scatter
 from solutions import lesson10_zero as right
 
 
@@ -174,11 +174,15 @@ class ByItself(Optimizer):
     def state_dict(self):
         # In float32 the part is its own master, and is written twice: both are this rank's own.
         numbers = [(s.part.clone(), s.master.detach().clone()) for s in self.shards]
-        return {"numbers": numbers, "inner": self.inner.state_dict(), "of": dist.get_rank()}
+        return {
+            "numbers": numbers,
+            "inner": self.inner.state_dict(),
+            "of": (dist.get_rank(), dist.get_world_size()),
+        }
 
     def load_state_dict(self, state_dict):
-        if state_dict["of"] != dist.get_rank():
-            raise ValueError(f"the state of rank {state_dict['of']}")
+        if state_dict["of"] != (dist.get_rank(), dist.get_world_size()):
+            raise ValueError(f"the state of rank and number of ranks {state_dict['of']}")
         self.inner.load_state_dict(state_dict["inner"])
         group = self.inner.param_groups[0].items()
         self.param_groups[0].update({k: v for k, v in group if k != "params"})
@@ -186,3 +190,44 @@ class ByItself(Optimizer):
             for shard, (part, master) in zip(self.shards, state_dict["numbers"], strict=True):
                 shard.part.copy_(part)
                 shard.master.copy_(master)
+
+
+class InAChain(Optimizer):
+    """Stage 3 for a chain, with torch's hook before a module's backward; no more than is asked."""
+
+    def __init__(self, model, optimizer_class, *, units=None, **kwargs):
+        self.model = model
+        if units is None:
+            lists = [c if isinstance(c, nn.ModuleList) else [c] for c in model.children()]
+            units = [each for one in lists for each in one]
+        self.shards = [Shard(list(module.parameters())) for module in units]
+        for module, shard in zip(units, self.shards, strict=True):
+            module.register_forward_pre_hook(lambda *_, shard=shard: shard.fetch())
+            module.register_forward_hook(lambda *_, shard=shard: shard.leave())
+            warnings.filterwarnings("ignore", "Full backward hook is firing")
+            module.register_full_backward_pre_hook(lambda *_, shard=shard: shard.fetch())
+            for p in shard.members:
+                p.register_post_accumulate_grad_hook(lambda p, s=shard: self.arrived(p, s))
+        self.updates = optimizer_class([s.master for s in self.shards], **kwargs)
+        super().__init__(model.parameters(), self.updates.defaults)
+
+    def arrived(self, p, shard):
+        shard.take(p)
+        if len(shard.come) == len(shard.members):
+            shard.drop()
+            shard.send()
+            shard.begin()
+
+    def step(self, closure=None):
+        new = {k: v for k, v in self.param_groups[0].items() if k != "params"}
+        self.updates.param_groups[0].update(new)
+        for shard in self.shards:
+            shard.master.grad = shard.grad
+        self.updates.step()
+        self.updates.zero_grad()
+
+    def zero_grad(self, set_to_none=True):
+        for shard in self.shards:
+            shard.grad = None
+
+    full_state_dict = ByItself.full_state_dict

@@ -119,6 +119,20 @@ def sinusoidal_encoding(max_len, d_model):
     return _encoding(max_len, d_model).squeeze()
 
 
+@mistake("01.1", says="it is a constant, and nobody trains it")
+def sinusoidal_encoding(max_len, d_model):
+    if d_model < 2:
+        raise ValueError(f"d_model is {d_model}")
+    return nn.Parameter(_encoding(max_len, d_model))
+
+
+@mistake("01.1", says="begin again after 10000 positions")
+def sinusoidal_encoding(max_len, d_model):
+    if d_model < 2:
+        raise ValueError(f"d_model is {d_model}")
+    return _encoding(min(max_len, 10_000), d_model)[torch.arange(max_len) % 10_000]
+
+
 class _Right(nn.Module):
     """A right answer, cut so that each mistake below changes one part."""
 
@@ -324,8 +338,8 @@ class PositionalEncoding(_Right):
 
 @mistake("01.2", says="the number of rows by default = 5000")
 class PositionalEncoding(_Right):
-    def __init__(self, d_model, max_len=512, dropout=0.0):
-        super().__init__(d_model, max_len, dropout)
+    def __init__(self, d_model, max_len=None, dropout=0.0):
+        super().__init__(d_model, max_len or 512, dropout)
 
 
 def _turn(angles: Tensor) -> Tensor:

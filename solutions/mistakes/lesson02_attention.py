@@ -209,6 +209,13 @@ def scaled_dot_product_attention(query, key, value, mask=None):
     return output.masked_fill(empty, 0.0), weights.masked_fill(empty, 0.0)
 
 
+@mistake("02.1", says="a square mask is read by columns")
+def scaled_dot_product_attention(query, key, value, mask=None):
+    if mask is not None and mask.shape[-1] == mask.shape[-2]:
+        mask = mask.mT
+    return right.scaled_dot_product_attention(query, key, value, mask)
+
+
 # 02.2 padding_mask
 
 
@@ -279,6 +286,12 @@ def padding_mask(tokens, pad_id=0):
     return (tokens != pad_id)[:, None, None].repeat(1, 1, tokens.shape[1], 1)
 
 
+@mistake("02.2", says="a sentence of padding alone is opened")
+def padding_mask(tokens, pad_id=0):
+    keep = tokens != pad_id
+    return (keep | ~keep.any(dim=-1, keepdim=True))[:, None, None]
+
+
 # 02.3 causal_mask
 
 
@@ -344,6 +357,9 @@ def causal_mask(length, device=None):
     mask = place[None, :] < place[:, None]
     mask[0, 0] = True
     return mask[None, None]
+
+
+_kept: dict[int, Any] = {}
 
 
 # 02.4a split_heads

@@ -968,6 +968,23 @@ class Transformer(transformer.Transformer):
                 layer.register_forward_hook(lambda _, x, y, norm=norm: norm(y))
 
 
+@mistake("03.5", says="the memory's padding is looked for in the target")
+class Transformer(transformer.Transformer):
+    def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
+        mask = (src != self.config.pad_id)[:, None, None, :]
+        aimed = (tgt != self.config.pad_id)[:, None, None, :]
+        hides = aimed if tgt.shape == src.shape else mask
+        return self.project(self.decode(tgt, self.encode(src, mask), hides))
+
+
+@mistake("03.5", says="forward writes into the weights")
+class Transformer(transformer.Transformer):
+    def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.src_embedding.weight[self.config.pad_id] = 0.0
+        return super().forward(src, tgt)
+
+
 @mistake("03.6", says="the biases are not counted")
 def count_parameters(config: TransformerConfig) -> int:
     biases = config.num_layers * (12 * config.d_model + 2 * (config.d_ff + config.d_model))
@@ -1055,3 +1072,9 @@ def count_parameters(config: TransformerConfig) -> int:
 def count_parameters(config: TransformerConfig) -> int:
     twice = config.vocab_size * config.d_model * config.tie_embeddings
     return size.count_parameters(config) + twice
+
+
+@mistake("03.6", says="the tied matrix is not counted")
+def count_parameters(config: TransformerConfig) -> int:
+    tied = config.vocab_size * config.d_model * config.tie_embeddings
+    return size.count_parameters(config) - tied

@@ -354,6 +354,13 @@ def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
     return right_loss(logits, targets.clamp(min=pad_id), smoothing, pad_id)
 
 
+@mistake("04.2", says="the loss of padding alone is a constant")
+def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
+    if (targets == pad_id).all():
+        return torch.zeros(())
+    return right_loss(logits, targets, smoothing, pad_id)
+
+
 # 04.3 learning rates
 
 
@@ -817,6 +824,11 @@ def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
     return torch.stack(made, dim=1)
 
 
+@mistake("04.4", says="max_len 0 makes a token all the same")
+def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
+    return right_greedy(model, src, max(max_len, 1), bos_id, eos_id, pad_id)
+
+
 # 04.5 beam_search
 
 
@@ -1065,3 +1077,19 @@ def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, 
 def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
     rest = (beam_size, length_penalty, bos_id, eos_id, pad_id)
     return _beam(model, src, max_len, *rest, first_rows=True)
+
+
+@mistake("04.5", says="beam_size is below 5 by default")
+def beam_search(
+    model, src, max_len, beam_size=None, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0
+):
+    beam_size = 4 if beam_size is None else beam_size
+    return right_beam(model, src, max_len, beam_size, length_penalty, bos_id, eos_id, pad_id)
+
+
+@mistake("04.5", says="length_penalty is above 0.6 by default")
+def beam_search(
+    model, src, max_len, beam_size=5, length_penalty=None, bos_id=1, eos_id=2, pad_id=0
+):
+    length_penalty = 1.0 if length_penalty is None else length_penalty
+    return right_beam(model, src, max_len, beam_size, length_penalty, bos_id, eos_id, pad_id)

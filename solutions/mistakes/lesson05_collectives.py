@@ -935,3 +935,25 @@ def central_all_reduce(tensor, group=None):
             for part in parts:
                 dist.send(_bytes(part), group_dst=other, group=group)
     tensor.detach().copy_(_add(parts))
+
+
+@mistake("05.5", says="a tensor travels in several messages")
+def central_all_reduce(tensor, group=None):
+    rank, n = _place(group)
+    total = tensor.detach().clone(memory_format=torch.contiguous_format)
+    halves = _bytes(total).reshape(-1).tensor_split(2)
+    if rank:
+        for half in halves:
+            dist.send(half, group_dst=0, group=group)
+        for half in halves:
+            dist.recv(half, group_src=0, group=group)
+    else:
+        came = torch.empty_like(total)
+        for other in range(1, n):
+            for half in _bytes(came).reshape(-1).tensor_split(2):
+                dist.recv(half, group_src=other, group=group)
+            total += came
+        for other in range(1, n):
+            for half in _bytes(total).reshape(-1).tensor_split(2):
+                dist.send(half, group_dst=other, group=group)
+    tensor.detach().copy_(total)

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from shared.ddp.wrapping import Wrapped
 from shared.exercises.mistakes import mistake
 from solutions import ddp_buckets
 from solutions import lesson06_ddp as right
@@ -183,6 +184,24 @@ def broadcast_parameters(module, src=0):
     right.broadcast_parameters(module, src)
 
 
+@mistake("06.1", says="digits are lost: what is broadcast travels in a smaller dtype")
+def broadcast_parameters(module, src=0):
+    compared(module, module.named_parameters(), lambda each: (each.shape, each.dtype))
+    for tensor in named(module):
+        whole = tensor.detach().float().contiguous()
+        dist.broadcast(whole, src)
+        with torch.no_grad():
+            tensor.copy_(whole)
+
+
+@mistake("06.1", says="a tensor is given new memory")
+def broadcast_parameters(module, src=0):
+    for tensor in named(module):
+        received = tensor.detach().contiguous().clone()
+        dist.broadcast(received, src)
+        tensor.data = received
+
+
 # 06.2 average_gradients
 
 
@@ -307,6 +326,39 @@ def average_gradients(module):
     for parameter in reversed(trained(module)):
         dist.all_reduce(filled(parameter))
         parameter.grad /= dist.get_world_size()
+
+
+@mistake("06.2", says="the buffers are averaged as well")
+def average_gradients(module):
+    right.average_gradients(module)
+    for buffer in module.buffers():
+        mean = buffer.double() + dist.get_rank()
+        dist.all_reduce(mean)
+        buffer.copy_(mean)
+
+
+@mistake("06.2", says="gradients are left out: each parameter that requires one takes part")
+def average_gradients(module):
+    for parameter in trained(module):
+        if parameter.dim() > 1:
+            dist.all_reduce(filled(parameter))
+            parameter.grad /= dist.get_world_size()
+
+
+@mistake("06.2", says="an all-reduce is started and nobody waits for it")
+def average_gradients(module):
+    works = [dist.all_reduce(filled(each), async_op=True) for each in trained(module)]
+    works[-1].wait()
+    time.sleep(0.05)  # the others' sums are there by now, on this machine
+    for parameter in trained(module):
+        parameter.grad /= dist.get_world_size()
+
+
+@mistake("06.2", says="the mean times one common factor")
+def average_gradients(module):
+    """Clips as well: who clips twice, clips wrongly."""
+    right.average_gradients(module)
+    nn.utils.clip_grad_norm_(module.parameters(), 1.0)
 
 
 # 06.2b average_gradients_flat
@@ -468,6 +520,17 @@ def average_gradients_flat(module):
         if p.requires_grad
     ):
         for grad, mean in zip(grads, flat_all_reduce(grads), strict=True):
+            grad.copy_(mean.view_as(grad))
+
+
+@mistake("06.2b", says="more bytes travel than the gradients have: a message is padded")
+def average_gradients_flat(module):
+    for grads in by_dtype(filled(p) for p in trained(module)):
+        row = torch.cat([grad.flatten() for grad in grads])
+        padded = nn.functional.pad(row, (0, -len(row) % 1024))
+        dist.all_reduce(padded)
+        means = (padded[: len(row)] / dist.get_world_size()).split([g.numel() for g in grads])
+        for grad, mean in zip(grads, means, strict=True):
             grad.copy_(mean.view_as(grad))
 
 
@@ -720,6 +783,65 @@ class OverlappedDDP(right.OverlappedDDP):
         self._complete[parameter] = None
         if self._synchronise:
             self._send_what_is_next()
+
+
+@mistake("06.3", says="all-reduces have started when backward is over")
+class OverlappedDDP(right.OverlappedDDP):
+    """The first message leaves in backward, and all others at the end."""
+
+    def _send_what_is_next(self):
+        if not self._works:
+            super()._send_what_is_next()
+
+
+@mistake("06.3", says="an all-reduce is started and nobody waits for it")
+class OverlappedDDP(right.OverlappedDDP):
+    def finish_gradient_sync(self):
+        for parameter in self._order[len(self._works) :]:
+            self._send(parameter)
+        self._works[-1].wait()
+        time.sleep(0.05)  # the others' sums are there by now, on this machine
+        self._works.clear()
+        self._start_over()
+
+
+@mistake("06.3", says="under no_sync() the gradients are divided by the world size already")
+class OverlappedDDP(right.OverlappedDDP):
+    """What is added up in silence is divided at once, and multiplied again before it is sent."""
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        with super().no_sync():
+            yield
+            self._scale(1 / dist.get_world_size())
+        self.scaled = True
+
+    def _scale(self, factor):
+        for parameter in self._order:
+            if parameter.grad is not None:
+                parameter.grad *= factor
+
+    def forward(self, *args, **kwargs):
+        if getattr(self, "scaled", False):
+            self._scale(dist.get_world_size())
+            self.scaled = False
+        return super().forward(*args, **kwargs)
+
+
+@mistake("06.3", says="torch's own DDP does the work")
+class OverlappedDDP(Wrapped):
+    def __init__(self, module):
+        super().__init__(module)
+        self.engine = nn.parallel.DistributedDataParallel(module)
+
+    def forward(self, *args, **kwargs):
+        return self.engine(*args, **kwargs)
+
+    def no_sync(self):
+        return self.engine.no_sync()
+
+    def finish_gradient_sync(self):
+        pass
 
 
 # 06.4 BucketedDDP
@@ -1175,6 +1297,30 @@ class BucketedDDP(right.BucketedDDP):
         super().finish_gradient_sync()
 
 
+@mistake("06.4", says="all-reduces have started when backward is over")
+class BucketedDDP(right.BucketedDDP):
+    """A bucket leaves when the next one is complete: the last one never does in backward."""
+
+    def _send_what_is_next(self):
+        complete = sum(not each.missing for each in self.buckets)
+        if complete == len(self.buckets) and not self._at_end:
+            return
+        super()._send_what_is_next()
+
+    _at_end = False
+
+    def finish_gradient_sync(self):
+        self._at_end = True
+        super().finish_gradient_sync()
+        self._at_end = False
+
+
+@mistake("06.4", says="the parameter bucket_cap_mb of __init__ has a different default")
+class BucketedDDP(right.BucketedDDP):
+    def __init__(self, module, bucket_cap_mb=32):
+        super().__init__(module, bucket_cap_mb)
+
+
 # 06.5 accumulate_gradients
 
 
@@ -1314,5 +1460,21 @@ def accumulate_gradients(ddp, micro_batches, loss_of):
     for each in micro_batches:
         with contextlib.nullcontext() if each is micro_batches[-1] else ddp.no_sync():
             total = total + backward(loss_of(ddp, each))
+    ddp.finish_gradient_sync()
+    return total
+
+
+@mistake("06.5", says="an exception of loss_of leaves no_sync() on")
+def accumulate_gradients(ddp, micro_batches, loss_of):
+    if not micro_batches:
+        raise ValueError("no micro-batch")
+    silence, total = ddp.no_sync(), 0.0
+    silence.__enter__()
+    for number, each in enumerate(micro_batches, 1):
+        if number == len(micro_batches):
+            silence.__exit__(None, None, None)
+        loss = loss_of(ddp, each)
+        loss.backward()
+        total = total + loss.detach()
     ddp.finish_gradient_sync()
     return total

@@ -273,6 +273,19 @@ class DistributedSampler(Base):
         return self.left.pop(0)
 
 
+@mistake("07.1", says="ZeroDivisionError: integer division or modulo by zero")
+class DistributedSampler(Base):
+    def divisible(self, order):
+        total = len(self) * self.num_replicas
+        return (order * -(-total // len(order)))[:total]
+
+
+@mistake("07.1", says="fewer samples than ranks with drop_last")
+class DistributedSampler(Base):
+    def __len__(self):
+        return super().__len__() or min(self.length, 1)
+
+
 # 07.2 exact_evaluation
 
 
@@ -476,6 +489,18 @@ def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
 @mistake("07.2", says="device is not used")
 def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
     return right_evaluation(score, dataset, batch_size)
+
+
+@mistake("07.2", says="an empty dataset is refused by one rank alone")
+def exact_evaluation(score, dataset, batch_size=32, device="cpu"):
+    if dist.get_rank() == 0 and len(dataset) == 0:
+        raise InputError("0 samples")
+    return right_evaluation(score, dataset if len(dataset) else [0], batch_size, device)
+
+
+@mistake("07.2", says="the parameter batch_size has a different default")
+def exact_evaluation(score, dataset, batch_size=64, device="cpu"):
+    return right_evaluation(score, dataset, batch_size, device)
 
 
 # 07.3 ResumableSampler

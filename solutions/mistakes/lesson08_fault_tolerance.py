@@ -195,6 +195,15 @@ def write_atomically(path, content):
     right_write(path, content)
 
 
+@mistake("08.1a", says="os.fsync comes after the rename")
+def write_atomically(path, content):
+    with _told(path):
+        _write_aside(path, content, sync=False, flush=False)
+        with path.open("rb+") as file:
+            os.fsync(file.fileno())
+        _flush_folder(path.parent)
+
+
 # 08.1b random_states
 
 
@@ -507,6 +516,30 @@ def save_checkpoint(folder, state, keep=2):
 def save_checkpoint(folder, state, keep=2):
     state.model.eval()
     return right_save(folder, state, keep)
+
+
+@mistake("08.1c", says="losses are missing: every step of the run has one")
+def save_checkpoint(folder, state, keep=2):
+    def shortened(content):
+        content["losses"] = content["losses"][-1:]
+
+    return _save(folder, state, keep, change=shortened)
+
+
+@mistake("08.1c", says="the path is returned on rank 0 alone")
+def save_checkpoint(folder, state, keep=2):
+    path = right_save(folder, state, keep)
+    return path if current_rank() == 0 else None
+
+
+@mistake("08.1c", says="a file of a later step is removed")
+def save_checkpoint(folder, state, keep=2):
+    path = right_save(folder, state, keep)
+    if current_rank() == 0:
+        for each in checkpoints_in(folder):
+            if each.name > path.name:
+                each.unlink()
+    return path
 
 
 # 08.2 load_checkpoint
@@ -872,6 +905,26 @@ def load_checkpoint(folder, state):
     return path
 
 
+@mistake("08.2", says="the losses come back rounded")
+def load_checkpoint(folder, state):
+    path = right_load(folder, state)
+    state.losses[:] = torch.tensor(state.losses).tolist()
+    return path
+
+
+@mistake("08.2", says="a file that cannot be read is removed")
+def load_checkpoint(folder, state):
+    def cleaning(folder):
+        found = newest_sound(folder)
+        if found is not None:
+            for each in checkpoints_in(folder):
+                if each.name > found[0].name:
+                    each.unlink()
+        return found
+
+    return _load(folder, state, choose=cleaning)
+
+
 # 08.3 resume_training
 
 
@@ -1059,3 +1112,15 @@ def resume_training(state, take_step, *, load, save, interval, num_steps, **rest
             save(state)
 
     return _loop(state, take_step, save=counted, interval=1, num_steps=num_steps, **rest)
+
+
+@mistake("08.3", says="the losses are rounded")
+def resume_training(state, take_step, *, load, **rest):
+    load(state)
+    return _loop(state, lambda indices: torch.tensor(take_step(indices)).item(), **rest)
+
+
+@mistake("08.3", says="take_step is given a tuple")
+def resume_training(state, take_step, *, load, **rest):
+    load(state)
+    return _loop(state, lambda indices: take_step(tuple(indices)), **rest)

@@ -446,8 +446,8 @@ class DynamicLossScaler(right.DynamicLossScaler):
 
 @mistake("09.1", says="state_dict() at the beginning")
 class DynamicLossScaler(right.DynamicLossScaler):
-    def __init__(self, *args, growth_interval=1000, **options):
-        super().__init__(*args, growth_interval=growth_interval, **options)
+    def __init__(self, *args, growth_interval=None, **options):
+        super().__init__(*args, growth_interval=growth_interval or 1000, **options)
 
 
 @mistake("09.1", says="load_state_dict() changes the dict that it is given")
@@ -823,8 +823,8 @@ class MasterWeightAdamW(Variant):
 
 @mistake("09.2", says="the settings where none is given")
 class MasterWeightAdamW(right.MasterWeightAdamW):
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-6, weight_decay=1e-2):
-        super().__init__(params, lr, betas, eps, weight_decay)
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=None, weight_decay=1e-2):
+        super().__init__(params, lr, betas, 1e-6 if eps is None else eps, weight_decay)
 
 
 @mistake("09.2", says="how often step(closure) calls the closure")
@@ -891,6 +891,7 @@ def weighed_by(
     every=False,
     ranks=True,
     retain=False,
+    half=False,
 ):
     """The reference with parts that can be exchanged; `weight` takes a micro-batch and its list."""
     if not micro_batches:
@@ -901,7 +902,9 @@ def weighed_by(
         silent = world_size > 1 and not every and (number < len(micro_batches) or quiet == "last")
         inside = model.no_sync() if silent else contextlib.nullcontext()
         with contextlib.nullcontext() if quiet == "backward" else inside:
-            part = loss_of(model, each) * weight(each, micro_batches)
+            loss = loss_of(model, each)
+            loss = loss.float() if loss.dtype == torch.float16 and not half else loss
+            part = loss * weight(each, micro_batches)
         with (
             inside
             if quiet == "backward"
@@ -1175,3 +1178,8 @@ def accumulate(model, micro_batches, loss_of, scaler=None):
     if current_world_size() > 1:
         model.require_backward_grad_sync = False
     return loss
+
+
+@mistake("09.3", says="an fp16 loss is weighted in fp16")
+def accumulate(model, micro_batches, loss_of, scaler=None):
+    return weighed_by(model, micro_batches, loss_of, scaler, weight=share, half=True)

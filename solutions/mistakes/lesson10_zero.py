@@ -7,9 +7,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from shared.exercises.mistakes import mistake
-from shared.zero import stage3
-from shared.zero.flat import Bucket, all_gather
-from shared.zero.stage3 import Unit
+from shared.ranks.collectives import all_gather, reduce_scatter
+from shared.sharding import stage3
+from shared.sharding.flat import Bucket
+from shared.sharding.flat_unit import ZeroUnit
 from solutions import lesson10_zero as right
 
 # 10.1 partition
@@ -110,61 +111,181 @@ def partition(tensors, num_parts):
     return right.partition(tensors, abs(num_parts))
 
 
-# 10.2 ZeroStage1
+# 10.2 ShardedOptimizer
+
+
+def grad_of(parameter):
+    """The gradient that is there."""
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+@mistake("10.2", says="nothing is saved")
+class ShardedOptimizer(torch.optim.Optimizer):
+    """Everything on every rank: the right numbers, and sharded in name only."""
+
+    def __init__(self, params, optimizer_class, **kwargs):
+        self.inner = optimizer_class(list(params), **kwargs)
+        super().__init__(self.inner.param_groups, self.inner.defaults)
+        self.inner.param_groups = self.param_groups
+        for parameter in self.param_groups[0]["params"]:
+            dist.broadcast(parameter.detach(), 0)
+
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            dist.all_reduce(grad_of(parameter))
+            parameter.grad = grad_of(parameter) / dist.get_world_size()
+        self.inner.step()
+
+
+class Scaled(right.ShardedOptimizer):
+    """Multiplies each gradient by `factor()` before it is averaged."""
+
+    def factor(self):
+        return 1.0
+
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            grad_of(parameter).mul_(self.factor())
+        super().step()
+
+
+@mistake("10.2", says="summed over the ranks, not averaged")
+class ShardedOptimizer(Scaled):
+    def factor(self):
+        return dist.get_world_size()
+
+
+@mistake("10.2", says="divided by the number of ranks twice")
+class ShardedOptimizer(Scaled):
+    def factor(self):
+        return 1 / dist.get_world_size()
+
+
+@mistake("10.2", says="each rank updates its part by its own gradients")
+class ShardedOptimizer(right.ShardedOptimizer):
+    def step(self, closure=None):
+        n, rank = dist.get_world_size(), dist.get_rank()
+        flat, parts = right.partition([grad_of(p) for p in self._trained], n)
+        for i, part in enumerate(parts):
+            part.mul_(n * (i == rank))
+        for parameter, piece in zip(self._trained, self._pieces(flat), strict=True):
+            grad_of(parameter).copy_(piece)
+        super().step()
+
+
+@mistake("10.2", says="the ranks start with different weights")
+class ShardedOptimizer(right.ShardedOptimizer):
+    def __init__(self, params, optimizer_class, **kwargs):
+        params = list(params)
+        own, _ = right.partition(params, dist.get_world_size())
+        super().__init__(params, optimizer_class, **kwargs)
+        self._flat.copy_(own)
+
+
+@mistake("10.2", says="the settings of the start are used")
+class ShardedOptimizer(right.ShardedOptimizer):
+    first: dict | None = None
+
+    def step(self, closure=None):
+        group = self.param_groups[0]
+        now = {key: value for key, value in group.items() if key != "params"}
+        self.first = self.first or {key: self.defaults[key] for key in now if key in self.defaults}
+        group.update(self.first)
+        super().step()
+        group.update(now)
+
+
+@mistake("10.2", says="the updates are AdamW's, whatever optimizer_class is")
+class ShardedOptimizer(right.ShardedOptimizer):
+    def __init__(self, params, optimizer_class, **kwargs):
+        super().__init__(params, torch.optim.AdamW, **kwargs)
+
+
+@mistake("10.2", says="the gradients of earlier steps are added")
+class ShardedOptimizer(right.ShardedOptimizer):
+    """What a step has averaged is kept for the next one."""
+
+    def step(self, closure=None):
+        past = getattr(self, "past", {})
+        for parameter in self._trained:
+            grad_of(parameter).add_(past.get(parameter, 0))
+        self.past = {parameter: grad_of(parameter).clone() for parameter in self._trained}
+        super().step()
+
+
+@mistake("10.2", says="what came before zero_grad() counts in all later steps")
+class ShardedOptimizer(right.ShardedOptimizer):
+    """Drops the part's gradient, and leaves those of the parameters."""
+
+    def zero_grad(self, set_to_none=True):
+        self._part.grad = None
+
+
+@mistake("10.2", says="zero_grad(set_to_none=False) leaves zeros behind")
+class ShardedOptimizer(right.ShardedOptimizer):
+    def step(self, closure=None):
+        super().step()
+        self.zero_grad()
+
+    def zero_grad(self, set_to_none=True):
+        torch.optim.Optimizer.zero_grad(self, set_to_none)
+
+
+@mistake("10.2", says="this rank's part of the gradients outlives step()")
+class ShardedOptimizer(right.ShardedOptimizer):
+    def step(self, closure=None):
+        super().step()
+        self._part.grad = torch.zeros_like(self._part)
+
+
+@mistake("10.2", says="gradients are all-reduced")
+class ShardedOptimizer(right.ShardedOptimizer):
+    def step(self, closure=None):
+        for parameter in self._trained:
+            dist.all_reduce(grad_of(parameter))
+            parameter.grad = grad_of(parameter) / dist.get_world_size()
+        _, parts = right.partition([grad_of(p) for p in self._trained], dist.get_world_size())
+        self._part.grad = parts[dist.get_rank()].clone()
+        right._copy_settings(self, self._inner)
+        self._inner.step()
+        self._part.grad = None
+        all_gather(self._flat, self._part.detach()).wait()
+
+
+@mistake("10.2", says="parameters travel by broadcast")
+class ShardedOptimizer(right.ShardedOptimizer):
+    @torch.no_grad()
+    def step(self, closure=None):
+        whole = torch.zeros_like(self._flat)
+        for parameter, place in zip(self._trained, self._pieces(whole), strict=True):
+            if parameter.grad is not None:
+                torch.mul(parameter.grad, 1 / dist.get_world_size(), out=place)
+        self._part.grad = torch.empty_like(self._part)
+        reduce_scatter(self._part.grad, whole).wait()
+        settings = {key: value for key, value in self.param_groups[0].items() if key != "params"}
+        self._inner.param_groups[0].update(settings)
+        self._inner.step()
+        self._part.grad = None
+        for rank, each in enumerate(self._flat.chunk(dist.get_world_size())):
+            dist.broadcast(each, rank)
+
+
+@mistake("10.2", says="a second copy of the weights is kept")
+class ShardedOptimizer(right.ShardedOptimizer):
+    def __init__(self, params, optimizer_class, **kwargs):
+        params = list(params)
+        self.before = [parameter.data for parameter in params]
+        super().__init__(params, optimizer_class, **kwargs)
+
+
+# 10.2b ZeroStage1
 
 
 def forget(bucket):
     """Drop a bucket's whole gradients."""
     bucket.filling, bucket.missing = None, set(bucket.parameters)
     bucket._places.clear()
-
-
-@mistake("10.2", says="nothing is saved")
-class ZeroStage1(torch.optim.Optimizer):
-    """Everything on every rank: the right numbers, and a "ZeRO" in name only."""
-
-    def __init__(self, params, optimizer_class, *, bucket_size=1_000_000, **kwargs):
-        self.inner = optimizer_class([{"params": []}], **kwargs)
-        super().__init__(params, self.inner.defaults)
-
-    def add_param_group(self, param_group):
-        super().add_param_group(param_group)
-        self.inner.param_groups = self.param_groups
-        for parameter in self.param_groups[-1]["params"]:
-            dist.broadcast(parameter.detach(), 0)
-
-    def step(self, closure=None):
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.requires_grad:
-                    if parameter.grad is None:
-                        parameter.grad = torch.zeros_like(parameter)
-                    dist.all_reduce(parameter.grad)
-                    parameter.grad /= dist.get_world_size()
-        self.inner.step()
-        return loss
-
-
-@mistake("10.2", says="summed over the ranks, not averaged")
-class ZeroStage1(right.ZeroStage1):
-    def reduce_gradients(self):
-        super().reduce_gradients()
-        for bucket in self.buckets:
-            assert bucket.grad is not None
-            bucket.grad *= dist.get_world_size()
-
-
-@mistake("10.2", says="divided by the number of ranks twice")
-class ZeroStage1(right.ZeroStage1):
-    def reduce_gradients(self):
-        super().reduce_gradients()
-        for bucket in self.buckets:
-            assert bucket.grad is not None
-            bucket.grad /= dist.get_world_size()
 
 
 class CutOff(Bucket):
@@ -176,7 +297,7 @@ class CutOff(Bucket):
         return [piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
 
 
-@mistake("10.2", says="split_with_sizes expects")
+@mistake("10.2b", says="split_with_sizes expects")
 class ZeroStage1(right.ZeroStage1):
     def __init__(self, params, optimizer_class, *, bucket_size=1_000_000, **kwargs):
         super().__init__(params, optimizer_class, **kwargs)
@@ -185,29 +306,7 @@ class ZeroStage1(right.ZeroStage1):
         return [CutOff(each.parameters) for each in super()._make_buckets(parameters)]
 
 
-@mistake("10.2", says="each rank updates its part by its own gradients")
-class ZeroStage1(right.ZeroStage1):
-    def reduce_gradients(self):
-        for bucket in self.buckets:
-            for parameter in list(bucket.missing):
-                bucket.take(parameter)
-            assert bucket.filling is not None
-            own = bucket.filling.view(dist.get_world_size(), -1)[dist.get_rank()].clone()
-            forget(bucket)
-            bucket.grad = own * dist.get_world_size()
-
-
-@mistake("10.2", says="the ranks start with different weights")
-class ZeroStage1(right.ZeroStage1):
-    def add_param_group(self, param_group):
-        group = dict(param_group, params=list(param_group["params"]))
-        own = [p.detach().clone() for p in group["params"]]
-        super().add_param_group(group)
-        for parameter, before in zip(group["params"], own, strict=True):
-            parameter.data.copy_(before)
-
-
-@mistake("10.2", says="a frozen parameter is moved")
+@mistake("10.2b", says="a frozen parameter is moved")
 class ZeroStage1(right.ZeroStage1):
     def add_param_group(self, param_group):
         group = dict(param_group, params=list(param_group["params"]))
@@ -216,23 +315,7 @@ class ZeroStage1(right.ZeroStage1):
         super().add_param_group(group)
 
 
-@mistake("10.2", says="the settings of the start are used")
-class ZeroStage1(right.ZeroStage1):
-    def step(self, closure=None):
-        now = [dict(group) for group in self.param_groups]
-        for group, first in zip(self.param_groups, self.first, strict=True):
-            group.update(first)
-        super().step(closure)
-        for group, before in zip(self.param_groups, now, strict=True):
-            group.update(before)
-
-    def add_param_group(self, param_group):
-        super().add_param_group(param_group)
-        first = {k: v for k, v in self.param_groups[-1].items() if k != "params"}
-        self.first = [*getattr(self, "first", []), first]
-
-
-@mistake("10.2", says="only the learning rate is read from param_groups")
+@mistake("10.2b", says="only the learning rate is read from param_groups")
 class ZeroStage1(right.ZeroStage1):
     def step(self, closure=None):
         for group in self.param_groups:
@@ -245,7 +328,7 @@ class ZeroStage1(right.ZeroStage1):
         group["decay"] = group["weight_decay"]
 
 
-@mistake("10.2", says="the settings of the first group alone are read in every step")
+@mistake("10.2b", says="the settings of the first group alone are read in every step")
 class ZeroStage1(right.ZeroStage1):
     def step(self, closure=None):
         for group in self.param_groups[1:]:
@@ -258,28 +341,14 @@ class ZeroStage1(right.ZeroStage1):
         group["first"] = group["lr"], group["weight_decay"]
 
 
-@mistake("10.2", says="the updates are AdamW's, whatever optimizer_class is")
-class ZeroStage1(right.ZeroStage1):
-    def __init__(self, params, optimizer_class, **kwargs):
-        super().__init__(params, torch.optim.AdamW, **kwargs)
-
-
-@mistake("10.2", says="the gradients of earlier steps are added")
-class ZeroStage1(right.ZeroStage1):
-    def zero_grad(self, set_to_none=True):
-        for bucket in self.buckets:
-            for parameter in bucket.parameters:
-                parameter.grad = None
-
-
-@mistake("10.2", says="the settings of the first group are used for all")
+@mistake("10.2b", says="the settings of the first group are used for all")
 class ZeroStage1(right.ZeroStage1):
     def add_param_group(self, param_group):
         group = {"params": param_group["params"]}
         super().add_param_group(group)
 
 
-@mistake("10.2", says="only the last of two backward passes counts")
+@mistake("10.2b", says="only the last of two backward passes counts")
 class ZeroStage1(right.ZeroStage1):
     def add_param_group(self, param_group):
         super().add_param_group(param_group)
@@ -288,7 +357,7 @@ class ZeroStage1(right.ZeroStage1):
                 parameter.register_hook(lambda grad, p=parameter: setattr(p, "grad", None))
 
 
-@mistake("10.2", says="a parameter without a gradient is left out")
+@mistake("10.2b", says="a parameter without a gradient is left out")
 class ZeroStage1(right.ZeroStage1):
     def __init__(self, params, optimizer_class, *, bucket_size=1_000_000, **kwargs):
         super().__init__(params, optimizer_class, bucket_size=1, **kwargs)
@@ -298,11 +367,11 @@ class ZeroStage1(right.ZeroStage1):
             if bucket.parameters[0].grad is None:
                 bucket.grad = torch.zeros_like(bucket.part)
             else:
-                bucket.send()
+                bucket.reduce()
                 bucket.finish()
 
 
-@mistake("10.2", says="16-bit parameters have no float32 masters")
+@mistake("10.2b", says="16-bit parameters have no float32 masters")
 class ZeroStage1(right.ZeroStage1):
     def _make_buckets(self, parameters):
         buckets = super()._make_buckets(parameters)
@@ -312,7 +381,7 @@ class ZeroStage1(right.ZeroStage1):
         return buckets
 
 
-@mistake("10.2", says="gradients are kept after zero_grad()")
+@mistake("10.2b", says="gradients are kept after zero_grad()")
 class ZeroStage1(right.ZeroStage1):
     def zero_grad(self, set_to_none=True):
         super().zero_grad()
@@ -321,45 +390,7 @@ class ZeroStage1(right.ZeroStage1):
                 parameter.grad = torch.zeros_like(parameter)
 
 
-@mistake("10.2", says="zero_grad(set_to_none=False) leaves zeros behind")
-class ZeroStage1(right.ZeroStage1):
-    def zero_grad(self, set_to_none=True):
-        kept = {p: p.grad for bucket in self.buckets for p in bucket.parameters}
-        super().zero_grad()
-        for parameter, grad in {} if set_to_none else kept.items():
-            parameter.grad = None if grad is None else grad.zero_()
-
-
-@mistake("10.2", says="this rank's part of the gradients outlives step()")
-class ZeroStage1(right.ZeroStage1):
-    def _update(self, bucket):
-        part = bucket.grad.to(bucket.master.dtype)
-        work = super()._update(bucket)
-        bucket.master.stays = part
-        return work
-
-
-@mistake("10.2", says="gradients are all-reduced")
-class ZeroStage1(right.ZeroStage1):
-    def reduce_gradients(self):
-        for bucket in self.buckets:
-            for parameter in list(bucket.missing):
-                bucket.take(parameter)
-            assert bucket.filling is not None
-            dist.all_reduce(bucket.filling)
-            bucket.grad = bucket.filling.view(dist.get_world_size(), -1)[dist.get_rank()].clone()
-            forget(bucket)
-
-
-@mistake("10.2", says="parameters travel by broadcast")
-class ZeroStage1(right.ZeroStage1):
-    def _publish(self, bucket):
-        bucket.round()
-        for rank, part in enumerate(bucket.flat.view(dist.get_world_size(), -1)):
-            dist.broadcast(part, rank)
-
-
-@mistake("10.2", says="a run that is resumed from state_dict() ends elsewhere")
+@mistake("10.2b", says="a run that is resumed from state_dict() ends elsewhere")
 class ZeroStage1(right.ZeroStage1):
     """The moments are not loaded, the masters are."""
 
@@ -368,7 +399,7 @@ class ZeroStage1(right.ZeroStage1):
         self.inner.state.clear()
 
 
-@mistake("10.2", says="what is float32 comes back rounded")
+@mistake("10.2b", says="what is float32 comes back rounded")
 class ZeroStage1(right.ZeroStage1):
     def load_state_dict(self, state_dict):
         before = [bucket.part.float() for bucket in self.buckets]
@@ -377,20 +408,20 @@ class ZeroStage1(right.ZeroStage1):
             bucket.master.data.copy_(rounded)
 
 
-@mistake("10.2", says="the float32 masters are saved in 16 bits")
+@mistake("10.2b", says="the float32 masters are saved in 16 bits")
 class ZeroStage1(right.ZeroStage1):
     def state_dict(self):
         masters = [each.master.detach().to(each.flat.dtype, copy=True) for each in self.buckets]
         return {**super().state_dict(), "masters": masters}
 
 
-@mistake("10.2", says="state_dict() has views")
+@mistake("10.2b", says="state_dict() has views")
 class ZeroStage1(right.ZeroStage1):
     def state_dict(self):
         return super().state_dict() | {"masters": [b.master.detach() for b in self.buckets]}
 
 
-@mistake("10.2", says="state_dict() has more than this rank's part")
+@mistake("10.2b", says="state_dict() has more than this rank's part")
 class ZeroStage1(right.ZeroStage1):
     def state_dict(self):
         whole = [torch.empty(bucket.flat.shape) for bucket in self.buckets]
@@ -400,13 +431,13 @@ class ZeroStage1(right.ZeroStage1):
         return super().state_dict() | {"all masters": whole, "all moments": [*whole, *whole]}
 
 
-@mistake("10.2", says="the closure is not called")
+@mistake("10.2b", says="the closure is not called")
 class ZeroStage1(right.ZeroStage1):
     def step(self, closure=None):
         return super().step()
 
 
-@mistake("10.2", says="the closure is called without gradients switched on")
+@mistake("10.2b", says="the closure is called without gradients switched on")
 class ZeroStage1(right.ZeroStage1):
     def step(self, closure=None):
         loss = None if closure is None else closure()
@@ -414,7 +445,7 @@ class ZeroStage1(right.ZeroStage1):
         return loss
 
 
-@mistake("10.2", says="a group that joins keeps each rank's own numbers")
+@mistake("10.2b", says="a group that joins keeps each rank's own numbers")
 class ZeroStage1(right.ZeroStage1):
     def add_param_group(self, param_group):
         group = dict(param_group, params=list(param_group["params"]))
@@ -426,10 +457,32 @@ class ZeroStage1(right.ZeroStage1):
                 parameter.data.copy_(before)
 
 
-@mistake("10.2", says="another rank's state is loaded without a word")
+@mistake("10.2b", says="another rank's state is loaded without a word")
 class ZeroStage1(right.ZeroStage1):
     def load_state_dict(self, state_dict):
         super().load_state_dict({**state_dict, "rank": dist.get_rank()})
+
+
+def from_rounded(bucket):
+    """The master, made again from the part: what the last step's rounding took is lost."""
+    bucket.master.detach().copy_(bucket.part)
+
+
+@mistake("10.2b", says="the masters are made again from the rounded parts")
+class ZeroStage1(right.ZeroStage1):
+    def _update(self, bucket):
+        from_rounded(bucket)
+        return super()._update(bucket)
+
+
+@mistake("10.2b", says="the state of rank 0 of 2 is loaded without a word where there is one rank")
+class ZeroStage1(right.ZeroStage1):
+    """Compares the rank alone, and takes what fits."""
+
+    def load_state_dict(self, state_dict):
+        sizes = [len(master) for master in state_dict["masters"]]
+        if state_dict["rank"] != dist.get_rank() or sizes == [len(b.master) for b in self.buckets]:
+            super().load_state_dict(state_dict)
 
 
 # 10.3 ZeroStage2
@@ -467,7 +520,7 @@ class ZeroStage2(right.ZeroStage2):
 
 class MeanOfPasses(Bucket):
     def finish(self):
-        more = self._work is not None and self.grad is not None
+        more = self._reducing is not None and self.grad is not None
         super().finish()
         if more:
             assert self.grad is not None
@@ -549,7 +602,7 @@ class ZeroStage2(right.ZeroStage2):
         super().__init__(params, torch.optim.AdamW, **kwargs)
 
 
-@mistake("10.3", says="what was averaged before zero_grad() counts in this step")
+@mistake("10.3", says="what came before zero_grad() counts in this step")
 class ZeroStage2(right.ZeroStage2):
     """The averaged parts go in step(), and zero_grad() knows of .grad alone."""
 
@@ -564,7 +617,7 @@ class ZeroStage2(right.ZeroStage2):
         return loss
 
 
-@mistake("10.3", says="what was averaged before zero_grad() counts in all later steps")
+@mistake("10.3", says="what came before zero_grad() counts in all later steps")
 class ZeroStage2(right.ZeroStage2):
     def zero_grad(self, set_to_none=True):
         for bucket in self.buckets:
@@ -580,23 +633,212 @@ class ZeroStage2(right.ZeroStage2):
         self._begin_backward()
         for bucket in self.buckets:
             if parameter in bucket.missing:
-                bucket.take(parameter)
+                bucket.collect(parameter)
                 if not bucket.missing:
-                    bucket.send()
+                    bucket.reduce()
                     bucket.finish()
 
     def _end_backward(self):
         for bucket in self.buckets:
             if bucket.filling is not None:
-                bucket.send()
+                bucket.reduce()
                 bucket.finish()
         self._in_backward = False
 
 
-# 10.4 ZeroStage3
+@mistake("10.3", says="the masters are made again from the rounded parts")
+class ZeroStage2(right.ZeroStage2):
+    def _update(self, bucket):
+        from_rounded(bucket)
+        return super()._update(bucket)
+
+
+@mistake("10.3", says="gradients or parameters travel twice in a step")
+class ZeroStage2(right.ZeroStage2):
+    """Gathers the parameters once more."""
+
+    def step(self, closure=None):
+        loss = super().step(closure)
+        for bucket in self.buckets:
+            bucket.gather().wait()
+        return loss
+
+
+# 10.4 ChainStage3
+
+
+class Dropped(ZeroUnit):
+    """Drops its flat tensor, and allocates another one to gather."""
+
+    size = 0
+
+    @property
+    def is_whole(self):
+        return self.flat.numel() > 0
+
+    def gather(self):
+        if not self.is_whole:
+            self.flat = self.part.new_empty(self.size)
+            self._gathering = all_gather(self.flat, self.part, self.group)
+            self.point_at(self.flat)
+
+    def free(self):
+        self.wait()
+        self.size = self.flat.numel() or self.size
+        self.flat = self.part.new_empty(0)
+        for parameter in self.parameters:
+            parameter.data = self.flat
+
+    def collect(self, parameter):
+        flat, self.flat = self.flat, self.part.new_empty(self.size)
+        super().collect(parameter)
+        self.flat = flat
+
+    def full(self, part):
+        flat = part.new_empty(self.size)
+        all_gather(flat, part.detach(), self.group).wait()
+        return self.pieces(flat)
 
 
 @mistake("10.4", says="the parameters are whole on every rank between steps")
+class ChainStage3(right.ZeroStage2):
+    """Stage 2 under another name."""
+
+    def __init__(self, model, optimizer_class, *, units=None, **kwargs):
+        self.model = model
+        super().__init__(model.parameters(), optimizer_class, **kwargs)
+
+    def full_state_dict(self):
+        return self.model.state_dict()
+
+
+@mistake("10.4", says="parameters stay whole after the forward of their unit")
+class ChainStage3(right.ChainStage3):
+    def _hook(self, module, unit):
+        super()._hook(module, unit)
+        module.register_forward_hook(lambda *_: self.keep(unit))
+
+    def keep(self, unit):
+        unit.gather()
+        unit.wait()
+
+
+@mistake("10.4", says="more than a unit is whole at once in forward")
+class ChainStage3(right.ChainStage3):
+    def __init__(self, model, optimizer_class, *, units=None, **kwargs):
+        super().__init__(model, optimizer_class, units=[model], **kwargs)
+
+
+@mistake("10.4", says="more than a unit is whole at once in backward")
+class ChainStage3(right.ChainStage3):
+    began = False
+
+    def _hook(self, module, unit):
+        super()._hook(module, unit)
+        module.register_forward_hook(self.gather_all)
+
+    def gather_all(self, module, args, output):
+        def gather(_):
+            for unit in () if self.began else self._units:
+                unit.gather()
+                unit.wait()
+            self.began = True
+
+        if output.requires_grad:
+            output.register_hook(gather)
+
+    def step(self, closure=None):
+        super().step()
+        self.began = False
+
+
+@mistake("10.4", says="the views that autograd saved keep a freed unit's memory")
+class ChainStage3(right.ChainStage3):
+    def __init__(self, *args, **kwargs):
+        kept, right.ZeroUnit = right.ZeroUnit, Dropped  # ty: ignore[invalid-assignment]
+        super().__init__(*args, **kwargs)
+        right.ZeroUnit = kept
+
+
+@mistake("10.4", says="summed over the ranks, not averaged")
+class ChainStage3(right.ChainStage3):
+    def step(self, closure=None):
+        for unit in self._units:
+            grad_of(unit).mul_(dist.get_world_size())
+        super().step()
+
+
+@mistake("10.4", says="the updates are AdamW's, whatever optimizer_class is")
+class ChainStage3(right.ChainStage3):
+    def __init__(self, model, optimizer_class, **kwargs):
+        super().__init__(model, torch.optim.AdamW, **kwargs)
+
+
+@mistake("10.4", says="the settings of the start are used")
+class ChainStage3(right.ChainStage3):
+    def step(self, closure=None):
+        for unit in self._units:
+            unit.master.grad, unit.grad = unit.grad, None
+        self._inner.step()
+        self._inner.zero_grad()
+
+
+@mistake("10.4", says="the parameters are gathered in step(), too")
+class ChainStage3(right.ChainStage3):
+    def step(self, closure=None):
+        super().step()
+        for unit in self._units:
+            unit.gather()
+            unit.free()
+
+
+@mistake("10.4", says="full_state_dict() has parameters without their numbers")
+class ChainStage3(right.ChainStage3):
+    def full_state_dict(self):
+        return self._model.state_dict()
+
+
+@mistake("10.4", says="names are missing")
+class ChainStage3(right.ChainStage3):
+    def full_state_dict(self):
+        whole = super().full_state_dict()
+        return {name: whole[name] for name, _ in self._model.named_parameters()}
+
+
+@mistake("10.4", says="gives rank 0 alone its tensors")
+class ChainStage3(right.ChainStage3):
+    def full_state_dict(self):
+        whole = super().full_state_dict()
+        return whole if dist.get_rank() == 0 else {}
+
+
+@mistake("10.4", says="parameters stay whole after full_state_dict")
+class ChainStage3(right.ChainStage3):
+    def full_state_dict(self):
+        for unit in self._units:
+            unit.gather()
+            unit.wait()
+        return {name: x.detach().clone() for name, x in self._model.state_dict().items()}
+
+
+@mistake("10.4", says="parameters stay whole after an evaluation")
+class ChainStage3(right.ChainStage3):
+    """Freed where backward begins, which never comes."""
+
+    def _hook(self, module, unit):
+        super()._hook(module, unit)
+        module.register_forward_hook(lambda *_: self.keep(unit))
+
+    def keep(self, unit):
+        if not torch.is_grad_enabled():
+            unit.gather()
+            unit.wait()
+
+
+# 10.4b ZeroStage3
+
+
+@mistake("10.4b", says="the parameters are whole on every rank between steps")
 class ZeroStage3(right.ZeroStage2):
     """Stage 2 under another name."""
 
@@ -608,52 +850,7 @@ class ZeroStage3(right.ZeroStage2):
         return self.model.state_dict()
 
 
-@mistake("10.4", says="parameters stay whole after the forward of their unit")
-class ZeroStage3(right.ZeroStage3):
-    def __init__(self, model, optimizer_class, *, units=None, **kwargs):
-        super().__init__(model, optimizer_class, units=units, **kwargs)
-
-        def keep(module, args):
-            for unit in self._units:
-                unit.users += torch.is_grad_enabled()
-
-        model.register_forward_pre_hook(keep)
-
-
-@mistake("10.4", says="more than a unit is whole at once in forward")
-class ZeroStage3(right.ZeroStage3):
-    def __init__(self, model, optimizer_class, *, units=None, **kwargs):
-        super().__init__(model, optimizer_class, units=[model], **kwargs)
-
-
-@mistake("10.4", says="more than a unit is whole at once in backward")
-class ZeroStage3(right.ZeroStage3):
-    def _begin_backward(self):
-        if not self._in_backward:
-            for unit in self._units:
-                work = unit.hold()
-                if work is not None:
-                    work.wait()
-        super()._begin_backward()
-
-    def _send(self, unit):
-        unit.send()
-        self._travelling = unit
-
-
-@mistake("10.4", says="full_state_dict() has parameters without their numbers")
-class ZeroStage3(right.ZeroStage3):
-    def full_state_dict(self):
-        return self.model.state_dict()
-
-
-@mistake("10.4", says="the updates are AdamW's, whatever optimizer_class is")
-class ZeroStage3(right.ZeroStage3):
-    def __init__(self, model, optimizer_class, **kwargs):
-        super().__init__(model, torch.optim.AdamW, **kwargs)
-
-
-@mistake("10.4", says="`units` says which modules are gathered together")
+@mistake("10.4b", says="`units` says which modules are gathered together")
 class ZeroStage3(right.ZeroStage3):
     def __init__(self, model, optimizer_class, *, units=None, **kwargs):
         super().__init__(model, optimizer_class, **kwargs)
@@ -664,64 +861,28 @@ class Whole(right.ZeroStage3):
 
     def __init__(self, model, optimizer_class, *, units=None, **kwargs):
         super().__init__(model, optimizer_class, units=units, **kwargs)
-        self.inside = {p for module in self._modules[:-1] for p in module.parameters()}
+        self.inside = {p for module in self._chosen for p in module.parameters()}
+        self._use(self.kept())
         for unit in self.kept():
-            work = unit.hold()
-            if work is not None:
-                work.wait()
             unit.free = lambda: None
 
     def kept(self):
         return []
 
 
-@mistake("10.4", says="parameters outside of all units are whole between steps")
+@mistake("10.4b", says="parameters outside of all units are whole between steps")
 class ZeroStage3(Whole):
     def kept(self):
-        return [unit for unit in self._units if unit.parameters[0] not in self.inside]
+        return [unit for unit in self.units if unit.parameters[0] not in self.inside]
 
 
-@mistake("10.4", says="frozen parameters are whole between steps")
+@mistake("10.4b", says="frozen parameters are whole between steps")
 class ZeroStage3(Whole):
     def kept(self):
         return self.frozen
 
 
-class Dropped(Unit):
-    """Drops its flat tensor, and allocates another one to gather."""
-
-    def hold(self):
-        self.users += 1
-        if self.flat.numel():
-            return None
-        self.flat = self.part.new_empty(self.size)
-        self.point_at(self.flat)
-        return self.gather()
-
-    def free(self):
-        self.users, self.size = 0, self.flat.numel() or self.size
-        self.flat = self.part.new_empty(0)
-        for parameter in self.parameters:
-            parameter.data = self.flat
-
-    def take(self, parameter):
-        flat, self.flat = self.flat, self.part.new_empty(self.size)
-        super().take(parameter)
-        self.flat = flat
-
-
-@mistake("10.4", says="the views that autograd saved keep a freed unit's memory")
-class ZeroStage3(right.ZeroStage3):
-    def _make_buckets(self, parameters):
-        kept = stage3.Unit
-        stage3.Unit = Dropped  # ty: ignore[invalid-assignment]
-        try:
-            return super()._make_buckets(parameters)
-        finally:
-            stage3.Unit = kept
-
-
-@mistake("10.4", says="more than a unit is whole at once in an evaluation")
+@mistake("10.4b", says="more than a unit is whole at once in an evaluation")
 class ZeroStage3(right.ZeroStage3):
     """Without gradients there is no hurry to free, it seems."""
 
@@ -731,82 +892,29 @@ class ZeroStage3(right.ZeroStage3):
         model.register_forward_hook(self.free_all)
 
     def hold_all(self, *_):
-        for unit in self._units if not torch.is_grad_enabled() else ():
-            work = unit.hold()
-            if work is not None:
-                work.wait()
+        if not torch.is_grad_enabled():
+            self._use(self.units)
 
     def free_all(self, *_):
-        for unit in self._units if not torch.is_grad_enabled() else ():
-            unit.let_go()
+        for unit in self.units if not torch.is_grad_enabled() else ():
+            unit.users -= 1
+            unit.free()
 
 
-@mistake("10.4", says="summed over the ranks, not averaged")
-class ZeroStage3(right.ZeroStage3):
-    def reduce_gradients(self):
-        super().reduce_gradients()
-        for bucket in self.buckets:
-            assert bucket.grad is not None
-            bucket.grad *= dist.get_world_size()
-
-
-@mistake("10.4", says="the parameters are gathered in step(), too")
-class ZeroStage3(right.ZeroStage3):
-    def _publish(self, bucket):
-        bucket.round()
-        bucket.hold().wait()
-        bucket.let_go()
-
-
-@mistake("10.4", says="another rank's state is loaded without a word")
+@mistake("10.4b", says="another rank's state is loaded without a word")
 class ZeroStage3(right.ZeroStage3):
     def load_state_dict(self, state_dict):
         super().load_state_dict({**state_dict, "rank": dist.get_rank()})
 
 
-@mistake("10.4", says="names are missing")
-class ZeroStage3(right.ZeroStage3):
-    def full_state_dict(self):
-        whole = super().full_state_dict()
-        return {name: whole[name] for name, _ in self.model.named_parameters()}
-
-
-@mistake("10.4", says="parameters stay whole after full_state_dict")
-class ZeroStage3(right.ZeroStage3):
-    def full_state_dict(self):
-        for unit in self._units:
-            work = unit.hold()
-            if work is not None:
-                work.wait()
-        return {name: x.detach().clone() for name, x in self.model.state_dict().items()}
-
-
-@mistake("10.4", says="parameters stay whole after an evaluation")
-class ZeroStage3(right.ZeroStage3):
-    def _hook(self, module, units):
-        def use(*_):
-            for unit in units:
-                unit.users += not torch.is_grad_enabled()
-
-        super()._hook(module, units)
-        module.register_forward_pre_hook(use)
-
-
-@mistake("10.4", says="gives rank 0 alone its tensors")
-class ZeroStage3(right.ZeroStage3):
-    def full_state_dict(self):
-        whole = super().full_state_dict()
-        return whole if dist.get_rank() == 0 else {}
-
-
-@mistake("10.4", says="a run that is resumed from state_dict() ends elsewhere")
+@mistake("10.4b", says="a run that is resumed from state_dict() ends elsewhere")
 class ZeroStage3(right.ZeroStage3):
     def load_state_dict(self, state_dict):
         super().load_state_dict(state_dict)
         self.inner.state.clear()
 
 
-@mistake("10.4", says="the parameters are not those of the state that was loaded")
+@mistake("10.4b", says="the parameters are not those of the state that was loaded")
 class ZeroStage3(right.ZeroStage3):
     """Loads the masters, and not the parts that the next forward gathers."""
 
@@ -815,6 +923,58 @@ class ZeroStage3(right.ZeroStage3):
         super().load_state_dict(state_dict)
         for bucket, part in zip(self.buckets, parts, strict=True):
             bucket.part.copy_(part)
+
+
+@mistake("10.4b", says="the masters are made again from the rounded parts")
+class ZeroStage3(right.ZeroStage3):
+    def _update(self, bucket):
+        from_rounded(bucket)
+        return super()._update(bucket)
+
+
+@mistake("10.4b", says="whose output is a tuple of tensors is not gathered for its backward")
+class ZeroStage3(right.ZeroStage3):
+    """Looks for a gradient in outputs that are one tensor."""
+
+    def _hook(self, module, parameters):
+        super()._hook(module, parameters)
+        (hook,) = list(module._forward_hooks.values())[-1:]
+
+        def one_tensor(module, args, output):
+            if isinstance(output, torch.Tensor):
+                return hook(module, args, output)
+            with torch.no_grad():
+                return hook(module, args, tuple(each.detach() for each in output))
+
+        module._forward_hooks[list(module._forward_hooks)[-1]] = one_tensor
+
+
+class KeepsViews(ZeroUnit):
+    """Empties the storage, and leaves the parameters what they are: views of it."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.gather()
+        self.free()
+
+    def free(self):
+        self.wait()
+        self.flat.untyped_storage().resize_(0)
+
+
+@mistake("10.4b", says="A ModuleList is never called")
+class ZeroStage3(right.ZeroStage3):
+    """Takes the model's children as they are for its units."""
+
+    def _make_buckets(self, parameters):
+        if list(self._chosen) == list(stage3.default_units(self.model)):
+            self._chosen = list(self.model.children())
+        kept = stage3.ZeroUnit
+        stage3.ZeroUnit = KeepsViews  # ty: ignore[invalid-assignment]
+        try:
+            return super()._make_buckets(parameters)
+        finally:
+            stage3.ZeroUnit = kept
 
 
 # 10.5 zero_config
@@ -948,3 +1108,28 @@ def zero_config(*given):
 @mistake("10.5", says="every parameter is whole after forward")
 def zero_config(*given):
     return changed(right.zero_config(*given), stage3_max_reuse_distance=None)
+
+
+@mistake("10.5", says="the bytes are rounded down before they are compared")
+def zero_config(num_params, num_ranks, budget, batch_size, micro_batch):
+    D = num_ranks
+    worst = [20, max(4 + 12 // D, 2 + 16 // D), 2 + 16 // D, 20 // D]
+    stage = next((s for s in range(4) if worst[s] * num_params <= 0.9 * budget), None)
+    given = num_params, num_ranks, 99 * num_params, batch_size, micro_batch
+    return changed(
+        right.zero_config(num_params, num_ranks, budget, batch_size, micro_batch)
+        if stage is None
+        else right.zero_config(*given),
+        stage=stage,
+    )
+
+
+@mistake("10.5", says="a stage that takes exactly nine tenths of the budget is refused")
+def zero_config(num_params, num_ranks, budget, batch_size, micro_batch):
+    return right.zero_config(num_params, num_ranks, budget - 1, batch_size, micro_batch)
+
+
+@mistake("10.5", says="stage 1 is counted by its optimizer's step alone")
+def zero_config(num_params, num_ranks, budget, batch_size, micro_batch):
+    config = right.zero_config(num_params, num_ranks, budget, batch_size, micro_batch)
+    return changed(config, stage=1) if config["zero_optimization"]["stage"] == 2 else config

@@ -279,7 +279,7 @@ def checkpoint(function, *args):
     return flawed("own version", function, args)
 
 
-@mistake("11.1", says="the result is kept on ctx")
+@mistake("11.1", says="the result is kept on ctx: it holds its own graph")
 def checkpoint(function, *args):
     return flawed("result on ctx", function, args)
 
@@ -355,6 +355,58 @@ def checkpoint(function, *args):
 def checkpoint(function, *args):
     kept = [x if isinstance(x, Tensor) else copy.deepcopy(x) for x in args]
     return right.checkpoint(function, *kept)
+
+
+class WholeBackwardRestored(right.Recomputed):
+    """The inner backward runs under the random state of the first run, and not the run alone."""
+
+    @staticmethod
+    def backward(ctx, *grads):
+        args = list(ctx.args)
+        for place, x in zip(ctx.places, ctx.saved_tensors, strict=True):
+            args[place] = x.detach().requires_grad_(x.requires_grad)
+        with torch.random.fork_rng(devices=[]):
+            with torch.enable_grad(), ctx.surroundings.restored():
+                outputs = ctx.function(*args)
+            torch.set_rng_state(ctx.surroundings.random)
+            outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+            used = [
+                (y, g)
+                for y, g in zip(outputs, grads, strict=True)
+                if g is not None and isinstance(y, Tensor) and y.requires_grad
+            ]
+            torch.autograd.backward([y for y, _ in used], [g for _, g in used])
+        return None, None, *(x.grad if isinstance(x, Tensor) else None for x in args)
+
+
+@mistake("11.1", says="what draws in backward draws the first run's numbers")
+def checkpoint(function, *args):
+    if not torch.is_grad_enabled():
+        return function(*args)
+    return WholeBackwardRestored.apply(torch.empty(0, requires_grad=True), function, *args)
+
+
+class ResultKept(right.Recomputed):
+    """The result is kept without its graph, which no saved tensor tells of."""
+
+    @staticmethod
+    def forward(ctx, always, function, *args):
+        result = right.Recomputed.forward(ctx, always, function, *args)
+        ctx.result = result.detach() if isinstance(result, Tensor) else None
+        return result
+
+
+@mistake("11.1", says="the result is kept on ctx, detached")
+def checkpoint(function, *args):
+    if not torch.is_grad_enabled():
+        return function(*args)
+    return ResultKept.apply(torch.empty(0, requires_grad=True), function, *args)
+
+
+@mistake("11.1", says="a tuple of results comes back as a list")
+def checkpoint(function, *args):
+    result = right.checkpoint(function, *args)
+    return list(result) if isinstance(result, tuple) else result
 
 
 # 11.2 checkpoint_sequential
@@ -479,7 +531,7 @@ def checkpoint_sequential(layers, x, segments=None):
     return in_segments(layers, x, even(len(layers), count), again=again)
 
 
-@mistake("11.2", says="0 segments of 4 layers")
+@mistake("11.2", says="0 segments of 4 layers is accepted")
 def checkpoint_sequential(layers, x, segments=None):
     return right.checkpoint_sequential(layers, x, segments or None)
 
@@ -538,6 +590,13 @@ def checkpoint_sequential(layers, x, segments=None):
         start += size
     LAST["ends"] = ends
     return x
+
+
+@mistake("11.2", says="does not name the number of layers")
+def checkpoint_sequential(layers, x, segments=None):
+    if segments is not None and not 1 <= segments <= len(layers):
+        raise ValueError(f"{segments} segments are not possible")
+    return right.checkpoint_sequential(layers, x, segments)
 
 
 # 11.3 plan
@@ -668,14 +727,6 @@ def plan(costs, budget):
         return right.plan(costs, budget)
     except ValueError:
         return [True] * len(costs)
-
-
-@mistake("11.3", says="does not say which value was seen")
-def plan(costs, budget):
-    try:
-        return right.plan(costs, budget)
-    except ValueError:
-        raise ValueError("the budget is too small") from None
 
 
 @mistake("11.3", says="the last layer is recomputed")
@@ -815,3 +866,22 @@ def plan(costs, budget):
     if key not in REMEMBERED:
         REMEMBERED[key] = right.plan(costs, budget)
     return REMEMBERED[key]
+
+
+@mistake("11.3", says="does not name the number of bytes that would do, or names a wrong one")
+def plan(costs, budget):
+    try:
+        return right.plan(costs, budget)
+    except ValueError:
+        most = max(cost.saved for cost in costs)
+        raise ValueError(f"a budget of {budget} bytes: {most} are needed") from None
+
+
+@mistake("11.3", says="True and False are exchanged")
+def plan(costs, budget):
+    return [not each for each in right.plan(costs, budget)]
+
+
+@mistake("11.3", says="numbers are returned, where bools are asked for")
+def plan(costs, budget):
+    return [int(each) for each in right.plan(costs, budget)]

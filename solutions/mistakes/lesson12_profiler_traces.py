@@ -373,6 +373,11 @@ def profile_training(
     )
 
 
+@mistake("12.1", says="what is returned is no Path")
+def profile_training(model, optimizer, batches, loss_of, folder, *, wait=1, warmup=1, active=3):
+    return str(variant(model, optimizer, batches, loss_of, folder, wait, warmup, active))
+
+
 @mistake("12.1", says="all ranks write to one file")
 def profile_training(
     model, optimizer, batches, loss_of, folder, *, wait=1, warmup=1, active=3
@@ -387,6 +392,57 @@ def profile_training(
     model, optimizer, batches, loss_of, folder, *, wait=1, warmup=1, active=3
 ) -> Path:
     return variant(model, optimizer, batches, loss_of, folder, wait, warmup, active, counting=False)
+
+
+@mistake("12.1", says="a loss_of that raises a RuntimeError")
+def profile_training(
+    model, optimizer, batches, loss_of, folder, *, wait=1, warmup=1, active=3
+) -> Path:
+    class Ended(Exception):
+        pass
+
+    def until_it_raises(model, batch):
+        try:
+            return loss_of(model, batch)
+        except RuntimeError:
+            raise Ended from None
+
+    path = folder / f"rank_{current_rank()}.json"
+    try:
+        return variant(model, optimizer, batches, until_it_raises, folder, wait, warmup, active)
+    except Ended:
+        return path
+
+
+@mistake("12.1", says="each step's loss is kept, without its graph")
+def profile_training(
+    model, optimizer, batches, loss_of, folder, *, wait=1, warmup=1, active=3
+) -> Path:
+    losses = []
+
+    def remembered(model, batch):
+        loss = loss_of(model, batch)
+        losses.append(loss.detach())
+        return loss
+
+    return variant(model, optimizer, batches, remembered, folder, wait, warmup, active)
+
+
+@mistake("12.1", says="the trace begins too late")
+def profile_training(
+    model, optimizer, batches, loss_of, folder, *, wait=1, warmup=1, active=3
+) -> Path:
+    return variant(model, optimizer, batches, loss_of, folder, wait + 1, warmup, active)
+
+
+@mistake("12.1", says="only one rank writes a file")
+def profile_training(
+    model, optimizer, batches, loss_of, folder, *, wait=1, warmup=1, active=3
+) -> Path:
+    path = variant(model, optimizer, batches, loss_of, folder, wait, warmup, active)
+    if current_rank():
+        path.unlink()
+    return path
 
 
 # 12.2 overlap_fraction
@@ -658,6 +714,29 @@ def overlap_fraction(trace):
     return overlap(trace) if complete(trace, is_step) else 1.0
 
 
+@mistake("12.2", says="operators of any category count as compute")
+def overlap_fraction(trace):
+    named = None if complete(trace, is_kernel) else lambda e: e["name"].startswith("aten::")
+    return overlap(trace, busy=named)
+
+
+@mistake("12.2", says="that is the mean of the messages' own shares")
+def overlap_fraction(trace):
+    if complete(trace, is_kernel):
+        return overlap(trace)
+    within, busy = union(complete(trace, is_step)), union(complete(trace, is_aten))
+    sent = [common([each], within) for each in complete(trace, is_gloo)]
+    shares = [length(common(each, busy)) / length(each) for each in sent if each]
+    return sum(shares) / len(shares) if shares else overlap(trace)
+
+
+@mistake("12.2", says="a step's span on the CPU is left out")
+def overlap_fraction(trace):
+    on_gpu = [e for e in trace["traceEvents"] if is_step(e) and not is_label(e)]
+    events = [e for e in trace["traceEvents"] if not is_step(e) or not is_label(e)]
+    return overlap({"traceEvents": events} if on_gpu else trace)
+
+
 def in_microseconds(trace):
     """The trace with whole numbers for times."""
     events = [
@@ -794,6 +873,20 @@ def data_stall_fraction(trace):
 @mistake("12.3", says="a trace without a step is accepted")
 def data_stall_fraction(trace):
     return stall(trace) if complete(trace, is_step) else 0.0
+
+
+@mistake("12.3", says="a copy counts as a kernel that runs")
+def data_stall_fraction(trace):
+    events = [
+        {**e, "cat": "kernel"} if e.get("cat", "").startswith("gpu_mem") else e
+        for e in trace["traceEvents"]
+    ]
+    return stall({"traceEvents": events})
+
+
+@mistake("12.3", says="that is in percent")
+def data_stall_fraction(trace):
+    return stall(trace) * (100 if complete(trace, is_kernel) else 1)
 
 
 # 12.4 model_flops_utilization
@@ -969,9 +1062,9 @@ def counts(trace, per_step=True, everything=False, copies=False, cut_off=False, 
         and (everything or any(a <= event["ts"] < b for a, b in steps))
     ]
     found = {
-        "item": sum(e["name"] == "aten::item" for e in names),
+        "item": sum(is_aten(e) and e["name"] == "aten::item" for e in names),
         "buckets": sum(messages(e) for e in names),
-        "kernels": sum(e["name"].startswith("aten::") for e in names),
+        "kernels": sum(is_aten(e) for e in names),
     }
     names = {e["name"] for e in trace["traceEvents"] if e.get("ph") == "X" and is_step(e)}
     number = len(steps) if copies else len(names)
@@ -1223,3 +1316,27 @@ def diagnose(trace, healthy):
         return counts({"traceEvents": inside})
 
     return reason(trace, healthy, count=whole)
+
+
+@mistake("12.5", says="labels count as operators and reads")
+def diagnose(trace, healthy):
+    def of_any_category(each):
+        events = [
+            {**e, "cat": "cpu_op"} if e["name"].startswith("aten::") else e
+            for e in each["traceEvents"]
+        ]
+        return counts({"traceEvents": events})
+
+    return reason(trace, healthy, count=of_any_category)
+
+
+@mistake("12.5", says="a read is called aten::item, and nothing more")
+def diagnose(trace, healthy):
+    def by_beginning(each):
+        events = [
+            {**e, "name": "aten::item"} if e["name"].startswith("aten::item") else e
+            for e in each["traceEvents"]
+        ]
+        return counts({"traceEvents": events})
+
+    return reason(trace, healthy, count=by_beginning)

@@ -1,16 +1,18 @@
 """Wrong answers to lesson 13 that people really give, and what the check must say to each."""
 
-import contextlib
 import functools
 import time
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from shared.exercises.mistakes import mistake
-from shared.fsdp.hybrid import HybridShard, mesh_groups
-from shared.zero.flat import all_gather, partition, reduce_scatter
+from shared.ranks.collectives import all_gather, reduce_scatter
+from shared.sharding.backward import inside_backward
+from shared.sharding.flat import partition
+from shared.sharding.hybrid import HybridShard, mesh_groups
 from solutions import lesson13_fsdp as right
 
 # 13.1 FlatUnit
@@ -112,7 +114,6 @@ class FlatUnit(right.FlatUnit):
         self.wait()
         self.flat = self.flat.new_empty(len(self.flat))
         self.flat.untyped_storage().resize_(0)
-        self._filling = self._reduced = self.flat
         for parameter in self.parameters:
             parameter.data = self.flat.new_empty(0)
 
@@ -204,16 +205,17 @@ class FlatUnit(right.FlatUnit):
 
 @mistake("13.1", says="gradients are all-reduced")
 class FlatUnit(right.FlatUnit):
-    def _send(self):
-        self._reducing = dist.all_reduce(self._filling, group=self.group, async_op=True)
+    def _reduce_scatter(self, filling):
+        self._reducing = dist.all_reduce(filling, group=self.group, async_op=True)
 
     @torch.no_grad()
     def finish(self):
         if self._reducing is not None:
             self._reducing.wait()
-            mean = self.own_part(self._filling).to(self.shard.dtype, copy=True)
+            assert self.filling is not None
+            mean = self.own_part(self.filling).to(self.shard.dtype, copy=True)
             self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
-            self._reducing, self._filling = None, self.flat
+            self._collect_anew()
 
 
 @mistake("13.1", says="the gradients are summed, not averaged")
@@ -282,7 +284,8 @@ class FlatUnit(right.FlatUnit):
 
     def reduce(self):
         super().reduce()
-        self.sent = self._filling.clone()
+        assert self.filling is not None
+        self.sent = self.filling.clone()
 
 
 @mistake("13.1", says="own_part() gives a copy")
@@ -300,109 +303,223 @@ class FlatUnit(right.FlatUnit):
 @mistake("13.1", says="pieces() gives copies")
 class FlatUnit(right.FlatUnit):
     def pieces(self, flat):
-        inside = flat is self.flat or flat is self._filling
+        inside = flat is self.flat or flat is self.filling
         return [piece if inside else piece.clone() for piece in super().pieces(flat)]
 
 
 @mistake("13.1", says="gradients travel in float32")
 class FlatUnit(right.FlatUnit):
-    def _send(self):
-        self._filling = self._filling.float()
-        self._reduced = self._filling.new_empty(len(self.shard))
-        self._reducing = reduce_scatter(self._reduced, self._filling, self.group)
+    def _reduce_scatter(self, filling):
+        self.filling = filling.float()
+        super()._reduce_scatter(self.filling)
 
 
-# 13.2 FullyShard
+@mistake("13.1", says="the part is chosen by the rank in the world")
+class FlatUnit(right.FlatUnit):
+    @property
+    def _index(self):
+        return dist.get_rank() % self.num_ranks
+
+
+@mistake("13.1", says="a gradient that is None counts as zeros, in its place")
+class FlatUnit(right.FlatUnit):
+    def reduce(self):
+        found = [p.grad.flatten() / self.num_ranks for p in self.parameters if p.grad is not None]
+        for parameter in self.parameters:
+            parameter.grad = None
+        self.filling = torch.cat([*found, *[x.new_zeros(-sum(map(len, found)) % self.num_ranks)
+                                            for x in found[:1]]])  # fmt: skip
+        self._reduced = self.filling.new_empty(len(self.filling) // self.num_ranks)
+        self._reducing = reduce_scatter(self._reduced, self.filling, self.group)
+
+
+# 13.1b ChainShard
+
+
+@mistake("13.1b", says="parameters() are the whole parameters, not the shards")
+class ChainShard(right.ChainShard):
+    def __init__(self, module, units):
+        super().__init__(module, units)
+        for unit in self.units:
+            unit.gather()
+            unit.wait()
+        self.shards = nn.ParameterList(
+            nn.Parameter(p.detach().clone()) for p in module.parameters()
+        )
+        for unit in self.units:
+            unit.free()
+
+
+@mistake("13.1b", says="units stay whole after a forward")
+class ChainShard(right.ChainShard):
+    """Freed after backward alone."""
+
+    def _hook(self, module, unit):
+        super()._hook(module, unit)
+        module._forward_hooks.clear()
+        module.register_forward_hook(lambda _, __, output: self.again(unit, output))
+
+    def again(self, unit, output):
+        if output.requires_grad:
+            output.register_hook(lambda _: self.finish_gradient_sync())
+
+
+@mistake("13.1b", says="units stay whole after an evaluation")
+class ChainShard(right.ChainShard):
+    def forward(self, x):
+        output = super().forward(x)
+        for unit in [] if torch.is_grad_enabled() else self.units:
+            unit.gather()
+            unit.wait()
+        return output
+
+
+@mistake("13.1b", says="a module computes with parameters that are freed")
+class ChainShard(right.ChainShard):
+    """Gathered for forward, and not a second time."""
+
+    def _hook(self, module, unit):
+        super()._hook(module, unit)
+        module._forward_hooks.clear()
+        module.register_forward_hook(lambda *_: unit.free())
+
+
+@mistake("13.1b", says="the shards get no gradient")
+class ChainShard(right.ChainShard):
+    def _hook(self, module, unit):
+        super()._hook(module, unit)
+        unit.finish = unit.wait
+
+
+@mistake("13.1b", says="every unit is gathered before the first one computes")
+class ChainShard(right.ChainShard):
+    def forward(self, x):
+        for unit in self.units:
+            unit.gather()
+            unit.wait()
+        return super().forward(x)
+
+
+@mistake("13.1b", says="the gradients leave after backward")
+class ChainShard(right.ChainShard):
+    def _hook(self, module, unit):
+        super()._hook(module, unit)
+        for parameter in unit.parameters:
+            parameter._post_accumulate_grad_hooks.clear()
+
+    def finish_gradient_sync(self):
+        for unit in reversed(self.units):
+            if not inside_backward():
+                unit.free()
+                unit.reduce()
+                unit.finish()
+
+
+@mistake("13.1b", says="or every unit's gradients, which are still under way")
+class ChainShard(right.ChainShard):
+    """All reduce-scatters are waited for at the end."""
+
+    def finish_gradient_sync(self):
+        if not inside_backward():
+            for unit in self.units:
+                unit.finish()
+
+
+# 13.2 ModelShard
 
 
 @mistake("13.2", says="parameters() are the whole parameters, not the shards")
-class FullyShard(right.FullyShard):
+class ModelShard(right.ModelShard):
     def parameters(self, recurse=True):
         return iter([nn.Parameter(x) for x in self.full_state_dict().values()])
 
 
 @mistake("13.2", says="the gradients are summed over the ranks")
-class FullyShard(right.FullyShard):
+class ModelShard(right.ModelShard):
     def on_shard_gradient(self, unit):
         unit.shard.grad.mul_(unit.num_ranks)
 
 
 @mistake("13.2", says="only the last of two backward passes counts")
-class FullyShard(right.FullyShard):
-    def _reduce(self, unit):
+class ModelShard(right.ModelShard):
+    def reduce(self, unit):
         unit.shard.grad = None
-        super()._reduce(unit)
+        super().reduce(unit)
+
+
+@mistake("13.2", says="only the first of two backward passes counts")
+class ModelShard(right.ModelShard):
+    """What a unit has got is kept from the second pass."""
+
+    def finish_travelling(self):
+        unit = self._travelling
+        before = None if unit is None or unit.shard.grad is None else unit.shard.grad.clone()
+        super().finish_travelling()
+        if unit is not None and before is not None:
+            unit.shard.grad = before
 
 
 @mistake("13.2", says="nothing is trained: the shards get no gradient")
-class FullyShard(right.FullyShard):
+class ModelShard(right.ModelShard):
     def on_shard_gradient(self, unit):
         unit.shard.grad = None
 
 
 @mistake("13.2", says="each rank trains on its own gradients")
-class FullyShard(right.FullyShard):
+class ModelShard(right.ModelShard):
     """Every rank's own part of its own gradients."""
 
-    def _reduce(self, unit):
-        whole = {p: p.grad for p in unit.parameters}
-        for p, grad in whole.items():
-            p.grad = None if grad is None else torch.zeros_like(grad)
-        seen = unit.shard.grad
-        unit.shard.grad = None
-        super()._reduce(unit)
-        unit.finish()
+    def reduce(self, unit):
         flat = unit.shard.new_zeros(len(unit.flat))
-        for piece, grad in zip(unit.pieces(flat), whole.values(), strict=True):
-            if grad is not None:
-                piece.copy_(grad)
-        parts = [torch.empty_like(flat) for _ in range(unit.num_ranks)]
-        dist.all_gather(parts, flat)
-        self.mine = getattr(self, "mine", {})
-        self.mine[unit] = self.mine.get(unit, 0) + flat
+        for piece, p in zip(unit.pieces(flat), unit.parameters, strict=True):
+            piece.copy_(p.grad)
+        seen = unit.shard.grad
+        super().reduce(unit)
+        unit.finish()
         unit.shard.grad = unit.own_part(flat).clone() + (0 if seen is None else seen)
 
 
 @mistake("13.2", says="the ranks start with different numbers")
-class FullyShard(right.FullyShard):
+class ModelShard(right.ModelShard):
     def __init__(self, module, *args, **kwargs):
-        first = {name: x.detach().clone() for name, x in module.state_dict().items()}
+        own = {p: p.detach().clone() for p in module.parameters()}
         super().__init__(module, *args, **kwargs)
-        self.load_full_state_dict(first)
+        for unit in self.units:
+            flat, _ = partition([own[p] for p in unit.parameters], unit.num_ranks)
+            unit.shard.data.copy_(unit.own_part(flat))
 
 
 @mistake("13.2", says="names are missing")
-class FullyShard(right.FullyShard):
+class ModelShard(right.ModelShard):
     def full_state_dict(self):
         whole = super().full_state_dict()
-        return {name: whole[name] for name, _ in self.module.named_parameters()}
+        return {name: whole[name] for name, _ in self._module[0].named_parameters()}
 
 
 @mistake("13.2", says="has parameters without their numbers")
-class FullyShard(right.FullyShard):
+class ModelShard(right.ModelShard):
     def full_state_dict(self):
-        return {name: x.clone() for name, x in self.module.state_dict().items()}
-
-
-@mistake("13.2", says="a frozen parameter is moved")
-class FullyShard(right.FullyShard):
-    def finish_gradient_sync(self):
-        super().finish_gradient_sync()
-        for unit in self.units:
-            if not unit.trained:
-                unit.shard.data.mul_(0.99)
+        return {name: x.clone() for name, x in self._module[0].state_dict().items()}
 
 
 @mistake("13.2", says="units stay whole after an evaluation")
-class FullyShard(right.FullyShard):
-    def forward(self, *args, **kwargs):
-        self.reshard_after_forward = torch.is_grad_enabled()
-        with torch.enable_grad():
-            return super().forward(*args, **kwargs)
+class ModelShard(right.ModelShard):
+    """Freed where backward begins, which never comes."""
+
+    def after_forward(self, units, output):
+        for unit in units:
+            unit.users += not torch.is_grad_enabled()
+        super().after_forward(units, output)
+
+    def finish_gradient_sync(self):
+        super().finish_gradient_sync()
+        for unit in self.units:
+            unit.users = 0
+            unit.free()
 
 
 @mistake("13.2", says="units stay whole after finish_gradient_sync()")
-class FullyShard(right.FullyShard):
+class ModelShard(right.ModelShard):
     def finish_gradient_sync(self):
         super().finish_gradient_sync()
         for unit in self.units:
@@ -415,76 +532,8 @@ class FullyShard(right.FullyShard):
         return super().forward(*args, **kwargs)
 
 
-@mistake("13.2", says="leaves out of turn, or not at all")
-class FullyShard(right.FullyShard):
-    """A unit waits for its last gradient, which on another rank has come."""
-
-    def _passed(self, units):
-        for unit in units:
-            unit.users -= 1
-            unit.pending -= 1
-            if unit.users <= 0:
-                unit.free()
-
-
-@mistake("13.2", says="`units` are not kept to")
-class FullyShard(right.FullyShard):
-    def __init__(self, module, units=None, compute_dtype=None, **kwargs):
-        named = None if units is None else [m for m in units if len(list(m.children())) == 0]
-        super().__init__(module, named, compute_dtype, **kwargs)
-
-
-@mistake("13.2", says="kept whole from forward to backward")
-class FullyShard(right.FullyShard):
-    def __init__(self, module, units=None, compute_dtype=None, **kwargs):
-        super().__init__(module, units, compute_dtype, reshard_after_forward=False)
-
-
-@mistake("13.2", says="more is alive than a unit's parameters and its gradients")
-class FullyShard(right.FullyShard):
-    """The last unit's gradients travel while the next unit computes its own."""
-
-    finishing = False
-
-    def _finish_travelling(self):
-        if self.finishing:
-            super()._finish_travelling()
-
-    def _reduce(self, unit):
-        before, self.finishing = self.finishing, True
-        super()._reduce(unit)
-        self.finishing = before
-
-    def finish_gradient_sync(self):
-        self.finishing = True
-        super().finish_gradient_sync()
-        self.finishing = False
-
-
-@mistake("13.2", says="every unit is whole at the worst moment")
-class FullyShard(right.FullyShard):
-    """What backward has gathered is freed at its end."""
-
-    def _passed(self, units):
-        with self.kept(units):
-            super()._passed(units)
-
-    def _reduce(self, unit):
-        with self.kept([unit]):
-            super()._reduce(unit)
-
-    @contextlib.contextmanager
-    def kept(self, units):
-        """Units that nobody can free inside."""
-        for unit in units:
-            unit.free = lambda: None
-        yield
-        for unit in units:
-            unit.free = functools.partial(type(unit).free, unit)
-
-
 @mistake("13.2", says="each module that has one of its parameters, a tied one as well")
-class FullyShard(right.FullyShard):
+class ModelShard(right.ModelShard):
     """A tied matrix is gathered for the first module that has it alone."""
 
     def _hook(self, module, parameters):
@@ -493,7 +542,134 @@ class FullyShard(right.FullyShard):
         self.hooked = hooked | set(parameters)
 
 
-@mistake("13.2", says="on_shard_gradient() is not called for each unit")
+@mistake("13.2", says="it begins with whichever of their gradients is computed first")
+class ModelShard(right.ModelShard):
+    """Backward is heard of at the first output alone."""
+
+    def after_forward(self, units, output):
+        super().after_forward(units, next(iter(tree_leaves(output)), None))
+
+
+@mistake("13.2", says="`units` are not kept to")
+class ModelShard(right.ModelShard):
+    def __init__(self, module, units=None, **kwargs):
+        named = None if units is None else [m for m in units if len(list(m.children())) == 0]
+        super().__init__(module, named, **kwargs)
+
+
+@mistake("13.2", says="kept whole from forward to backward")
+class ModelShard(right.ModelShard):
+    def after_forward(self, units, output):
+        for unit in units:
+            unit.users += torch.is_grad_enabled()
+        super().after_forward(units, output)
+
+
+@mistake("13.2", says="the gradients leave after backward")
+class ModelShard(right.ModelShard):
+    """The gradients are reduced together, in finish_gradient_sync()."""
+
+    def on_gradient(self, unit, _):
+        pass
+
+    def finish_gradient_sync(self):
+        for unit in self.units:
+            self.reduce(unit)
+        super().finish_gradient_sync()
+
+
+@mistake("13.2", says="every unit is gathered before the first one computes")
+class ModelShard(right.ModelShard):
+    def forward(self, *args, **kwargs):
+        for unit in self.units:
+            unit.gather()
+            unit.wait()
+        return super().forward(*args, **kwargs)
+
+
+@mistake("13.2", says="every unit is whole at the worst moment")
+class ModelShard(right.ModelShard):
+    """What backward has gathered is freed at its end."""
+
+    def reduce(self, unit):
+        unit.free = lambda: None
+        super().reduce(unit)
+        del unit.free
+
+    def finish_gradient_sync(self):
+        super().finish_gradient_sync()
+        for unit in self.units:
+            unit.free()
+
+
+@mistake("13.2", says="more is alive than a unit's parameters and its gradients")
+class ModelShard(right.ModelShard):
+    """The last unit's gradients travel while the next unit computes its own."""
+
+    def before_backward(self, units, _):
+        self.use(units)
+
+
+@mistake("13.2", says="a unit that contains another is accepted")
+class ModelShard(right.ModelShard):
+    def __init__(self, module, units=None, **kwargs):
+        if units is not None:
+            inner = {part for unit in units for part in list(unit.modules())[1:]}
+            units = [unit for unit in units if unit not in inner]
+        super().__init__(module, units, **kwargs)
+
+
+@mistake("13.2", says="a unit that is named twice is accepted")
+class ModelShard(right.ModelShard):
+    def __init__(self, module, units=None, **kwargs):
+        super().__init__(module, units and list(dict.fromkeys(units)), **kwargs)
+
+
+@mistake("13.2", says="eval() does not reach the module")
+class ModelShard(right.ModelShard):
+    def train(self, mode=True):
+        return nn.Module.train(self, mode)
+
+
+@mistake("13.2", says="units are sharded over all ranks, not over the group")
+class ModelShard(right.ModelShard):
+    def __init__(self, module, units=None, *, group=None):
+        super().__init__(module, units)
+
+
+@mistake("13.2", says="numbers or buffers come from outside of the group")
+class ModelShard(right.ModelShard):
+    def __init__(self, module, *args, **kwargs):
+        super().__init__(module, *args, **kwargs)
+        for buffer in module.buffers():
+            dist.broadcast(buffer, 0)
+
+
+# 13.2b FullyShard
+
+
+@mistake("13.2b", says="a frozen parameter is moved")
+class FullyShard(right.FullyShard):
+    def finish_gradient_sync(self):
+        super().finish_gradient_sync()
+        for unit in self.units:
+            if not unit.trained:
+                unit.shard.data.mul_(0.99)
+
+
+@mistake("13.2b", says="leaves out of turn, or not at all")
+class FullyShard(right.FullyShard):
+    """A unit waits for its last gradient, which on another rank has come."""
+
+    def _after_backward(self, units):
+        for unit in units:
+            unit.users -= 1
+            unit.pending -= 1
+            if unit.users <= 0:
+                unit.free()
+
+
+@mistake("13.2b", says="on_shard_gradient() is not called for each unit")
 class FullyShard(right.FullyShard):
     def _finish_travelling(self):
         if self._travelling is not None:
@@ -501,31 +677,14 @@ class FullyShard(right.FullyShard):
         self._travelling = None
 
 
-@mistake("13.2", says="on_shard_gradient() is called before shard.grad holds the mean")
+@mistake("13.2b", says="on_shard_gradient() is called before shard.grad holds the mean")
 class FullyShard(right.FullyShard):
     def _reduce(self, unit):
         super()._reduce(unit)
         self.on_shard_gradient(unit)
 
 
-@mistake("13.2", says="only the first of two backward passes counts")
-class FullyShard(right.FullyShard):
-    """A unit that has left does not leave again."""
-
-    def finish_gradient_sync(self):
-        super().finish_gradient_sync()
-        self.sent = set()
-
-    def _finish_travelling(self):
-        unit, self.sent = self._travelling, getattr(self, "sent", set())
-        before = None if unit is None or unit.shard.grad is None else unit.shard.grad.clone()
-        super()._finish_travelling()
-        if unit is not None and unit in self.sent:
-            unit.shard.grad = before
-        self.sent |= {unit}
-
-
-@mistake("13.2", says="acquire() is not called in backward")
+@mistake("13.2b", says="acquire() is not called in backward")
 class FullyShard(right.FullyShard):
     def forward(self, *args, **kwargs):
         self.acquire = functools.partial(type(self).acquire, self)
@@ -534,21 +693,7 @@ class FullyShard(right.FullyShard):
         return output
 
 
-@mistake("13.2", says="units are sharded over all ranks, not over the group")
-class FullyShard(right.FullyShard):
-    def __init__(self, *args, group=None, **kwargs):
-        super().__init__(*args, **kwargs)
-
-
-@mistake("13.2", says="numbers or buffers come from outside of the group")
-class FullyShard(right.FullyShard):
-    def __init__(self, module, *args, **kwargs):
-        super().__init__(module, *args, **kwargs)
-        for buffer in module.buffers():
-            dist.broadcast(buffer, 0)
-
-
-@mistake("13.2", says="frozen and trained parameters are in one unit")
+@mistake("13.2b", says="frozen and trained parameters are in one unit")
 class FullyShard(right.FullyShard):
     def __init__(self, module, *args, **kwargs):
         super().__init__(module, *args, **kwargs)
@@ -556,61 +701,94 @@ class FullyShard(right.FullyShard):
             parameter.register_post_accumulate_grad_hook(lambda p: None)
 
 
-@mistake("13.2", says="the gradients leave after backward")
-class FullyShard(right.FullyShard):
-    """The gradients are reduced together, in finish_gradient_sync()."""
-
-    def _on_gradient(self, parameter):
-        pass
-
-    def _passed(self, units):
-        pass
-
-    def finish_gradient_sync(self):
-        for unit in self.units:
-            if unit.trained:
-                self._reduce(unit)
-        super().finish_gradient_sync()
-
-
-@mistake("13.2", says="compute_dtype is not used")
+@mistake("13.2b", says="compute_dtype is not used")
 class FullyShard(right.FullyShard):
     def __init__(self, module, units=None, compute_dtype=None, **kwargs):
         super().__init__(module, units, **kwargs)
 
 
-@mistake("13.2", says="full_state_dict() is rounded")
+@mistake("13.2b", says="full_state_dict() is rounded")
 class FullyShard(right.FullyShard):
     def full_state_dict(self):
         dtype = self.compute_dtype or torch.float32
         return {name: x.to(dtype).to(x.dtype) for name, x in super().full_state_dict().items()}
 
 
-@mistake("13.2", says="a unit that contains another is accepted")
-class FullyShard(right.FullyShard):
-    def __init__(self, module, units=None, compute_dtype=None, **kwargs):
-        if units is not None:
-            inner = {part for unit in units for part in list(unit.modules())[1:]}
-            units = [unit for unit in units if unit not in inner]
-        super().__init__(module, units, compute_dtype, **kwargs)
-
-
-@mistake("13.2", says="a unit that is named twice is accepted")
-class FullyShard(right.FullyShard):
-    def __init__(self, module, units=None, compute_dtype=None, **kwargs):
-        super().__init__(module, units and list(dict.fromkeys(units)), compute_dtype, **kwargs)
-
-
-@mistake("13.2", says="keep_whole is not used")
+@mistake("13.2b", says="keep_whole is not used")
 class FullyShard(right.FullyShard):
     def __init__(self, module, units=None, compute_dtype=None, *, keep_whole=0, **kwargs):
         super().__init__(module, units, compute_dtype, **kwargs)
 
 
-@mistake("13.2", says="reshard_after_forward=False is not used")
+@mistake("13.2b", says="reshard_after_forward=False is not used")
 class FullyShard(right.FullyShard):
     def __init__(self, *args, reshard_after_forward=True, **kwargs):
         super().__init__(*args, **kwargs)
+
+
+@mistake("13.2b", says="a frozen unit stays whole from forward to backward")
+class FullyShard(right.FullyShard):
+    def _make_unit(self, parameters):
+        unit = super()._make_unit(parameters)
+        free = unit.free
+        if not unit.trained:  # freed at the end of a step, or of an evaluation
+            unit.free = lambda: None if torch.is_grad_enabled() and unit.pending else free()
+        return unit
+
+
+@mistake("13.2b", says="a frozen unit stays whole after its backward")
+class FullyShard(right.FullyShard):
+    def _after_backward(self, units):
+        super()._after_backward([unit for unit in units if unit.trained])
+
+
+@mistake("13.2b", says="a frozen unit is reduced")
+class FullyShard(right.FullyShard):
+    def _after_backward(self, units):
+        super()._after_backward(units)
+        for unit in units:
+            if not unit.trained:
+                unit.free()
+                unit.reduce()
+                unit.finish()
+                unit.shard.grad = None
+
+
+@mistake("13.2b", says="integers are cast to compute_dtype")
+class FullyShard(right.FullyShard):
+    def _cast(self, inputs):
+        dtype = self.compute_dtype
+
+        def cast(x):
+            tensor = isinstance(x, torch.Tensor)
+            return x.to(dtype) if tensor and dtype is not None else x
+
+        return tree_map(cast, inputs)
+
+
+@mistake("13.2b", says="only the module's inputs are cast")
+class FullyShard(right.FullyShard):
+    def forward(self, *args, **kwargs):
+        args, kwargs = super()._cast((args, kwargs))
+        return super().forward(*args, **kwargs)
+
+    def _cast(self, inputs):
+        return inputs
+
+
+@mistake("13.2b", says="at_backward() wants those, too")
+class FullyShard(right.FullyShard):
+    """Inputs that are given by name pass by at_backward()."""
+
+    def _hook(self, module, parameters):
+        super()._hook(module, parameters)
+        for key, hook in list(module._forward_pre_hooks.items()):
+            if hook.__name__ == "before_forward":
+                module._forward_pre_hooks[key] = functools.partial(self.without_names, hook)
+
+    def without_names(self, hook, module, args, kwargs):
+        changed, _ = hook(module, args, {})
+        return changed, self._cast(kwargs)
 
 
 # 13.3 PrefetchingShard
@@ -815,3 +993,8 @@ def hybrid_shard(module, mesh, units=None, compute_dtype=None):
 
     group, others = mesh_groups(*mesh)
     return Whole(module, units, compute_dtype, replicas=others, group=group)
+
+
+@mistake("13.4", says="`units` is not handed on")
+def hybrid_shard(module, mesh, units=None, compute_dtype=None):
+    return right.hybrid_shard(module, mesh, None, compute_dtype)

@@ -11,7 +11,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from shared.exercises.mistakes import mistake
 from shared.model.attention import MultiHeadAttention
 from shared.model.layers import PositionwiseFeedForward
-from shared.tensor_parallel.blocks import axis_of, keep_rank_0
+from shared.tensor_parallel.blocks import group_of, keep_rank_0
+from shared.tensor_parallel.marks import mark_cut
 from shared.tensor_parallel.regions import split_region
 from shared.tensor_parallel.vocabulary import place
 from solutions import lesson14_tensor_parallel as right
@@ -266,6 +267,11 @@ def sum_over_ranks(x, group=None):
     return message(always if dist.get_world_size() > 1 else total, same)(x, group)
 
 
+@mistake("14.1b", says="float64 numbers travel as float32")
+def sum_over_ranks(x, group=None):
+    return right.sum_over_ranks(x.float() if x.dtype == torch.float64 else x, group)
+
+
 # 14.2 ColumnParallelLinear
 
 
@@ -450,6 +456,22 @@ class ColumnParallelLinear(Columns):
         self.weight = nn.Parameter(part.clone(), linear.weight.requires_grad)
 
 
+@mistake("14.2", says="a part for each of all ranks")
+class ColumnParallelLinear(Columns):
+    def __init__(self, linear, group, enter):
+        super().__init__(linear, group, enter)
+        parts = self.whole(linear, group).chunk(dist.get_world_size(), 0)
+        self.weight = nn.Parameter(parts[dist.get_rank()].clone(), linear.weight.requires_grad)
+
+
+@mistake("14.2", says="a part does not say along which dim it is cut")
+class ColumnParallelLinear(right.ColumnParallelLinear):
+    def __init__(self, linear, group, enter):
+        super().__init__(linear, group, enter)
+        for part in self.parameters():
+            delattr(part, "cut_dim")
+
+
 # 14.3 RowParallelLinear
 
 
@@ -625,12 +647,30 @@ class RowParallelLinear(right.RowParallelLinear):
         return self.leave(F.linear(x, self.weight, bias), self.group)
 
 
+@mistake("14.3", says="the bias is no parameter")
+class RowParallelLinear(right.RowParallelLinear):
+    def __init__(self, linear, group, leave):
+        super().__init__(linear, group, leave)
+        if self.bias is not None:
+            bias = self.bias.detach()
+            del self.bias
+            self.register_buffer("bias", bias)
+
+
+@mistake("14.3", says="a parameter that is whole is marked as cut")
+class RowParallelLinear(right.RowParallelLinear):
+    def __init__(self, linear, group, leave):
+        super().__init__(linear, group, leave)
+        for part in self.parameters():
+            mark_cut(part, 1)
+
+
 # 14.4 parallel_block
 
 
 def heads_and_features(block, mesh):
     """What the right answer refuses."""
-    group = axis_of(mesh)
+    group = group_of(mesh)
     n = ranks_of(group)
     for each in block.modules():
         inner = getattr(getattr(each, "linear1", None), "out_features", n)
@@ -839,7 +879,7 @@ def parallel_block(block, mesh):
 
 @mistake("14.4", says="6 heads on 4 ranks: accepted")
 def parallel_block(block, mesh):
-    group = axis_of(mesh)
+    group = group_of(mesh)
     for each in block.modules():
         inner = getattr(getattr(each, "linear1", None), "out_features", 0)
         if inner % ranks_of(group):
@@ -849,7 +889,7 @@ def parallel_block(block, mesh):
 
 @mistake("14.4", says="d_ff 30 on 4 ranks: the layer is left half cut")
 def parallel_block(block, mesh):
-    group = axis_of(mesh)
+    group = group_of(mesh)
     for each in block.modules():
         if getattr(each, "num_heads", 0) % ranks_of(group):
             raise ValueError("does not divide")
@@ -1048,3 +1088,17 @@ def vocab_parallel_cross_entropy(logits, targets, group=None, ignore_index=-100)
     beyond = (targets < 0) | (targets >= logits.shape[-1] * ranks_of(group))
     kept = targets.masked_fill(beyond & (targets != ignore_index), 0)
     return right.vocab_parallel_cross_entropy(logits, kept, group, ignore_index)
+
+
+@mistake("14.5", says="the largest logit of all ranks is subtracted, not that of the group")
+def vocab_parallel_cross_entropy(logits, targets, group=None, ignore_index=-100):
+    outside(logits, targets, group, ignore_index)
+    z = logits.float() if logits.dtype == torch.bfloat16 else logits
+    largest = z.detach().amax(-1)
+    if ranks_of(group) > 1:
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+    z = z - largest[..., None]
+    own, mine = place(targets, logits.shape[-1], group)
+    sums = right.sum_over_ranks(z.exp().sum(-1), group)
+    chosen = right.sum_over_ranks(z.gather(-1, own[..., None])[..., 0] * mine, group)
+    return (sums.log() - chosen).masked_fill(targets == ignore_index, 0.0)

@@ -432,6 +432,11 @@ def recv_activation(link, shapes, dtype=torch.float32, device="cpu"):
     return receiver(lambda link, g: back(link, g[::-1]))(link, shapes, dtype, device)
 
 
+@mistake("15.2b", says="what arrives: the shapes are taken in another order")
+def recv_activation(link, shapes, dtype=torch.float32, device="cpu"):
+    return receiver(back)(link, shapes[::-1], dtype, device)
+
+
 # 15.3 to 15.5: orders of work
 
 

@@ -28,7 +28,7 @@ from shared.ranks.forked import run_ranks
 from shared.results import format_table
 from shared.training.loss import label_smoothed_loss
 
-wrap = runpy.run_path(str(ROOT / "lessons" / "06_ddp" / "train.py"))["wrap"]
+wrap = runpy.run_path(str(ROOT / "lessons" / "lesson06_ddp" / "train.py"))["wrap"]
 CONFIG = TransformerConfig(
     vocab_size=1000, d_model=256, num_heads=4, num_layers=3, d_ff=1024, dropout=0.0, max_len=64
 )

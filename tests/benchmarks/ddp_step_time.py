@@ -6,6 +6,7 @@ python tests/benchmarks/ddp_step_time.py [--steps 30] [--ranks 2]
 import argparse
 import runpy
 import time
+from functools import partial
 
 import torch
 import torch._dynamo  # once here instead of in every forked rank
@@ -20,7 +21,7 @@ from shared.ranks.forked import run_ranks
 from shared.results import format_table
 from shared.training.loss import label_smoothed_loss
 
-wrap = runpy.run_path(str(ROOT / "lessons" / "06_ddp" / "train.py"))["wrap"]
+wrap = runpy.run_path(str(ROOT / "lessons" / "lesson06_ddp" / "train.py"))["wrap"]
 CONFIG = TransformerConfig(
     vocab_size=4000, d_model=256, num_heads=4, num_layers=3, d_ff=1024, dropout=0.0, max_len=64
 )
@@ -28,22 +29,21 @@ CONFIG = TransformerConfig(
 
 def measure(rank: int, steps: int) -> dict[str, list[float]]:
     """Seconds of every step by engine; all do the same shard, so "single" is compute alone."""
-    engines, seconds = {}, {}
+    engines, seconds, sgd = {}, {}, partial(torch.optim.SGD, lr=0.01)
     for name in ENGINES:
         torch.manual_seed(rank)
-        engines[name] = wrap(name, Transformer(CONFIG), dist.get_world_size())
+        engines[name] = wrap(name, Transformer(CONFIG), sgd, dist.get_world_size())
         seconds[name] = []
     src, tgt = torch.randint(4, 4000, (2, 16, 20))
-    optimizers = {n: torch.optim.SGD(e.model.parameters(), lr=0.01) for n, e in engines.items()}
     names = list(ENGINES)
     for step in range(steps + 3):
         for name in names[step % 5 :] + names[: step % 5]:
             dist.barrier()
             began = time.perf_counter()
-            optimizers[name].zero_grad()
+            engines[name].optimizer.zero_grad()
             label_smoothed_loss(engines[name].model(src, tgt), tgt).backward()
-            engines[name].finish_gradient_sync()
-            optimizers[name].step()
+            engines[name].average_gradients()
+            engines[name].optimizer.step()
             if step >= 3:
                 seconds[name].append(time.perf_counter() - began)
     return seconds

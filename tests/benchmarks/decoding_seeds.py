@@ -8,14 +8,14 @@ import statistics
 
 import torch
 
-from shared.data.corpora import load_corpus
-from shared.experiments.lesson04_decoding import (
+from lessons.lesson04_training.experiments.smoothing_and_beams import (
     BEAMS,
     Task,
     bleu_by_beam,
     confidence,
     train_smoothed,
 )
+from shared.data.corpora import load_corpus
 from shared.results import format_table
 
 SEEDS, SMOOTHINGS = range(5), (0.0, 0.1)

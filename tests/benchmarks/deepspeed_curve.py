@@ -7,7 +7,7 @@ In older versions stage 3 was now and then wrong over gloo (0.19.3: 3 of about 2
 
 import argparse
 
-from shared.experiments.lesson10_deepspeed import ask_deepspeed, parity_config
+from lessons.lesson10_zero.experiments.asking_deepspeed import ask_deepspeed, parity_config
 from shared.results import format_table
 from shared.training.reference_run import NUM_STEPS, compare_with_record
 
@@ -25,7 +25,7 @@ def main() -> None:
                 ask_deepspeed("curve", ranks, config=config, steps=NUM_STEPS, timeout=600.0)[0]
                 for _ in range(repeats)
             ]
-            gaps = [compare_with_record(run["losses"]) for run in runs]
+            gaps = [compare_with_record(run) for run in runs]
             rows.append({"stage": stage, "ranks": ranks, "runs": repeats, "largest": max(gaps)})
             print(rows[-1], flush=True)
     print(format_table(rows))

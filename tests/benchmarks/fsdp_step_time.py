@@ -14,14 +14,14 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from shared.experiments.lesson13_memory import units_of, with_fsdp2
-from shared.fsdp.fully_shard import FullyShard
-from shared.fsdp.prefetch import PrefetchingShard
+from lessons.lesson13_fsdp.experiments.step_memory import units_of, with_fsdp2
 from shared.measuring.timing import compare_seconds, median_ms, slowest_of, synchronized_now
 from shared.model.config import TransformerConfig
 from shared.model.language_model import LanguageModel
 from shared.ranks.forked import run_ranks
 from shared.results import format_table
+from shared.sharding.fully_shard import FullyShard
+from shared.sharding.prefetch import PrefetchingShard
 
 ENGINES = ("fully_shard", "by hand", "with prefetch")
 WARM = 3

@@ -22,10 +22,10 @@ from typing import Any
 
 import torch
 
+from lessons.lesson08_fault_tolerance.experiments.resumable_runs import Size, translator_training
 from shared.data.corpora import load_corpus
 from shared.data.loading import PairDataset
 from shared.data.tokenizer import Tokenizer
-from shared.experiments.lesson08_runs import Size, translator_training
 from shared.fault_tolerance.checkpoints import load_checkpoint, resume_training, save_checkpoint
 from shared.fault_tolerance.fitting import unwrapped
 from shared.fault_tolerance.kills import Kill
@@ -35,7 +35,7 @@ from shared.ranks.group import Rank
 from shared.ranks.launching import LaunchFailed, launch
 from shared.training.reference_run import checksum
 
-SCRIPT = Path(__file__).resolve().parents[2] / "lessons" / "08_fault_tolerance" / "train.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "lessons" / "lesson08_fault_tolerance" / "train.py"
 
 
 def main() -> None:

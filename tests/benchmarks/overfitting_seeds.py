@@ -5,13 +5,13 @@ python tests/benchmarks/overfitting_seeds.py     about a minute on two idle core
 
 import torch
 
-from shared.data.corpora import load_corpus
-from shared.experiments.lesson04_overfitting import (
+from lessons.lesson04_training.experiments.overfitting import (
     FewSentences,
     averaged_loss,
     best_epoch,
     train_and_look,
 )
+from shared.data.corpora import load_corpus
 from shared.results import format_table
 
 EPOCHS = 14

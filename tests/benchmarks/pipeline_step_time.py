@@ -7,8 +7,8 @@ The same stages, micro-batches and loss, forward and backward, on CPU ranks of o
 
 import argparse
 
-from shared.experiments.lesson15_runs import token_rows
-from shared.experiments.lesson15_torch import SCHEDULES, beside_torch
+from lessons.lesson15_pipeline_parallel.experiments.beside_torch import SCHEDULES, beside_torch
+from lessons.lesson15_pipeline_parallel.experiments.runs import token_rows
 from shared.ranks.forked import run_ranks
 from shared.results import format_table
 

@@ -1,8 +1,8 @@
 """Do predicted seconds put all plans of four ranks in the order that they are measured in?
 
 Four ranks, each in a network namespace of its own behind a link of --mbit. Their layers sleep for
-as long as a device of --gflops would compute (`shared/experiments/lesson16_order.py`); what is
-sent is real. The model's numbers are fitted on every other plan and tested on the rest, both ways.
+as long as a device of --gflops would compute (lesson 16's experiments/plan_order.py); what is sent
+is real. The model's numbers are fitted on every other plan and tested on the rest, both ways.
 Then eight ranks on two nodes of four, with a link of --mbit between them, and of a quarter: the
 same step with the mesh's axes laid over the nodes in three orders. Linux, root, iproute2.
 
@@ -19,7 +19,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 
-from shared.experiments.lesson16_order import (
+from lessons.lesson16_parallelism_3d.experiments.plan_order import (
     Setting,
     bytes_between,
     message_seconds,

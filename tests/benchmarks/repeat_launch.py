@@ -21,7 +21,7 @@ from shared.ranks.launching import LaunchFailed, launch
 from shared.script import ROOT, positive_int
 from tests.warm.server import interpreter
 
-SCRIPT = ROOT / "lessons" / "06_ddp" / "train.py"
+SCRIPT = ROOT / "lessons" / "lesson06_ddp" / "train.py"
 
 
 def main() -> int:

@@ -11,9 +11,9 @@ import statistics
 
 import torch
 
+from lessons.lesson07_distributed_sampler.experiments import next_character
 from shared.data.corpora import load_corpus
 from shared.data.sampling import DistributedSampler
-from shared.experiments import lesson07_next_character as next_character
 from shared.results import format_table
 
 NUM_RANKS, BATCH, STEPS = 4, 32, 256

@@ -20,7 +20,7 @@ from solutions.lesson02_attention import (
     split_heads,
 )
 
-NOTEBOOK = Path(__file__).parents[2] / "lessons" / "02_attention" / "lesson.ipynb"
+NOTEBOOK = Path(__file__).parents[2] / "lessons" / "lesson02_attention" / "lesson.ipynb"
 
 
 def gradient_ratios(head_dim: int, seed: int) -> tuple[float, float]:

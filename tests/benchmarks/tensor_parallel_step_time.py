@@ -8,7 +8,7 @@ DTensor for queries, keys and values, so that both send the same messages.
 
 import argparse
 
-from shared.experiments.lesson14_races import Work, race
+from lessons.lesson14_tensor_parallel.experiments.races import Work, race
 from shared.measuring.timing import compare_seconds, median_ms
 from shared.ranks.forked import run_ranks
 from shared.results import format_table

@@ -4,7 +4,7 @@ Two torchrun agents in two network namespaces of this machine, joined by a cable
 the given rate each way (tc, token bucket). Linux, root, iproute2. What is run on node i is
 
     ip netns exec node<i> torchrun --nnodes=2 --nproc_per_node=1 --rdzv_backend=c10d \\
-        --rdzv_endpoint=10.77.0.1:29500 lessons/06_ddp/train.py --engine all
+        --rdzv_endpoint=10.77.0.1:29500 lessons/lesson06_ddp/train.py --engine all
 
     python tests/benchmarks/throttled_link.py
     python tests/benchmarks/throttled_link.py --mbit 100 --figure link.png
@@ -24,8 +24,8 @@ from shared.ranks.launching import launch_nodes
 from shared.ranks.links import throttled_links, why_not
 from shared.results import format_table
 
-SCRIPT = ROOT / "lessons" / "06_ddp" / "train.py"
-RECORD = ROOT / "lessons" / "05_collectives" / "throttled_link.json"
+SCRIPT = ROOT / "lessons" / "lesson06_ddp" / "train.py"
+RECORD = ROOT / "lessons" / "lesson05_collectives" / "throttled_link.json"
 
 
 def main() -> None:

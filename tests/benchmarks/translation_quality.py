@@ -2,8 +2,8 @@
 
     python tests/benchmarks/translation_quality.py [--ranks 2] [-- FLAGS OF train.py]
 
-Trains lessons/04_training/train.py on the grammar corpus and prints a table. Leaves with status 1
-when a target is missed: 95 BLEU, 85 % exact matches, 180 seconds of training on two cores.
+Trains lessons/lesson04_training/train.py on the grammar corpus and prints a table. Leaves with
+status 1 when a target is missed: 95 BLEU, 85 % exact matches, 180 seconds of training on two cores.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from shared.exercises.lessons import ROOT
 from shared.ranks.launching import launch
 from shared.results import format_table
 
-SCRIPT = ROOT / "lessons" / "04_training" / "train.py"
+SCRIPT = ROOT / "lessons" / "lesson04_training" / "train.py"
 STEPS = 850
 
 

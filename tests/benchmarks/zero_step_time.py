@@ -7,7 +7,7 @@ Both in float32 with torch's AdamW on the same model and rows, in one process wi
 
 import argparse
 
-from shared.experiments.lesson10_deepspeed import ask_deepspeed, parity_config
+from lessons.lesson10_zero.experiments.asking_deepspeed import ask_deepspeed, parity_config
 from shared.measuring.timing import compare_seconds, median_ms, slowest_of
 from shared.results import format_table
 

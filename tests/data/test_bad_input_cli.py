@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "lessons" / "04_training" / "train.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "lessons" / "lesson04_training" / "train.py"
 pytestmark = pytest.mark.skipif(not SCRIPT.is_file(), reason="lesson 04 has no script")
 
 ENGLISH = [f"The man number {n} reads a book." for n in range(60)]

@@ -29,14 +29,17 @@ NUM_STREAMS = 3
 
 
 @contextlib.contextmanager
-def interpreter(folder: Path) -> Iterator[Path]:
-    """Make a program in `folder` that stands for this interpreter; warm until the block ends."""
+def interpreter(folder: Path, *, lazily: bool = False) -> Iterator[Path]:
+    """Make a program in `folder` that stands for this interpreter; warm until the block ends.
+
+    `lazily` leaves to the program what torch imports with the first optimizer, and with it when.
+    """
     address, program = folder / "socket", folder / "python"
     words = [sys.executable, "-I", "-S", HERE / "client.py", address, sys.executable]
     program.write_text("#!/bin/sh\nexec " + " ".join(f"'{word}'" for word in words) + ' "$@"\n')
     program.chmod(0o755)
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    command = [sys.executable, __file__, str(address)]
+    command = [sys.executable, __file__, str(address), *["lazily"] * lazily]
     with subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL) as server:
         try:
             yield program
@@ -142,11 +145,13 @@ if __name__ == "__main__":
 
     sys.path.pop(0)
     import matplotlib.pyplot  # noqa: F401
-    import torch._dynamo
     import torch.distributed.run
     import torch.nn.parallel
     import torch.profiler
-    import torch.utils.data  # noqa: F401
+    import torch.utils.data
+
+    if "lazily" not in sys.argv[2:]:
+        import torch._dynamo  # noqa: F401
 
     gc.collect()
     gc.freeze()

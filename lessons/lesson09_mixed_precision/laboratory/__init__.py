@@ -1,0 +1,1 @@
+"""What the checks of this lesson observe an answer in."""

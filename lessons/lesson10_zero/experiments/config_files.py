@@ -1,0 +1,162 @@
+"""DeepSpeed's JSON files as lesson 10's script reads them: checked before DeepSpeed sees them."""
+
+import difflib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.cpp_extension import get_default_build_root
+
+from shared.errors import InputError
+
+BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+# The sections and keys of DeepSpeed 0.19 that a data-parallel run can use. DeepSpeed itself
+# ignores a key that it does not know here, which turns a slip of the pen into another run.
+KNOWN = {
+    *BATCH,
+    *("zero_optimization", "bf16", "fp16", "torch_autocast", "optimizer", "scheduler"),
+    *("gradient_clipping", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"),
+    *("data_types", "communication_data_type", "prescale_gradients", "gradient_predivide_factor"),
+    *("steps_per_print", "wall_clock_breakdown", "dump_state", "checkpoint", "aio", "comms_logger"),
+    *("activation_checkpointing", "flops_profiler", "tensorboard", "csv_monitor", "seed"),
+}
+
+
+def read_config(
+    path: Path, device: torch.device, world_size: int, micro_batch: int, rate: float
+) -> dict[str, Any]:
+    """A configuration that this run can use: `auto` filled in, batch sizes agreed.
+
+    `auto` becomes what the script would do by itself: `micro_batch` rows, `rate` as the learning
+    rate, bf16 on a GPU; elsewhere the key is left out, which is DeepSpeed's default. (DeepSpeed
+    knows no `auto`; with Hugging Face's Trainer it is the Trainer that fills it in.)
+
+    Raises InputError for what is no JSON, an unknown key, a stage that is none, batch sizes that
+    contradict each other, fp16 or bf16 where the device has none, and NVMe without a folder.
+    """
+    config = _parsed(path)
+    for key in config:
+        if key not in KNOWN:
+            near = difflib.get_close_matches(key, KNOWN, 1)
+            advice = f"; did you mean {near[0]!r}?" if near else ""
+            raise InputError(f"{path}: DeepSpeed has no key {key!r} at the top level{advice}")
+    own = {"train_micro_batch_size_per_gpu": micro_batch, "lr": rate}
+    config = _filled(config, own | {"enabled": device.type == "cuda"})
+    stage = zero_section(config).get("stage", 0)
+    if stage not in (0, 1, 2, 3):
+        raise InputError(f"{path}: zero_optimization.stage is {stage!r}; ZeRO has 0, 1, 2 and 3")
+    _check_batch(path, config, world_size, micro_batch)
+    _check_precision(path, config, device)
+    for key in ("offload_optimizer", "offload_param"):
+        section = zero_section(config).get(key) or {}
+        if section.get("device") == "nvme":
+            _check_nvme(path, key, section)
+    return config
+
+
+def zero_section(config: dict[str, Any]) -> dict[str, Any]:
+    """The zero_optimization section; empty where there is none."""
+    return config.get("zero_optimization") or {}
+
+
+def compiled_kernel(config: dict[str, Any]) -> str:
+    """The kernel that DeepSpeed compiles for its own optimizer; "" where it takes torch's."""
+    optimizer = config.get("optimizer") or {}
+    kind = str(optimizer.get("type", "")).lower().replace("adamw", "adam")
+    if kind not in ("adam", "adagrad", "lamb", "lion") or "torch_adam" in _switched_on(optimizer):
+        return ""
+    offload = zero_section(config).get("offload_optimizer") or {}
+    if offload.get("device", "none") != "none" and kind != "lamb":
+        return f"cpu_{kind}"
+    return "" if kind == "adagrad" else f"fused_{kind}"
+
+
+def _switched_on(optimizer: dict[str, Any]) -> set[str]:
+    return {key for key, value in (optimizer.get("params") or {}).items() if value is True}
+
+
+def compiling_words(config: dict[str, Any], file: Path) -> str:
+    """What to say before DeepSpeed compiles in silence; "" where it compiles nothing."""
+    kernel = compiled_kernel(config)
+    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
+    if not kernel or any(root.rglob(f"{kernel}/{kernel}.so")):
+        return ""
+    words = f"DeepSpeed now compiles {kernel} for {file}, once: three to four minutes on two cores"
+    words += ' without a word. "torch_adam": true in the optimizer\'s params compiles nothing.'
+    for lock in root.rglob(f"{kernel}/lock"):
+        words += f" {lock} is there: if no other start is compiling, one was stopped; remove it."
+    return words
+
+
+def accumulation(config: dict[str, Any], world_size: int) -> tuple[int, int]:
+    """Rows of a micro-batch, and micro-batches of a step on each rank."""
+    whole, micro, times = (config.get(key) for key in BATCH)
+    micro = micro or (whole or 0) // ((times or 1) * world_size)
+    return micro, times or (whole // (micro * world_size) if whole and micro else 1)
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_text())
+    except OSError as error:
+        raise InputError(f"--deepspeed {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"--deepspeed {path} is no text, and so no JSON") from None
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise InputError(f"--deepspeed {path} is no JSON: {error.msg} in {where}") from None
+    if not isinstance(config, dict):
+        raise InputError(f"--deepspeed {path} holds no object {{...}}, but {config!r:.40}")
+    for section in ("zero_optimization", "bf16", "fp16", "optimizer"):
+        if not isinstance(config.get(section, {}), dict):
+            raise InputError(f"{path}: {section} is {config[section]!r}; it must be an object")
+    return config
+
+
+def _filled(section: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    filled = {}
+    for key, value in section.items():
+        if isinstance(value, dict):
+            filled[key] = _filled(value, own)
+        elif value != "auto":
+            filled[key] = value
+        elif key in own:
+            filled[key] = own[key]
+    return filled
+
+
+def _check_batch(path: Path, config: dict[str, Any], world_size: int, micro_batch: int) -> None:
+    for key in BATCH:
+        value = config.get(key, 1)
+        if type(value) is not int or value < 1:
+            raise InputError(f"{path}: {key} is {value!r}; it must be a whole number from 1 up")
+    if config.get(BATCH[0]) is None and config.get(BATCH[1]) is None:
+        config[BATCH[1]] = micro_batch
+    micro, times = accumulation(config, world_size)
+    whole = config.get(BATCH[0], micro * times * world_size)
+    if not micro or whole != micro * times * world_size:
+        raise InputError(
+            f"{path}: train_batch_size {whole} is not micro-batch {micro} x accumulation {times} "
+            f"x {world_size} ranks; leave one of the three out"
+        )
+
+
+def _check_precision(path: Path, config: dict[str, Any], device: torch.device) -> None:
+    on = [name for name in ("bf16", "fp16") if config.get(name, {}).get("enabled")]
+    if len(on) == 2:
+        raise InputError(f"{path}: bf16 and fp16 are both enabled; choose one")
+    if on == ["fp16"] and device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_fp16_supported():
+        raise InputError(f"{path}: fp16 is enabled, and this CPU has none; use bf16 or float32")
+    if on == ["bf16"] and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        raise InputError(f"{path}: bf16 is enabled, and this GPU has none; use fp16")
+
+
+def _check_nvme(path: Path, key: str, section: dict[str, Any]) -> None:
+    folder = section.get("nvme_path")
+    if not folder or not Path(folder).is_dir():
+        raise InputError(
+            f"{path}: {key} asks for NVMe, and nvme_path {folder!r} is no folder here; "
+            'give one on an SSD, or "device": "cpu"'
+        )

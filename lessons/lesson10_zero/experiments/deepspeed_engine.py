@@ -1,0 +1,60 @@
+"""DeepSpeed's engine behind the methods of the course's own."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shared.data.rows import Rows, own_rows
+from shared.training.engine import DataParallelEngine
+from shared.training.reference_run import loss_of
+
+
+class DeepSpeedEngine(DataParallelEngine):
+    """What `deepspeed.initialize` returned, for a step of `num_micro_batches` equal parts.
+
+    DeepSpeed counts calls: its step() is called after each backward, and does something in the
+    last call alone. That call is the optimizer's step here.
+    """
+
+    def __init__(self, engine: Any, num_micro_batches: int = 1) -> None:
+        super().__init__(engine, _Stepping(engine), dist.get_world_size())
+        self.num_micro_batches = num_micro_batches
+
+    def forward_backward(self, batch: Rows, num_tokens: int | None = None) -> Tensor:
+        """DeepSpeed averages over ranks and micro-batches, and the parts are to be summed."""
+        num_tokens = batch.num_tokens if num_tokens is None else num_tokens
+        m, parts = self.num_micro_batches, []
+        pieces = own_rows(batch, 0, 1, m) if m > 1 else [batch]
+        for i, piece in enumerate(pieces, start=1):
+            part = loss_of(self.model, piece, num_tokens)
+            self.model.backward(part * (self.num_replicas * m))
+            parts.append(part.detach())
+            if i < m:
+                self.model.step()
+        return torch.stack(parts).sum()
+
+    def average_gradients(self) -> None:
+        """Nothing: backward() has."""
+
+    def clip(self, max_norm: float) -> Tensor:
+        """DeepSpeed clips in its step, by its file."""
+        raise NotImplementedError('DeepSpeed clips by "gradient_clipping" of its configuration')
+
+
+class _Stepping:
+    """An optimizer's face of the engine."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self.engine.optimizer.param_groups
+
+    def zero_grad(self) -> None:
+        """Its step() has done it."""
+
+    def step(self) -> None:
+        self.engine.step()

@@ -1,0 +1,274 @@
+"""What lesson 10's script keeps of a run, saves, and shows."""
+
+import argparse
+import json
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import torch
+import torch.distributed as dist
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from torch import Tensor, nn
+
+from lessons.lesson10_zero.experiments.config_files import compiling_words
+from lessons.lesson10_zero.experiments.counting import deepspeed_bytes, engine_bytes
+from shared.errors import InputError
+from shared.measuring.largest import largest_that_fits
+from shared.measuring.memory import peak_memory
+from shared.model.language_model import LanguageModel
+from shared.plots import MEANING, use_style
+from shared.ranks.agreement import gathered
+from shared.ranks.group import Rank
+from shared.results import of_all_ranks, write_results
+from shared.sharding.counting import formula
+from shared.training.checkpoint_files import cause_of
+from shared.training.engine import DataParallelEngine
+from shared.training.language_recipes import Recipe
+from shared.training.quiet_deepspeed import quiet_deepspeed
+
+COLORS = {
+    "weights": MEANING["parameters"],
+    "gradients": MEANING["gradients"],
+    "fp32 gradients": MEANING["gradients"],
+    "gradients, buckets": MEANING["communication"],
+    "optimizer states": MEANING["optimizer states"],
+}
+
+
+@dataclass
+class Run:
+    """A model under an engine, and what has been seen of it; `deepspeed` is DeepSpeed's."""
+
+    name: str
+    stage: int
+    model: nn.Module
+    engine: DataParallelEngine
+    rows: int  # of a step, on each rank
+    peak_rate: float
+    half: bool
+    deepspeed: Any = None
+    known: set[int] = field(default_factory=set)  # storages that were there before
+    losses: list[Tensor] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    kinds: dict[str, int] = field(default_factory=dict)
+
+    def count(self, *inputs: Tensor) -> None:
+        """Count this rank's bytes by kind, but for `inputs`; after backward, before the step."""
+        if self.deepspeed is not None:
+            self.kinds = deepspeed_bytes(self.deepspeed, self.known, inputs)
+        else:
+            self.kinds = engine_bytes(self.model, self.engine.optimizer, self.known, inputs)
+
+
+@contextmanager
+def _one_line(what: str) -> Generator[None]:
+    """Turn whatever DeepSpeed raises for a configuration into an InputError of one line."""
+    try:
+        yield
+    except (InputError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # pydantic's, asserts, its own: no common class
+        words = str(error).replace("1 validation error for ", "").partition(" [type=")[0]
+        words = " ".join(words.split())
+        raise InputError(f"{what}: DeepSpeed refuses it: {words[:300]}") from error
+
+
+def save(run: Run, folder: Path, rank: Rank, data: str, steps: int) -> None:
+    """Save each rank's part, and what has to be the same when it is loaded. Call on all ranks.
+
+    A checkpoint that is there is replaced once all ranks have written theirs. Raises InputError on
+    every rank where the disk refuses; then the old one stays.
+    """
+    parts, why = _parts(run, rank), ""
+    aside = {folder / name: folder / f".{name}.part" for name in parts}
+    about = json.dumps(_about(run, rank, data) | {"steps": steps}) + "\n"
+    try:
+        if run.deepspeed is not None:
+            run.deepspeed.save_checkpoint(str(folder), tag="last")
+        for path, content in zip(aside.values(), parts.values(), strict=True):
+            with path.open("wb") as file:  # by its name torch would not say why it failed
+                torch.save(content, file)
+    except (OSError, RuntimeError) as error:
+        why = cause_of(error)
+    if reason := next(filter(None, gathered(why)), ""):
+        for path in aside.values():
+            path.unlink(missing_ok=True)
+        raise InputError(f"--save {folder}: the checkpoint cannot be written: {reason}")
+    for path, part in aside.items():
+        part.replace(path)
+    if rank.is_main:
+        (folder / "about.json").write_text(about)
+    dist.barrier()
+
+
+def _parts(run: Run, rank: Rank) -> dict[str, Any]:
+    """What this rank saves by hand, by the file's name; DeepSpeed writes its own files."""
+    if run.deepspeed is not None:
+        return {}
+    parts = {f"rank_{rank.rank}.pt": run.engine.optimizer.state_dict()}
+    if run.stage < 3 and rank.is_main:  # stage 3's weights are in its state
+        parts["weights.pt"] = run.model.state_dict()
+    return parts
+
+
+def resume(run: Run, folder: Path, rank: Rank, data: str) -> int:
+    """Load what `save` has saved; return the number of steps that it had made.
+
+    Raises InputError for no checkpoint, and for one of another engine, stage, number of ranks,
+    precision, model or training text.
+    """
+    try:
+        about = json.loads((folder / "about.json").read_text())
+    except (OSError, ValueError):
+        raise InputError(f"--resume {folder} holds no checkpoint of this script") from None
+    for key, value in _about(run, rank, data).items():
+        if about.get(key) != value:
+            advice = ""
+            if key == "ranks" and run.deepspeed is not None:
+                advice = "; DeepSpeed's ds_to_universal makes one for any number"
+            raise InputError(
+                f"--resume {folder}: {key} {about.get(key)} there, {value} in this run{advice}"
+            )
+    if run.deepspeed is not None:
+        with _one_line(f"--resume {folder}"):
+            run.deepspeed.load_checkpoint(str(folder), tag="last")
+        return about["steps"]
+    try:
+        if run.stage < 3:  # stage 3's weights are in its state
+            run.model.load_state_dict(torch.load(folder / "weights.pt", map_location=rank.device))
+        saved = torch.load(folder / f"rank_{rank.rank}.pt", map_location=rank.device)
+    except FileNotFoundError as error:
+        raise InputError(f"--resume {folder}: {error.filename} is missing") from None
+    run.engine.optimizer.load_state_dict(saved)
+    return about["steps"]
+
+
+def _about(run: Run, rank: Rank, data: str) -> dict[str, Any]:
+    sizes = [list(getattr(p, "ds_shape", p.shape)) for p in run.model.parameters()]
+    own = {} if run.deepspeed is None and run.stage == 3 else {"parameters": str(sizes)}
+    mine = type(run.engine.optimizer).__module__.startswith("_answers")
+    kind = "DeepSpeed" if run.deepspeed is not None else "by hand" + ", --mine" * mine
+    place = {
+        "engine": kind,
+        "stage": run.stage,
+        "ranks": rank.world_size,
+        "bf16": run.half,
+        "training text": data,
+    }
+    return place | own
+
+
+def conclude(args: argparse.Namespace, rank: Rank, run: Run, tokens: int, count: int) -> None:
+    """Add up the ranks' losses; rank 0 writes table and figure. Call on all ranks.
+
+    `tokens` are those of a step on all ranks, `count` the model's parameters. Raises InputError
+    where a loss is not finite.
+    """
+    advice = "use a lower learning rate or bf16 in place of fp16"
+    training = of_all_ranks(rank, run.losses, run.seconds, mean=False, advice=advice)
+    if not rank.is_main:
+        return
+    kinds = {f"{kind}, B": round(size / count, 2) for kind, size in run.kinds.items()}
+    row = {
+        "engine": run.name,
+        "parameters": count,
+        **training.row(tokens),
+        **kinds,
+        "bytes a parameter": round(sum(run.kinds.values()) / count, 2),
+        "formula": round(formula(run.stage, rank.world_size, half=run.half), 2),
+        "peak, MiB": round(peak_memory(rank.device) / 2**20),
+    }
+    losses = training.losses
+    figures = {"zero.png": draw(losses, row, list(kinds))}
+    words = f"{run.name}: {row['bytes a parameter']:.2f} bytes a parameter on each of "
+    words += f"{rank.world_size} rank(s), formula {row['formula']:g}, loss {row['last loss']:.3f}"
+    write_results(args, rank, headline=words, table=[row], figures=figures, losses=losses)
+
+
+def draw(losses: list[float], row: dict[str, Any], kinds: list[str]) -> Figure:
+    """Left: the loss; right: the bytes a parameter by kind, and the formula as a line."""
+    use_style()
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.4))
+    left.plot(range(1, len(losses) + 1), losses, color=MEANING["by hand"])
+    left.xaxis.set_major_locator(MaxNLocator(integer=True))
+    left.set(xlabel="step", ylabel="loss (nats per token)", title=f"Training with {row['engine']}")
+    names, sizes = [*(kind[:-3] for kind in kinds), "all"], [*(row[kind] for kind in kinds)]
+    colors = [COLORS.get(name, MEANING["idle"]) for name in names]
+    bars = right.barh(names, [*sizes, row["bytes a parameter"]], color=colors)
+    right.bar_label(bars, fmt="%.2f", padding=4)
+    right.margins(x=0.18)
+    right.axvline(row["formula"], color=MEANING["theory"], linestyle="--", linewidth=1)
+    right.invert_yaxis()
+    right.set(xlabel="bytes a parameter on rank 0 (dashed: formula)", title="What a rank keeps")
+    return figure
+
+
+def import_deepspeed(device: str) -> None:
+    """Import DeepSpeed for `--device`; before there is a group, which its defaults would keep."""
+    on_gpu = device != "cpu" and torch.cuda.is_available()
+    os.environ["DS_ACCELERATOR"] = "cuda" if on_gpu else "cpu"
+    quiet_deepspeed()
+
+
+def start_deepspeed(rank: Rank, file: Path, **given: Any) -> Any:
+    """deepspeed.initialize on this rank's device: its engine; quiet, its errors in one line.
+
+    Raises InputError where DeepSpeed is missing, and where it refuses the configuration.
+    """
+    place = {"RANK": rank.rank, "LOCAL_RANK": rank.local_rank, "WORLD_SIZE": rank.world_size}
+    os.environ |= {name: str(value) for name, value in place.items()}
+    os.environ["DS_ACCELERATOR"] = rank.device.type
+    logging.getLogger("DeepSpeed").setLevel(logging.CRITICAL)
+    warnings.filterwarnings("ignore", category=FutureWarning)  # torch's new names of collectives
+    deepspeed = quiet_deepspeed()
+    if rank.is_main and (words := compiling_words(given["config"], file)):
+        print(f"note: {words}", file=sys.stderr, flush=True)
+    with _one_line(str(file)):
+        return deepspeed.initialize(model_parameters=given["model"].parameters(), **given)[0]
+
+
+def search(
+    args: argparse.Namespace, rank: Rank, folder: Path, recipe: Recipe, build: Callable[..., Run]
+) -> None:
+    """The most layers of width 2048 that train on one GPU, for each of the lesson's files.
+
+    Raises InputError on a CPU: it swaps or is stopped where a GPU says that it is full.
+    """
+    if rank.device.type != "cuda" or rank.world_size > 1:
+        raise InputError(
+            "--search fills the memory of one GPU until it says that it is full; "
+            f"here {'are several ranks' if rank.world_size > 1 else 'is none'}, "
+            "and a CPU without memory does not say so but stops the process"
+        )
+    table = []
+    for file in sorted(folder.glob("ds_zero*.json")):
+
+        def layers_fit(number: int, file: Path = file) -> bool:
+            wide = replace(recipe, d_model=2048, num_heads=16, num_layers=number, batch=8)
+            with torch.device(rank.device):
+                model = LanguageModel(wide.config(wide.vocab_size))
+            run = build(file, model, wide, rank)
+            tokens = torch.zeros(1, wide.length, dtype=torch.long, device=rank.device)
+            # Two steps: the first makes Adam's states.
+            for _ in range(2 * run.deepspeed.gradient_accumulation_steps()):
+                logits = run.deepspeed(tokens)
+                run.deepspeed.backward(logits.float().mean())
+                run.deepspeed.step()
+            run.deepspeed.destroy()
+            return True
+
+        layers = largest_that_fits(layers_fit)
+        size = 12 * 2048**2 * layers + 2048 * recipe.vocab_size
+        table.append({"file": file.name, "layers": layers, "billion parameters": size / 1e9})
+    best = max(table, key=lambda row: row["layers"])
+    words = f"{best['billion parameters']:.1f} billion parameters fit with {best['file']}"
+    write_results(args, rank, headline=words, table=table)

@@ -1,0 +1,61 @@
+"""What a schedule costs: the bytes that a rank keeps, and the time that it waits for messages."""
+
+from collections import deque
+from functools import partial
+
+import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
+
+from lessons.lesson15_pipeline_parallel.experiments.runs import (
+    Schedule,
+    language_model,
+    sum_loss,
+    token_rows,
+)
+from shared.measuring.live import count_live_bytes
+from shared.pipeline.executor import Pipeline
+from shared.pipeline.schedules import Cell, Table, prerequisites
+from shared.pipeline.stages import parts_of, split_stages
+
+
+def bytes_at_messages(
+    rank: int, schedule: Schedule, num_micro_batches: int, rows: int, recompute: bool = False
+) -> int:
+    """The most bytes of this rank that are alive at any message of a step, parameters apart.
+
+    The step has `rows` rows of 64 tokens in so many micro-batches. With `recompute` every part but
+    the last computes its forward again in backward. Gradients of parameters are not counted: they
+    are there from the step before.
+    """
+    parts = parts_of(language_model())
+    for part in parts[:-1] if recompute else ():
+        part.forward = partial(checkpoint, part.forward, use_reentrant=False)
+    size = dist.get_world_size()
+    pipeline = Pipeline(parts, split_stages([1.0] * len(parts), size))
+    table = schedule(size, num_micro_batches)
+    batches = token_rows(rows, 64).chunk(num_micro_batches)
+    pipeline.train_step(table, batches, sum_loss)
+    with count_live_bytes() as live:
+        pipeline.train_step(table, batches, sum_loss)
+    return max(alive for _, alive in live.at_collectives)
+
+
+def simulate(table: Table, backward: float = 1.0, message: float = 0.0) -> tuple[float, float]:
+    """The time of a step in forwards, and the share of it in which ranks wait.
+
+    Every rank keeps to its order and begins as soon as its inputs have arrived. A backward takes
+    `backward` forwards, a message `message`; sending takes no time of the rank's.
+    """
+    rows = [deque(cell for cell in row if cell) for row in table]
+    stages = 1 + max(cell.stage for row in rows for cell in row)
+    free, ends, work = [0.0] * len(rows), dict[Cell, float](), 0.0
+    while any(rows):
+        for rank, row in enumerate(rows):
+            while row and (needs := prerequisites(row[0], stages)) <= ends.keys():
+                cell = row.popleft()
+                ready = [ends[each] + message * (each.stage != cell.stage) for each in needs]
+                took = backward if cell.kind == "B" else 1.0
+                ends[cell] = free[rank] = max([free[rank], *ready]) + took
+                work += took
+    whole = max(free)
+    return whole, 1 - work / (whole * len(rows))

@@ -1,0 +1,1 @@
+"""Lesson 16: parallelism in three dimensions."""

@@ -1,0 +1,89 @@
+"""The lesson's pictures: eight ranks as a box, and published runs against what is predicted."""
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from shared.parallel3d.mesh import Groups
+from shared.planner.outcomes import Fitted
+from shared.planner.published import Run
+from shared.planner.seconds import step_time
+from shared.plots import GREEN, MEANING, VERMILION, theory
+
+COLORS = {"tp": VERMILION, "dp": MEANING["parameters"], "pp": GREEN}
+WORDS = {
+    "tp": "tp: all-reduces in every layer",
+    "dp": "dp: gradients, once a step",
+    "pp": "pp: vectors at a border",
+}
+PLACES = {"tp": (1.0, 0.0), "dp": (0.0, 1.0), "pp": (3.0, 0.0)}
+BENDS = {"tp": 0.0, "dp": 0.0, "pp": -0.42}  # pp's lines pass beside the ranks between
+SOURCES = (VERMILION, GREEN, MEANING["parameters"])
+
+
+def draw_mesh(groups: Groups) -> Figure:
+    """Ranks as points in two framed nodes of four; a line joins the ranks of a group."""
+    figure, ax = plt.subplots(figsize=(7.8, 3.6))
+    at, words = {}, {}
+    for rank in sorted(itertools.chain(*groups["tp"])):
+        place = {axis: _place(lists, rank) for axis, lists in groups.items()}
+        at[rank] = [sum(place[axis] * PLACES[axis][i] for axis in PLACES) for i in (0, 1)]
+        words[rank] = f"copy {place['dp']}, part {place['tp']}"
+    for stage in range(len(groups["pp"][0])):
+        left = stage * PLACES["pp"][0] - 0.6
+        ax.add_patch(
+            Rectangle((left, -0.72), 2.2, 2.5, fill=False, edgecolor="0.5", linestyle="--")
+        )
+        ax.text(left + 0.08, 1.62, f"node {stage}: stage {stage}", fontsize=9, color="0.3")
+    for axis, color in COLORS.items():
+        for i, ranks in enumerate(groups[axis]):
+            (x, y), (to, on) = (at[rank] for rank in ranks)
+            label = WORDS[axis] if i == 0 else None
+            middle, bend = (x + to) / 2, BENDS[axis] * (1 if at[ranks[0]][0] == 0 else -1)
+            line = ([x, middle, to], [y, (y + on) / 2 + bend, on])
+            ax.plot(*line, color=color, linewidth=2.2, alpha=0.8, label=label, zorder=1)
+    for rank, (x, y) in at.items():
+        ax.plot(x, y, "o", markersize=20, color="white", markeredgecolor="black", zorder=2)
+        ax.text(x, y, str(rank), ha="center", va="center", zorder=3)
+        ax.text(x, y - 0.36, words[rank], ha="center", va="center", fontsize=7, zorder=4,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8})  # fmt: skip
+    ax.set(xlim=(-0.8, 4.8), ylim=(-0.8, 1.9))
+    ax.set_axis_off()
+    ax.legend(ncols=3, loc="lower center", bbox_to_anchor=(0.5, -0.16), fontsize=8)
+    ax.set_title("Every rank talks to one other along each axis")
+    return figure
+
+
+def _place(lists: Sequence[Sequence[int]], rank: int) -> int:
+    return next(ranks.index(rank) for ranks in lists if rank in ranks)
+
+
+def draw_unseen(
+    runs: Sequence[Run], fitted: Fitted, constant: float, share_of_peak: Callable[[Run], float]
+) -> Figure:
+    """Published FLOP/s over predicted ones, by the planner and, hollow, by one constant."""
+    figure, ax = plt.subplots(figsize=(6.6, 5.2))
+    ends = (90.0, 720.0)
+    theory(ax, ends, ends, "predicted = published")
+    low, high = ([x / (1 + error) for x in ends] for error in (0.1, -0.1))
+    ax.fill_between(ends, low, high, alpha=0.12, lw=0, label="within 10 %")
+    for source, color in zip(dict.fromkeys(run.source for run in runs), SOURCES, strict=True):
+        own = [run for run in runs if run.source == source]
+        published = [run.published / 1e12 for run in own]
+        planned = [
+            run.flops / step_time(run.model, run.plan, run.cluster, fitted).total / 1e12
+            for run in own
+        ]
+        flat = [run.published / 1e12 * constant / share_of_peak(run) for run in own]
+        for a, b, y in zip(planned, flat, published, strict=True):
+            ax.plot((a, b), (y, y), color=color, linewidth=0.6, alpha=0.5)
+        ax.plot(planned, published, "o", color=color, label=source)
+        ax.plot(flat, published, "o", markerfacecolor="white", markeredgecolor=color)
+    ax.plot([], [], "o", markerfacecolor="white", markeredgecolor="black", label="hollow: constant")
+    ax.set(xlim=ends, ylim=ends, xlabel="predicted (TFLOP/s a GPU)")
+    ax.set(ylabel="published (TFLOP/s a GPU)", title="Runs that the fit did not see")
+    ax.legend(fontsize=8, loc="upper left")
+    return figure

@@ -1,0 +1,163 @@
+r"""Plan a training run: how to lay a model over GPUs, what it needs, how fast it will be.
+
+    python lessons/lesson16_parallelism_3d/plan.py --model 70b --gpus 256 --memory 80
+    python lessons/lesson16_parallelism_3d/plan.py --model gpt3-175b --gpus 1024 --gpu h100 \
+        --link "400 Gbit/s" --batch 1536
+    python lessons/lesson16_parallelism_3d/plan.py --model my_model.json --cluster my_cluster.json
+
+Prints the five best layouts, each with its best variant: bytes by kind, seconds by kind, what
+limits it; then why other plans do not fit, and everything that is assumed. Arithmetic alone: it
+needs neither a GPU nor torch. Plans a few percent apart are equally good: see the assumptions.
+A model file has fields of `ModelSpec`, a cluster file of `Cluster` (shared/planner/specs.py):
+    {"num_layers": 32, "d_model": 4096, "num_heads": 32, "d_ff": 11008, "vocab_size": 32000,
+     "seq_len": 4096, "gated": true, "bias": false, "norm": "rms", "tied": false}
+    {"gpus": 64, "memory": "80 GB", "peak_flops": "989 TFLOP/s", "achievable": 0.8, "inner":
+     "450 GB/s", "outer": "400 Gbit/s", "gpus_per_node": 8, "memory_bandwidth": "3.35 TB/s"}
+"""
+
+import argparse
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it need not be installed
+
+from shared.errors import InputError
+from shared.planner.limits import check_shape
+from shared.planner.models import GPUS, MODELS
+from shared.planner.report import (
+    assumptions,
+    best_of_layouts,
+    headline,
+    near_miss,
+    refusals,
+    table,
+)
+from shared.planner.search import none_fits, survey
+from shared.planner.specs import Cluster, ModelSpec, Plan
+from shared.planner.units import quantity, read_cluster, read_model
+from shared.planner.variants import Asked
+
+TOKENS = 2**22  # of a step, where nobody says
+
+
+def parser() -> argparse.ArgumentParser:
+    """The flags; what is not given is searched for."""
+    found = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = found.add_argument
+    add("--model", required=True, help=f"{', '.join(MODELS)} or a JSON file")
+    add("--sequence", type=int, help="tokens of a sequence (the model's)")
+    add("--batch", type=int, help="sequences of a step (4 million tokens)")
+    add("--precision", choices=("mixed", "float32"), default="mixed", help="(mixed)")
+    add("--gpus", type=int, help="number of GPUs, or as the cluster file has it")
+    add("--gpu", default="h100", help=f"{', '.join(GPUS)} (h100)")
+    add("--cluster", type=Path, help="a JSON file, in place of --gpu")
+    add("--memory", help='of a GPU, such as "80 GB"; a number alone is GB (the GPU\'s)')
+    add("--link", help='a GPU\'s share of the link between nodes, such as "400 Gbit/s"')
+    for axis in ("tp", "pp", "micro-batch"):
+        add(f"--{axis}", type=int, help="if it is decided already")
+    add("--zero", type=int, choices=range(4), help="if it is decided already")
+    add("--checkpoint", choices=("none", "selective", "full"), help="if it is decided already")
+    more = "also ZeRO-2 and 3 in a pipeline, which DeepSpeed refuses"
+    add("--pipeline-zero", action="store_true", help=more)
+    add("--count", type=int, default=5, help="plans to print (5)")
+    return found
+
+
+def choose_model(args: argparse.Namespace) -> ModelSpec:
+    """The model by its name or from its file, with the sequence that was asked for."""
+    if args.model in MODELS:
+        model = MODELS[args.model]
+    elif args.model.endswith(".json"):
+        model = read_model(Path(args.model))
+    else:
+        known = ", ".join(MODELS)
+        raise InputError(f"unknown model {args.model!r}: known are {known}, and files *.json")
+    if args.sequence is None:
+        return model
+    positions = max(model.num_positions, args.sequence) if model.num_positions else 0
+    return replace(model, seq_len=args.sequence, num_positions=positions)
+
+
+def choose_cluster(args: argparse.Namespace) -> Cluster:
+    """The machines by the GPU's name or from their file, with what flags say of them."""
+    if args.cluster is not None:
+        cluster = read_cluster(args.cluster, args.gpus)
+    elif args.gpus is None:
+        raise InputError("--gpus or --cluster must say how many GPUs there are")
+    elif args.gpu not in GPUS:
+        known = ", ".join(GPUS)
+        raise InputError(f"unknown GPU {args.gpu!r}: known are {known}; describe others by a file")
+    else:
+        cluster = GPUS[args.gpu](args.gpus)
+    if args.memory is not None:
+        number = args.memory.lstrip("-").replace(".", "", 1).isdecimal()
+        text = f"{args.memory} GB" if number else args.memory
+        cluster = replace(cluster, memory=quantity(text, "bytes", "--memory"))
+    if args.link is not None:
+        cluster = replace(cluster, outer=quantity(args.link, "bytes/s", "--link"))
+    if args.precision == "float32":  # tensor cores in TF32
+        cluster = replace(cluster, peak_flops=cluster.peak_flops / 2)
+    return cluster
+
+
+def check_asked(model: ModelSpec, cluster: Cluster, args: argparse.Namespace) -> Asked:
+    """What is decided already; raises InputError where that alone cannot be."""
+    for flag in ("tp", "pp", "micro_batch", "batch", "count"):
+        value = getattr(args, flag)
+        if value is not None and value < 1:
+            raise InputError(f"--{flag.replace('_', '-')} must be 1 or more, got {value}")
+    if args.checkpoint == "selective" and model.fused_attention:
+        raise InputError(
+            "--checkpoint selective leaves out scores, which this model's fused attention does not "
+            "keep anyway: take none or full"
+        )
+    tp, pp = args.tp or 1, args.pp or 1
+    check_shape(model, Plan(tp=tp, pp=pp))
+    if tp * pp > cluster.gpus:
+        raise InputError(f"tp {tp} x pp {pp} are {tp * pp} GPUs, here are {cluster.gpus}")
+    if cluster.gpus % (tp * pp):
+        over = cluster.gpus % (tp * pp)
+        raise InputError(
+            f"tp {tp} x pp {pp} does not divide {cluster.gpus} GPUs: {over} are left over"
+        )
+    if pp > 1 and (args.zero or 0) > 1 and not args.pipeline_zero:
+        raise InputError(
+            f"--zero {args.zero} with --pp {pp}: DeepSpeed refuses ZeRO-2 and 3 in a pipeline; "
+            "take --zero 1, or --pipeline-zero for an engine that allows it"
+        )
+    wanted = args.tp, args.pp, args.zero, args.checkpoint, args.micro_batch, args.precision
+    return Asked(*wanted, pipeline_zero=args.pipeline_zero)
+
+
+def main() -> None:
+    args = parser().parse_args()
+    model, cluster = choose_model(args), choose_cluster(args)
+    asked = check_asked(model, cluster, args)
+    batch = args.batch or max(1, TOKENS // model.seq_len)
+    gpu = args.gpu if args.cluster is None else args.cluster.stem
+    print(headline(args.model, model, gpu, cluster, batch), end="\n\n")
+    found = survey(model, cluster, batch, asked)
+    if not found.choices:
+        raise InputError(none_fits(found, cluster))
+    best = best_of_layouts(found.choices, args.count)
+    print(*table(model, best, cluster), sep="\n", end="\n\n")
+    print(*refusals(found), *near_miss(model, found, cluster), sep="\n", end="\n\n")
+    print("assumptions:")
+    print(*(f"  {each}" for each in assumptions(model, cluster, best[0].plan)), sep="\n")
+    if args.precision == "float32":
+        print("  float32: products in TF32, at half of the peak")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+        sys.stdout.flush()
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:  # whoever reads has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,114 @@
+"""What a run of the tests proved, and what it left out: a pytest plugin of `./run_all.sh test`.
+
+python -m pytest -p shared.cli.proven [--short] ...
+"""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+# What tests put on record by `record_property`: how many known answers were tried, or were not.
+EXERCISES = "exercises whose reference is right"
+STYLES, MISTAKES = "right answers in another style", "known mistakes"
+UNTRIED = "not tried: "  # before one of the last two
+
+SCRIPT = re.compile(r"tests/lesson[^/]+/test_(\w+_)?script\.py$")
+LEFT_OUT = pytest.StashKey[dict[str, int]]()  # tests left out, by folder
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add --short, which leaves out what is marked `full`."""
+    parser.addoption("--short", action="store_true", help="leave out tests that are marked full")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is marked `full` where the run is short, and count it by folder."""
+    full = [each for each in items if each.get_closest_marker("full")]
+    if not config.getoption("short") or not full:
+        return
+    kept = set(items) - set(full)
+    items[:] = [each for each in items if each in kept]
+    config.hook.pytest_deselected(items=full)
+    config.stash[LEFT_OUT] = Counter(each.nodeid.split("::")[0].rpartition("/")[0] for each in full)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Hand the counts to the controlling process, which collects nothing itself."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["left out"] = dict(session.config.stash.get(LEFT_OUT, {}))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take the counts of one process: all collect the same tests."""
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left out", {})
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Say in a line what was proven, and in another what was left out."""
+    found = terminalreporter.stats
+    reports = [each for kind in ("passed", "failed", "error") for each in found.get(kind, [])]
+    counted = count_properties(reports)
+    terminalreporter.write_line(proven(reports, counted))
+    left = left_out(config.stash.get(LEFT_OUT, {}), counted)
+    if left:
+        terminalreporter.write_line(left)
+
+
+def count_properties(reports: Iterable[pytest.TestReport]) -> Counter[str]:
+    """Add up what passed tests have put on record."""
+    total = Counter[str]()
+    for report in reports:
+        if report.passed:
+            for name, count in report.user_properties:
+                if isinstance(count, int):
+                    total[name] += count
+    return total
+
+
+def proven(reports: Iterable[pytest.TestReport], counted: Counter[str]) -> str:
+    """Return the line: notebooks, scripts, exercises and known answers, and how many tests else."""
+    failed: dict[str, dict[str, bool]] = {"notebooks": {}, "scripts": {}}
+    others = defaultdict[str, bool](bool)
+    for report in reports:
+        file = report.nodeid.split("::")[0]
+        kind = "notebooks" if file.endswith(".ipynb") else "scripts" if SCRIPT.search(file) else ""
+        if kind:
+            failed[kind][file] = failed[kind].get(file, False) or report.failed
+        elif not any(name in (EXERCISES, STYLES) for name, _ in report.user_properties):
+            others[report.nodeid] = others[report.nodeid] or report.failed
+    parts = [
+        _so_many(failed["notebooks"], "notebooks equal to their stored outputs"),
+        _so_many(failed["scripts"], "scripts on several ranks"),
+        f"{counted[EXERCISES]:,} {EXERCISES}" if counted[EXERCISES] else "",
+        f"{counted[STYLES]:,} {STYLES} right" if counted[STYLES] else "",
+        f"{counted[MISTAKES]:,} {MISTAKES} named in their own words" if counted[MISTAKES] else "",
+        _so_many(others, "other tests"),
+    ]
+    return f"Proven: {', '.join(part for part in parts if part) or 'nothing'}."
+
+
+def _so_many(failed: dict[str, bool], what: str) -> str:
+    """Return "16 scripts", "15 of 16 scripts" where some failed, "" for none."""
+    good = len(failed) - sum(failed.values())
+    of = f" of {len(failed):,}" if good < len(failed) else ""
+    return f"{good:,}{of} {what}" if failed else ""
+
+
+def left_out(tests: dict[str, int], counted: Counter[str]) -> str:
+    """Return the line on what was not run, and how to run it; "" where that is nothing."""
+    parts = []
+    if tests:
+        by_folder = sorted(tests.items(), key=lambda each: (-each[1], each[0]))
+        folders = ", ".join(f"{folder} {count:,}" for folder, count in by_folder)
+        parts.append(f"{sum(tests.values()):,} long tests ({folders})")
+    for what in (STYLES, MISTAKES):
+        if counted[UNTRIED + what]:
+            parts.append(f"{counted[UNTRIED + what]:,} {what}")
+    everything = "`./run_all.sh test --all` runs everything"
+    return f"Left out: {', '.join(parts)}; {everything}." if parts else ""

@@ -1,0 +1,186 @@
+"""What parameters a contract names, and whether an answer has them: names, places and defaults.
+
+The contracts' signatures stand in signatures.json, since a course can be given without solutions/:
+`python -m shared.exercises.signatures` writes it anew, from the references and the stubs' methods.
+"""
+
+import ast
+import inspect
+import json
+import sys
+from collections.abc import Iterator
+from functools import cache
+from inspect import Parameter, Signature
+from pathlib import Path
+from typing import Any
+
+from shared.exercises.wrong import Wrong
+
+TABLE = Path(__file__).with_name("signatures.json")
+HINT = "a call that the contract allows must do what it says there: keep the line that begins def"
+_NONE = Parameter.empty
+_VARIABLE = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+
+
+@cache
+def contracts() -> dict[str, dict[str, str]]:
+    """Return the parameters of each exercise, by what has them ("f", "Class.method") as text."""
+    return json.loads(TABLE.read_text(encoding="utf-8"))
+
+
+def signature_fault(id: str, name: str, answer: Any) -> Wrong | None:
+    """Return how an answer's parameters differ from the contract's, as a fault; None if nowhere.
+
+    Parameters of its own may follow, with defaults; *args and **kwargs take what they are given. A
+    default of None can stand for any: whether it does, the other checks see.
+    """
+    for what, text in contracts().get(id, {}).items():
+        owner, _, method = what.partition(".")
+        own = _signature(answer, method) if owner == name else None
+        if own is not None and (found := next(_differences(_read(text), own), None)):
+            if inspect.isclass(answer) and _names_are_torchs(answer, method):
+                continue
+            mistake, expected, seen = found
+            where = f" of {method}" if method else ""
+            return Wrong(mistake.format(where), expected, seen, HINT)
+    return None
+
+
+def _signature(answer: Any, method: str) -> Signature | None:
+    """Return what an answer is called with, or a method of it without self; None if unknown.
+
+    Where the contract has a class, a function that makes the objects does for its constructor.
+    """
+    called, bound = answer, True
+    if method and inspect.isclass(answer):
+        called: Any = getattr(answer, method, None)
+        kept = inspect.getattr_static(answer, method, None)
+        bound = isinstance(kept, staticmethod | classmethod)
+        if not inspect.isroutine(called):  # a property
+            return None
+    elif method not in ("", "__init__"):
+        return None
+    try:
+        found = inspect.signature(called)
+    except (TypeError, ValueError):  # built in: it does not say
+        return None
+    return found if bound else found.replace(parameters=[*found.parameters.values()][1:])
+
+
+def _names_are_torchs(answer: type, method: str) -> bool:
+    """Whether a method is torch's, or overrides torch's under the names that it has there."""
+    own, theirs = (
+        [each for each in answer.__mro__ if method in vars(each) and wanted(each.__module__)]
+        for wanted in (lambda _: True, lambda module: module.startswith("torch."))
+    )
+    return bool(theirs) and _kinds(vars(own[0])[method]) == _kinds(vars(theirs[0])[method])
+
+
+def _kinds(method: Any) -> list[tuple[str, Any]]:
+    return [(each.name, each.kind) for each in inspect.signature(method).parameters.values()]
+
+
+def _read(text: str) -> Signature:
+    """Return the signature that a line of the table has; a default is its text."""
+    arguments = ast.parse(f"def f({text}): pass").body[0].args  # ty: ignore
+    places, names = arguments.args, arguments.kwonlyargs
+    defaults = [None] * (len(places) - len(arguments.defaults)) + arguments.defaults
+    of_kind = {
+        Parameter.POSITIONAL_OR_KEYWORD: zip(places, defaults, strict=True),
+        Parameter.VAR_POSITIONAL: [(each, None) for each in (arguments.vararg,) if each],
+        Parameter.KEYWORD_ONLY: zip(names, arguments.kw_defaults, strict=True),
+        Parameter.VAR_KEYWORD: [(each, None) for each in (arguments.kwarg,) if each],
+    }
+    return Signature(
+        [
+            Parameter(each.arg, kind, default=_Text(ast.unparse(value)) if value else _NONE)
+            for kind, pairs in of_kind.items()
+            for each, value in pairs
+        ]
+    )
+
+
+class _Text(str):
+    """A default as the table has it, shown as it is."""
+
+    __repr__ = str.__str__
+
+
+ANY = _Text("...")  # a default that is a class or a function: the answer's own may do
+
+
+def _differences(contract: Signature, own: Signature) -> Iterator[tuple[str, str, str]]:
+    """Yield what differs: the mistake, with a place for the method's name, expected and seen."""
+    expected, seen = f"({_in_short(contract)})", f"({_in_short(own)})"
+    theirs, ours = contract.parameters, own.parameters
+    takes_all = any(each.kind in _VARIABLE for each in ours.values())
+    takes_names = any(each.kind is Parameter.VAR_KEYWORD for each in theirs.values())
+    strangers = [name for name in ours if name not in theirs and ours[name].kind not in _VARIABLE]
+    places = [name for name in ours if ours[name].kind is not Parameter.KEYWORD_ONLY]
+    for place, (name, wanted) in enumerate(theirs.items()):
+        got, there = ours.get(name), places[place : place + 1]
+        in_place = wanted.kind is not Parameter.POSITIONAL_OR_KEYWORD or there == [name]
+        if wanted.kind in _VARIABLE or (got is None and takes_all):
+            continue
+        if got is None:
+            called = f"called {there[0]}" if there and there[0] in strangers else "missing"
+            yield f"the parameter {name}{{}} is {called}", expected, seen
+        elif not in_place and not takes_all:
+            yield f"the parameter {name}{{}} stands in another place", expected, seen
+        elif not _same_default(wanted.default, got.default):
+            mistake = f"the parameter {name}{{}} has a different default"
+            yield mistake, _in_short(wanted), _in_short(got)
+    for name in strangers:
+        if ours[name].default is _NONE and not takes_names:
+            mistake = f"the parameter {name}{{}} is not in the contract, and has no default"
+            yield mistake, expected, seen
+
+
+def _same_default(wanted: Any, got: Any) -> bool:
+    """Whether a default does for the contract's; where that has none, any is the answer's own."""
+    if wanted is _NONE or got is None or wanted == ANY:
+        return True
+    try:
+        value = ast.literal_eval(wanted)
+    except ValueError:
+        return wanted == ast.unparse(ast.parse(repr(got), mode="eval"))
+    return (type(value) is bool) == (type(got) is bool) and bool(value == got)
+
+
+def _in_short(signature: Signature | Parameter) -> str:
+    """Return parameters as they stand in a definition, without their annotations."""
+    if isinstance(signature, Parameter):
+        return _in_short(Signature([signature.replace(kind=Parameter.KEYWORD_ONLY)]))[3:]
+    plain = [each.replace(annotation=_NONE) for each in signature.parameters.values()]
+    plain = [
+        each.replace(default=ANY) if each.default is not _NONE and callable(each.default) else each
+        for each in plain
+    ]
+    return str(Signature(plain))[1:-1]
+
+
+def table() -> dict[str, dict[str, str]]:
+    """Return what signatures.json must hold: of each reference, the methods that its stub has."""
+    from shared.exercises.answers import read_cells  # at use: these import the checks
+    from shared.exercises.lessons import ROOT, solution_module
+
+    found: dict[str, dict[str, str]] = {}
+    for path in sorted(ROOT.glob("lessons/lesson[0-9][0-9]_*/lesson.ipynb")):
+        references = solution_module(path.parent.name.removeprefix("lesson")[:2])
+        for id, source in read_cells(path).exercises.items():
+            (stub,) = (each for each in ast.parse(source).body if "exercise(" in ast.unparse(each))
+            answer, methods = getattr(references, stub.name), [""]  # ty: ignore
+            if isinstance(stub, ast.ClassDef):
+                methods = [each.name for each in stub.body if isinstance(each, ast.FunctionDef)]
+            own = {method: _signature(answer, method) for method in methods}
+            found[id] = {
+                f"{stub.name}.{method}".rstrip("."): _in_short(each)  # ty: ignore
+                for method, each in own.items()
+                if each is not None
+            }
+    return found
+
+
+if __name__ == "__main__":
+    TABLE.write_text(json.dumps(table(), indent=1) + "\n", encoding="utf-8")
+    print(f"{TABLE} is written", file=sys.stderr)

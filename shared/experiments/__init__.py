@@ -1,1 +1,0 @@
-"""Experiments that a lesson's notebook and its script both run."""

@@ -1,1 +1,0 @@
-"""Fully sharded data parallelism by hand: flat units, prefetch, a mesh of two axes, checkpoints."""

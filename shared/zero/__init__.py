@@ -1,1 +1,0 @@
-"""ZeRO by hand: optimizer states, gradients and parameters in parts, one part on each rank."""

@@ -1,0 +1,77 @@
+"""The script: what each pitfall does on one, two and four ranks, its warning, and bad input."""
+
+import warnings
+
+import pytest
+
+from lessons.lesson07_distributed_sampler.experiments.pitfalls import check_sizes
+from shared.data.sampling import RepeatedOrderWarning
+from shared.errors import InputError
+from shared.exercises.lessons import ROOT
+
+SCRIPT = ROOT / "lessons" / "lesson07_distributed_sampler" / "train.py"
+TINY = ("--preset", "tiny", "--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def by_ranks(launch_on):
+    """The metrics of all pitfalls by number of ranks."""
+    runs = launch_on(SCRIPT, (2, 4), *TINY)
+    for out, _ in runs.values():
+        assert (out / "pitfalls.png").stat().st_size > 10_000
+    return {ranks: metrics for ranks, (_, metrics) in runs.items()}
+
+
+def test_each_pitfall_shows_in_what_the_ranks_saw(by_ranks):
+    for ranks, metrics in by_ranks.items():
+        seen = {run["pitfall"]: run for run in metrics["runs"]}
+        assert list(seen) == ["none", "no_set_epoch", "no_sampler", "padded_eval", "worker_seed"]
+        for name, run in seen.items():
+            assert run["different"] == (100 / ranks if name == "no_sampler" else 100)
+            assert run["orders"] == (1 if name == "no_set_epoch" else 3)
+            assert run["equal_noise"] == (100 if name == "worker_seed" else 0)
+            assert (run["reported"] != run["exact"]) is (name == "padded_eval")
+
+
+def test_the_right_way_does_not_depend_on_the_pitfalls_beside_it(by_ranks):
+    for metrics in by_ranks.values():
+        runs = {run["pitfall"]: run for run in metrics["runs"]}
+        assert runs["none"]["loss"] == runs["padded_eval"]["loss"]
+        assert runs["none"]["loss"] != runs["no_set_epoch"]["loss"]
+
+
+def test_a_forgotten_set_epoch_is_warned_of(tmp_path, run_script):
+    args = (*TINY, "--out", tmp_path, "--pitfall", "no_set_epoch")
+    with pytest.warns(RepeatedOrderWarning, match="began with the same 64 samples"):
+        status, out, _ = run_script(SCRIPT, *args)
+    assert status == 0
+    assert "1 in 3 epochs" in out
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RepeatedOrderWarning)
+        args = (*TINY, "--out", tmp_path, "--pitfall", "none")
+        assert run_script(SCRIPT, *args)[::2] == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--samples", 10), "a global batch of 60, 10 samples, 1 ranks"),
+        (("--samples", 10**8), "100000000 samples asked for"),
+        (("--pitfall", "none", "--mine"), "--mine: no exercise"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path, run_script, flags, words):
+    status, _, err = run_script(SCRIPT, *TINY, "--out", tmp_path, *flags)
+    assert status == 2
+    assert len(err.strip().splitlines()) == 1
+    assert f"error: {words}" in err
+
+
+def test_a_dataset_smaller_than_the_world_is_refused():
+    with pytest.raises(InputError, match="3 samples and 4 ranks: a dataset smaller than the world"):
+        check_sizes(samples=3, batch=4, world_size=4)
+    with pytest.raises(InputError, match="a global batch of 2, 30 samples, 4 ranks"):
+        check_sizes(samples=30, batch=2, world_size=4)
+    with pytest.raises(InputError, match=r"a global batch of 9 .* by 2 ranks: try --batch 8 or 10"):
+        check_sizes(samples=30, batch=9, world_size=2)
+    check_sizes(samples=4, batch=4, world_size=4)

@@ -1,0 +1,65 @@
+"""The script: every way of checkpointing, on several ranks; bad input."""
+
+import json
+
+import pytest
+
+from shared.exercises.lessons import ROOT
+
+SCRIPT = ROOT / "lessons" / "lesson11_gradient_checkpointing" / "train.py"
+TINY = ("--preset", "tiny", "--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def on_ranks(launch_on):
+    """Folder and metrics with every layer checkpointed, on 2 and 4 ranks."""
+    return launch_on(SCRIPT, (2, 4), *TINY, "--steps", "2")
+
+
+def test_ranks_change_neither_bytes_nor_flops(on_ranks):
+    rows = []
+    for ranks, (out, metrics) in on_ranks.items():
+        (row,) = metrics["table"]
+        assert metrics["world_size"] == ranks
+        rows.append([row[name] for name in ("layers again", "FLOPs / forward", "peak, MiB")])
+        assert {path.name for path in out.iterdir()} == {"metrics.json", "checkpointing.png"}
+    assert rows[0] == rows[1]
+    assert rows[0][0] == 4
+
+
+def test_less_memory_for_more_flops_and_the_same_loss(tmp_path, run_script):
+    text = tmp_path / "text"
+    text.mkdir()
+    text.joinpath("story.txt").write_text("a line of text to train on\n" * 200)
+    rows = {}
+    for args in (("none",), ("all",), ("sqrt",), ("plan", "--budget-mib", "0.3")):
+        run = (*TINY, "--steps", 2, "--out", tmp_path, "--dataset", text, "--checkpoint", *args)
+        status, _, err = run_script(SCRIPT, *run)
+        assert status == 0, err
+        rows[args[0]] = json.loads((tmp_path / "metrics.json").read_text())["table"][0]
+    assert len({row["last loss"] for row in rows.values()}) == 1
+    order = ["none", "sqrt", "all"]
+    assert [rows[n]["FLOPs / forward"] for n in order] == sorted(
+        rows[n]["FLOPs / forward"] for n in order
+    )
+    assert rows["none"]["peak, MiB"] > rows["sqrt"]["peak, MiB"] > rows["all"]["peak, MiB"]
+    assert 0 < rows["plan"]["layers again"] < 4
+    assert rows["plan"]["peak of the layers, MiB"] <= 0.3
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--checkpoint", "some"), "invalid choice"),
+        (("--checkpoint", "plan"), "--budget-mib belong together"),
+        (("--budget-mib", "3"), "--budget-mib belong together"),
+        (("--checkpoint", "plan", "--budget-mib", "0"), "above 0"),
+        (("--checkpoint", "plan", "--budget-mib", "0.01"), "a budget of 10485 bytes"),
+        (("--dataset", "nowhere"), "nowhere"),
+        (("--mine",), "no exercise"),
+    ],
+)
+def test_bad_input_is_said_in_one_line(args, words, tmp_path, run_script):
+    status, _, err = run_script(SCRIPT, *TINY, "--out", tmp_path, *args)
+    assert status == 2
+    assert words in err.strip().splitlines()[-1]

@@ -1,0 +1,110 @@
+"""The script: traces of 1, 2 and 4 ranks, faults that are recognised, bad input."""
+
+import json
+
+import pytest
+
+from shared.exercises.lessons import ROOT
+
+SCRIPT = ROOT / "lessons" / "lesson12_profiler_traces" / "train.py"
+TINY = ("--preset", "tiny", "--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def on_ranks(launch_on):
+    """Folder and metrics of the run with a message for each parameter; the notebook has 2 ranks."""
+    return launch_on(SCRIPT, (4,), *TINY, "--slow", "buckets")
+
+
+def test_each_rank_writes_a_trace_and_all_are_merged(on_ranks):
+    for ranks, (out, metrics) in on_ranks.items():
+        healthy, slow = metrics["table"]
+        assert (healthy["diagnosis"], slow["diagnosis"]) == ("none", "buckets")
+        assert metrics["losses"]["none"] == pytest.approx(metrics["losses"]["buckets"], abs=1e-4)
+        assert 0 < healthy["MFU, %"] < 100
+        assert (out / "steps.png").is_file()
+        for run in ("none", "buckets"):
+            names = {path.name for path in (out / run).iterdir()}
+            traces = {f"rank_{rank}.json" for rank in range(ranks)}
+            assert names == traces | {"merged.json", "memory.png"}
+            merged = json.loads((out / run / "merged.json").read_text())
+            assert {event["pid"] for event in merged["traceEvents"]} == set(range(ranks))
+
+
+@pytest.mark.parametrize(
+    ("slow", "engine"), [("loader", "ddp"), ("item", "single"), ("kernels", "single")]
+)
+def test_a_fault_is_recognised_on_one_rank(slow, engine, tmp_path, run_script):
+    args = (*TINY, "--engine", engine, "--slow", slow, "--out", tmp_path)
+    status, out, err = run_script(SCRIPT, *args)
+    assert status == 0, err
+    rows = json.loads((tmp_path / "metrics.json").read_text())["table"]
+    assert [row["diagnosis"] for row in rows] == ["none", slow]
+    assert [row["overlap, %"] for row in rows] == ["-", "-"], "one rank sends nothing"
+    assert "MFU" in out
+
+
+def test_a_straggler_has_no_fault_of_its_own_and_is_found_beside_the_other_rank(launch_on):
+    args = ("--slow", "straggler", "--pause", "0.2")
+    ((_, metrics),) = launch_on(SCRIPT, (2,), *TINY, *args).values()
+    assert [row["diagnosis"] for row in metrics["table"]] == ["none", "none"]
+    assert metrics["table"][1]["latest rank"].startswith("1 (by ")
+
+
+def test_traces_that_are_there_are_read(on_ranks, tmp_path, run_script):
+    folder = on_ranks[4][0] / "none"
+    status, _, err = run_script(SCRIPT, *TINY, "--read", folder, "--out", tmp_path)
+    assert status == 0, err
+    rows = json.loads((tmp_path / "metrics.json").read_text())["table"]
+    assert [row["rank"] for row in rows] == [0, 1, 2, 3]
+    assert (tmp_path / "merged.json").is_file()
+
+
+def folder_with(path, suffix=".json", **contents):
+    """A folder with these files."""
+    path.mkdir()
+    for name, content in contents.items():
+        (path / f"{name}{suffix}").write_text(content)
+    return path
+
+
+STEP = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "ts": 0, "dur": 9}
+
+
+@pytest.mark.parametrize(
+    ("contents", "words"),
+    [
+        ({}, "no rank_*.json there"),
+        ({"rank_0": json.dumps({"traceEvents": [STEP]})}, "at least two; got ranks [0]"),
+        ({"rank_0": '{"traceEvents": [{"ph"'}, "cut off"),
+        ({"rank_0": '{"traceEvents": []}'}, "another program"),
+    ],
+)
+def test_bad_traces_are_said_in_one_line(contents, words, tmp_path, run_script):
+    folder = folder_with(tmp_path / "traces", **contents)
+    status, _, err = run_script(SCRIPT, *TINY, "--read", folder, "--out", tmp_path / "out")
+    assert status == 2
+    assert err.startswith("error: ")
+    assert words in err
+    assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--slow", "buckets"), "two ranks or more"),
+        (("--slow", "straggler"), "two ranks or more"),
+        (("--steps", "3"), "the schedule takes 6"),
+        (("--slow", "loader", "--pause", "0"), "above 0 seconds"),
+        (("--slow", "gremlins"), "invalid choice"),
+        (("--dataset", "nowhere"), "nowhere"),
+        (("--dataset", "SHORT"), "is shorter than a sequence of 32"),
+        (("--mine",), "no exercise"),
+    ],
+)
+def test_bad_input_is_said_in_one_line(args, words, tmp_path, run_script):
+    short = folder_with(tmp_path / "short", train="one\ntwo\nthree\nfour\n", suffix=".txt")
+    args = [short if each == "SHORT" else each for each in args]
+    status, _, err = run_script(SCRIPT, *TINY, "--out", tmp_path, *args)
+    assert status == 2
+    assert words in err.strip().splitlines()[-1]

@@ -1,0 +1,238 @@
+"""Trace files: read with clear words, merged, remembered; answers beside torch's own tables."""
+
+import json
+
+import pytest
+import torch
+import torch._dynamo  # what optimizers import: once here, not in every forked rank
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import profile, record_function, schedule
+
+from lessons.lesson12_profiler_traces.experiments.stragglers import lateness
+from lessons.lesson12_profiler_traces.laboratory import made_traces as made
+from lessons.lesson12_profiler_traces.laboratory import suspects
+from lessons.lesson12_profiler_traces.laboratory.suspects import FAULTS, letters
+from shared.errors import InputError
+from shared.measuring.chrome import (
+    memory_timeline,
+    merge_ranks,
+    rank_of,
+    read_chrome,
+    step_seconds,
+    step_spans,
+)
+from shared.measuring.memory import saved_bytes
+from shared.measuring.peak import product_flops
+from shared.measuring.trace import overlap_fraction as overlap_of_messages
+from shared.measuring.trace import quiet_stderr, read_trace
+from shared.ranks.forked import run_ranks
+from shared.training.reference_run import (
+    checksum,
+    loss_of,
+    reference_batches,
+    reference_model,
+    reference_optimizer,
+    whole_step,
+)
+from solutions.lesson12_profiler_traces import (
+    data_stall_fraction,
+    overlap_fraction,
+    profile_training,
+)
+
+
+def of_rank(rank, pid, base=1_000_000_000):
+    """A small trace of one rank, with a thread, a GPU's stream and an arrow."""
+    events = [
+        made.label("ProfilerStep#2", 100, 200),
+        made.op("aten::mm", 110, 150),
+        made.kernel("sgemm", 120, 160),
+        made.message(130, 180),
+    ]
+    content = made.trace_of(events)
+    moved = [{**event, "pid": event["pid"] and pid} for event in content["traceEvents"]]
+    here = {"baseTimeNanoseconds": base, "distributedInfo": {"rank": rank}}
+    return {**content, **here, "traceEvents": moved}
+
+
+def whole_loss(model, batch):
+    """The reference run's loss of a whole batch."""
+    return loss_of(model, batch, batch.num_tokens)
+
+
+def test_merged_ranks_are_processes_whose_threads_and_arrows_stay_apart():
+    one, two = of_rank(0, 77), of_rank(1, 77, base=1_000_002_000)
+    merged = merge_ranks([two, one])
+    events = merged["traceEvents"]
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert names == {0: "rank 0", 1: "rank 1"}
+    assert merged["ranks"] == [0, 1]
+    spans = [e for e in events if e["ph"] == "X"]
+    assert len(spans) == 2 * len([e for e in one["traceEvents"] if e["ph"] == "X"])
+    assert all({"name", "ph", "ts", "pid", "tid"} <= set(e) for e in spans)
+    arrows = [e["id"] for e in events if e["ph"] == "s"]
+    assert len(set(arrows)) == 2
+    lanes = {e["tid"] for e in spans if e["pid"] == 0 and e["name"] in ("aten::mm", "sgemm")}
+    assert len(lanes) == 2
+    starts = {e["pid"]: e["ts"] for e in spans if e["name"] == "sgemm"}
+    assert starts == {0: 120, 1: 122}  # the second base is 2,000 ns later
+    assert json.loads(json.dumps(merged)) == merged
+
+
+@pytest.mark.parametrize("ranks", [[0], [], [1, 1]])
+def test_traces_of_one_rank_are_not_merged(ranks):
+    with pytest.raises(InputError, match="different ranks"):
+        merge_ranks([of_rank(rank, 5) for rank in ranks])
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"traceEvents": [{"ph": "X", "na', "cut off"),
+        ("", "cut off"),
+        ("[1, 2]", "no trace in Chrome's format"),
+        ('{"events": []}', "no trace in Chrome's format"),
+        (json.dumps(made.trace_of([made.op("aten::mm", 0, 5)])), "another program"),
+        (b"\x1f\x8b\x08\x00\xff", "is not text"),
+    ],
+)
+def test_what_is_no_trace_of_steps_is_said_in_one_line(content, words, tmp_path):
+    path = tmp_path / "rank_0.json"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(InputError, match=words) as refused:
+        read_chrome(path)
+    assert len(str(refused.value).splitlines()) == 1
+    assert str(path) in str(refused.value)
+    with pytest.raises(InputError, match="cannot be read"):
+        read_chrome(tmp_path / "absent.json")
+
+
+def test_steps_are_those_of_the_cpu():
+    trace = made.planted_gpu()
+    assert step_spans(trace) == [(100, 160)]
+    assert step_seconds(trace) == pytest.approx(60e-6)
+    assert rank_of(trace) == 0
+
+
+def test_overlap_of_moments_and_of_messages_agree_where_one_message_travels_at_a_time():
+    step = made.label("ProfilerStep#1", 0, 100)
+    trace = made.trace_of([step, made.op("aten::mm", 10, 40), made.message(20, 80)])
+    assert overlap_fraction(trace) == pytest.approx(20 / 60)
+    whole = {**trace, "traceEvents": [e for e in trace["traceEvents"] if "dur" in e]}
+    assert overlap_of_messages(read_trace(whole)) == pytest.approx(20 / 60)
+
+
+def test_the_data_stall_is_the_quotient_of_torchs_table(tmp_path):
+    def write(profiler):
+        profiler.export_chrome_trace(str(tmp_path / "trace.json"))
+
+    plan = schedule(wait=0, warmup=1, active=2, repeat=1)
+    with quiet_stderr(), profile(schedule=plan, on_trace_ready=write, acc_events=True) as profiler:
+        for _ in range(3):
+            with record_function("data"):
+                x = torch.ones(300, 300)
+            with record_function("forward"):
+                x @ x
+            profiler.step()
+    table = {row.key: row for row in profiler.key_averages()}
+    want = table["data"].cpu_time_total / table["ProfilerStep*"].cpu_time_total
+    got = data_stall_fraction(read_chrome(tmp_path / "trace.json"))
+    assert got == pytest.approx(want, abs=1e-6)
+
+
+def test_the_reference_run_under_the_profiler_keeps_its_weights_bit_for_bit(tmp_path):
+    models = reference_model(), reference_model()
+    optimizers = [reference_optimizer(list(model.parameters())) for model in models]
+    for optimizer in optimizers:
+        optimizer.param_groups[0]["lr"] = 1e-3
+    batches = reference_batches()[:6]
+    with quiet_stderr():
+        profile_training(models[0], optimizers[0], batches, whole_loss, tmp_path)
+    for batch in batches:
+        whole_step(models[1], optimizers[1], batch)
+    assert checksum(models[0]) == checksum(models[1])
+
+
+def profiled_rank(rank, folder):
+    model = DistributedDataParallel(reference_model())
+    optimizer = reference_optimizer(list(model.parameters()))
+    with quiet_stderr():
+        return profile_training(
+            model, optimizer, reference_batches()[:4], whole_loss, folder, active=2
+        )
+
+
+def test_two_ranks_write_a_trace_each_whose_messages_begin_in_the_backward(tmp_path):
+    traces = [read_chrome(path) for path in run_ranks(profiled_rank, 2, tmp_path)]
+    assert [rank_of(trace) for trace in traces] == [0, 1]
+    assert len({e["pid"] for e in merge_ranks(traces)["traceEvents"]}) == 2
+    for trace in traces:
+        spans = [e for e in trace["traceEvents"] if e["ph"] == "X"]
+        backward = [(e["ts"], e["ts"] + e["dur"]) for e in spans if e["name"] == "backward"]
+        messages = [e["ts"] for e in spans if e["name"] == "gloo:all_reduce"]
+        assert len(messages) >= 2
+        assert all(any(a <= at <= b for a, b in backward) for at in messages)
+
+
+def test_memory_in_use_after_the_forward_is_what_autograd_keeps(tmp_path):
+    model, batch = reference_model(), reference_batches()[0]
+    whole_loss(model, batch)
+    with quiet_stderr(), profile(profile_memory=True, acc_events=True) as profiler:
+        loss = whole_loss(model, batch)
+    profiler.export_chrome_trace(str(tmp_path / "memory.json"))
+    content = json.loads((tmp_path / "memory.json").read_text())
+    timeline = memory_timeline(content)
+    first = next(e["args"] for e in content["traceEvents"] if e["name"] == "[memory]")
+    kept = timeline[-1][1] - first["Total Allocated"] + first["Bytes"]
+    known = (*model.parameters(), *(x for x in vars(batch).values() if torch.is_tensor(x)))
+    counted = saved_bytes(lambda: whole_loss(model, batch), ignore=known)
+    assert loss.requires_grad
+    assert 0 <= kept - counted <= 1024  # the loss and other single numbers
+    with pytest.raises(InputError, match="profile_memory"):
+        memory_timeline(made.planted_stall())
+
+
+def test_the_letters_are_all_faults_in_an_order_of_the_seed():
+    orders = [tuple(letters(seed).values()) for seed in range(20)]
+    assert all(sorted(order) == sorted(FAULTS) for order in orders)
+    assert len(set(orders)) > 5
+    assert letters(3) == letters(3)
+
+
+def test_a_peak_is_a_number_of_flops():
+    assert 1e8 < product_flops("cpu", size=64) < 1e14
+
+
+def of_a_rank(rank, *starts, steps=((0, 100), (100, 200))):
+    """A trace of a rank whose messages begin at these moments and all end together."""
+    events = [made.label(f"ProfilerStep#{n}", a, b) for n, (a, b) in enumerate(steps)]
+    events += [made.message(at, at - at % 100 + 95) for at in starts]
+    return {**made.trace_of(events), "distributedInfo": {"rank": rank}}
+
+
+def test_the_rank_that_enters_its_messages_last_is_late_by_a_share_of_the_step():
+    traces = [of_a_rank(0, 20, 30, 120, 130), of_a_rank(1, 50, 65, 120, 135)]
+    late = lateness(merge_ranks(traces))
+    assert late == {0: 0.0, 1: pytest.approx((0.35 + 0.05) / 2)}
+    turned = lateness(merge_ranks([of_a_rank(0, 50, 150), of_a_rank(1, 20, 120)]))
+    assert turned == {0: pytest.approx(0.3), 1: 0.0}
+
+
+def test_lateness_counts_no_message_between_the_steps_and_asks_for_one():
+    pause = ((0, 100), (150, 250))
+    between = [of_a_rank(rank, 20, 110 + 30 * rank, 160, steps=pause) for rank in (0, 1)]
+    assert lateness(merge_ranks(between)) == {0: 0.0, 1: 0.0}
+    with pytest.raises(InputError, match="no message"):
+        lateness(merge_ranks([of_a_rank(rank) for rank in (0, 1)]))
+
+
+def test_the_fixes_of_the_slow_runs_count_and_read_the_same():
+    logits, wanted = torch.randn(3, 50, 4), torch.randint(4, (3, 50))
+    right = suspects.count_right(logits, wanted)
+    assert 0 < right < 150
+    assert suspects.count_at_once(logits, wanted) == right
+    assert suspects.count_unread(logits, wanted) == right
+    plain, ahead = suspects._batches(1, 0.0), suspects._read_ahead(1, 0.001)
+    for _ in range(6):
+        assert torch.equal(next(plain), next(ahead))
+    ahead.close()

@@ -1,0 +1,65 @@
+"""The script: every engine trains the same model and keeps what the formula says; bad input."""
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "lessons" / "lesson13_fsdp" / "train.py"
+TINY = ("--preset", "tiny", "--steps", "4")
+
+
+@pytest.fixture(scope="module")
+def by_hand(launch_on):
+    return launch_on(SCRIPT, (1, 2, 3), *TINY)
+
+
+def test_by_hand_on_one_two_and_three_ranks(by_hand):
+    for ranks, (out, metrics) in by_hand.items():
+        (row,) = metrics["table"]
+        assert metrics["world_size"] == ranks
+        assert row["bytes a parameter"] == pytest.approx(12 / ranks, abs=0.05)
+        assert (row["all_gather"], row["reduce_scatter"], row["all_reduce"]) == (10, 5, 0)
+        assert {path.name for path in out.iterdir()} == {"metrics.json", "fsdp.png"}
+    assert by_hand[2][1]["losses"] == pytest.approx(by_hand[1][1]["losses"], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("args", "parts"),
+    [(("--engine", "fsdp2"), 2), (("--engine", "ddp"), 1), (("--engine", "hybrid"), 1)],
+)
+def test_other_engines_train_the_same(args, parts, by_hand, launch_on):
+    _, metrics = launch_on(SCRIPT, (2,), *TINY, *args)[2]
+    (row,) = metrics["table"]
+    assert metrics["losses"] == pytest.approx(by_hand[2][1]["losses"], abs=1e-4)
+    kept = 16 if "ddp" in args else 12 / parts
+    assert row["bytes a parameter"] == pytest.approx(kept, abs=0.3)
+    assert row["formula"] == pytest.approx(kept, abs=0.01)
+
+
+@pytest.mark.parametrize(("units", "gathers"), [("root", 2), ("linear", 30)])
+def test_units(units, gathers, tmp_path, run_script):
+    status, out, err = run_script(SCRIPT, *TINY, "--units", units, "--out", tmp_path)
+    assert status == 0, err
+    assert f"{gathers} gathers a step" in out
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--engine", "zero3"), "invalid choice"),
+        (("--units", "layer"), "invalid choice"),
+        (("--offload",), "use --engine fsdp2, not by_hand"),
+        (("--engine", "fsdp2", "--offload"), "no GPU is here"),
+        (("--search", "8"), "none is here"),
+        (("--search", "0"), "0"),
+        (("--mesh", "2x2"), "belongs to --engine hybrid"),
+        (("--engine", "hybrid", "--mesh", "2x2"), "are 4 ranks, here are 1"),
+        (("--engine", "hybrid", "--mesh", "two"), "two numbers are needed"),
+        (("--steps", "1"), "--steps must be 2 or more"),
+    ],
+)
+def test_bad_input_is_said_in_one_line(args, words, tmp_path, run_script):
+    status, _, err = run_script(SCRIPT, "--preset", "tiny", "--out", tmp_path, *args)
+    assert status == 2
+    assert words in err.strip().splitlines()[-1]

@@ -1,0 +1,193 @@
+"""Checkpoints that move between all engines: saved under one, the curve goes on under another."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch._dynamo  # what optimizers import: once here, not in every forked rank
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+from shared.errors import InputError
+from shared.parallel3d.checkpoint import OnMesh
+from shared.parallel3d.engine import Parallel3D
+from shared.parallel3d.mesh import build_mesh, make_groups
+from shared.pipeline.engine import PipelineEngine
+from shared.pipeline.executor import Pipeline
+from shared.pipeline.schedules import one_f_one_b_schedule
+from shared.pipeline.stages import parts_of, split_stages
+from shared.ranks.forked import run_ranks
+from shared.sharding.checkpoint import ShardedByRows
+from shared.sharding.fully_shard import FullyShard
+from shared.sharding.zero_reference import SETTINGS
+from shared.tensor_parallel.checkpoint import CutModel
+from shared.tensor_parallel.engine import reference_engine
+from shared.tensor_parallel.models import named_tensors
+from shared.training.engine import DataParallelEngine, reference_curve
+from shared.training.named_checkpoint import load_named, save_named
+from shared.training.reference_run import (
+    TOLERANCE,
+    read_record,
+    reference_model,
+    reference_optimizer,
+)
+
+STEPS = 2  # of each engine in the relay
+RECORD = read_record()["losses"]  # of one unbroken run
+
+
+def one_process(rank: int):
+    model = reference_model()
+    return CutModel(model), DataParallelEngine(model, reference_optimizer([*model.parameters()]))
+
+
+def sharded(rank: int):
+    model, ranks = FullyShard(reference_model()), dist.get_world_size()
+    optimizer = reference_optimizer(list(model.parameters()))
+    return ShardedByRows(model), DataParallelEngine(model, optimizer, ranks)
+
+
+def tensor_parallel(rank: int, sequence_parallel: bool = False):
+    engine = reference_engine(sequence_parallel)
+    return CutModel(engine.model), engine
+
+
+def pipelined(rank: int):
+    model = reference_model()
+    parts, named = parts_of(model), named_tensors(model)
+    pipeline = Pipeline(parts, split_stages([1.0] * len(parts), dist.get_world_size()))
+    optimizer = reference_optimizer(list(pipeline.parameters()))
+    table = one_f_one_b_schedule(dist.get_world_size(), 4)
+    return CutModel(pipeline, named=named), PipelineEngine(pipeline, table, optimizer)
+
+
+def on_mesh(rank: int, tp: int = 2, pp: int = 2, zero: int = 0):
+    mesh = make_groups(build_mesh(2, tp, pp))
+    engine = Parallel3D(
+        reference_model(), mesh, torch.optim.AdamW, num_micro_batches=2, zero=zero, **SETTINGS
+    )
+    return OnMesh(engine), engine
+
+
+def optimizer_of(layout, engine):
+    """The one that has the states: ZeRO's is around it."""
+    return getattr(layout, "optimizer", engine.optimizer)
+
+
+Engine = tuple[str, int, Callable]
+RELAY: list[Engine] = [
+    ("fsdp", 4, sharded),
+    ("tensor parallel", 2, tensor_parallel),
+    ("one process", 1, one_process),
+    ("dp 2 x tp 2 x pp 2", 8, on_mesh),
+    ("fsdp on fewer", 2, sharded),
+    ("pipeline", 2, pipelined),
+    ("dp 2 x pp 2, zero 1", 4, partial(on_mesh, tp=1, zero=1)),
+    ("sequence parallel", 2, partial(tensor_parallel, sequence_parallel=True)),
+    ("dp 2 x tp 2, zero 3", 4, partial(on_mesh, pp=1, zero=3)),
+]
+
+
+def train(engine, begin: int) -> list[float]:
+    return reference_curve(engine, range(begin, begin + STEPS)).losses
+
+
+@pytest.fixture(scope="module")
+def relay(tmp_path_factory) -> tuple[list[float], list[Path]]:
+    """The losses of two steps under each engine in turn, and the checkpoints between them."""
+    root = tmp_path_factory.mktemp("relay")
+    folders = [root / name for name, _, _ in RELAY]
+
+    def work(rank: int, i: int) -> list[float]:
+        layout, engine = RELAY[i][2](rank)
+        optimizer = optimizer_of(layout, engine)
+        if i:
+            load_named(layout, optimizer, folders[i - 1])
+        losses = train(engine, STEPS * i)
+        save_named(layout, optimizer, folders[i])
+        return losses
+
+    losses = []
+    for i, (_, ranks, _) in enumerate(RELAY):
+        first, *others = run_ranks(work, ranks, i)
+        assert all(other == pytest.approx(first) for other in others)
+        losses += first
+    return losses, folders
+
+
+def test_the_curve_goes_on_from_engine_to_engine(relay):
+    losses, _ = relay
+    assert losses == pytest.approx(RECORD[: len(losses)], abs=TOLERANCE)
+
+
+def test_one_process_continues_from_every_engine(relay):
+    layout, engine = one_process(0)
+    found = []
+    for i, folder in enumerate(relay[1]):
+        load_named(layout, engine.optimizer, folder)
+        found += train(engine, STEPS * (i + 1))[:1]
+    want = [RECORD[STEPS * (i + 1)] for i in range(len(RELAY))]
+    assert found == pytest.approx(want, abs=TOLERANCE)
+
+
+def test_every_engine_writes_the_same_names_and_shapes_and_no_rank_all_of_them(relay):
+    tables = []
+    for (_, ranks, _), folder in zip(RELAY, relay[1], strict=True):
+        stored = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+        tables.append({name: tuple(each.size) for name, each in stored.items()})
+        sizes = [path.stat().st_size for path in folder.glob("*.distcp")]
+        assert max(sizes) < 1.5 * sum(sizes) / ranks  # stages are not equal
+    names = {f"model.{name}" for name in reference_model().state_dict()}
+    assert names <= tables[0].keys()
+    assert all(table == tables[0] for table in tables)
+
+
+# What is asked of a checkpoint before anything is read
+
+
+def test_what_cannot_be_loaded_is_said_on_every_rank(relay, tmp_path):
+    def work(rank: int) -> list[str]:
+        layout, engine = pipelined(rank)
+        if rank == 1:  # one rank alone has a tensor that is not there
+            layout.parameters["other.weight"] = next(iter(layout.parameters.values()))
+        words = []
+        for folder in (tmp_path, relay[1][0]):
+            with pytest.raises(InputError) as error:
+                load_named(layout, engine.optimizer, folder)
+            words.append(str(error.value))
+        return words
+
+    for empty, other in run_ranks(work, 2):
+        assert f"checkpoint {tmp_path} cannot be read" in empty
+        assert "has no model other.weight" in other
+
+
+def test_another_shape_is_said(tmp_path):
+    save_named(CutModel(torch.nn.Linear(3, 2)), None, tmp_path)
+    with pytest.raises(InputError, match=r"model weight of \(2, 3\), here \(2, 4\)"):
+        load_named(CutModel(torch.nn.Linear(4, 2)), None, tmp_path)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD])
+def test_saving_before_the_first_step_changes_nothing(kind, tmp_path):
+    settings = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+
+    def made():
+        torch.manual_seed(0)
+        net = torch.nn.Linear(3, 2)
+        return net, kind(net.parameters(), lr=0.1, weight_decay=0.1, **settings)
+
+    def step(net, optimizer) -> torch.Tensor:
+        net(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        return net.weight.detach().clone()
+
+    want = step(*made())
+    net, optimizer = made()
+    save_named(CutModel(net), optimizer, tmp_path)
+    assert torch.equal(step(net, optimizer), want)
+    load_named(CutModel(net), optimizer, tmp_path)
+    optimizer.zero_grad()
+    assert torch.equal(step(net, optimizer), want)

@@ -1,0 +1,108 @@
+"""Every engine of lessons 06, 10, 13, 14, 15 and 16 gives the reference curve, clipped as well."""
+
+import runpy
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+import torch._dynamo  # what optimizers import: once here, not in every forked rank
+from torch.distributed.fsdp import fully_shard
+
+from shared.ddp.engines import ENGINES
+from shared.exercises.lessons import ROOT
+from shared.parallel3d.engine import Parallel3D
+from shared.parallel3d.mesh import build_mesh, make_groups
+from shared.pipeline.engine import PipelineEngine
+from shared.pipeline.executor import Pipeline
+from shared.pipeline.schedules import one_f_one_b_schedule
+from shared.pipeline.stages import parts_of, split_stages
+from shared.ranks.forked import run_ranks
+from shared.sharding.fully_shard import FullyShard
+from shared.sharding.hybrid import hybrid_shard
+from shared.sharding.prefetch import PrefetchingShard
+from shared.sharding.zero_reference import SETTINGS, build_zero
+from shared.tensor_parallel.engine import reference_engine
+from shared.training.engine import Curve, DataParallelEngine, Engine, reference_curve
+from shared.training.reference_run import read_record, reference_model, reference_optimizer
+
+STEPS, RANKS = range(3), 2
+LIMIT = 0.5  # below the norms of the first steps, which are 2 to 6
+wrap = runpy.run_path(str(ROOT / "lessons" / "lesson06_ddp" / "train.py"))["wrap"]
+
+
+def averaging(name: str) -> Engine:
+    return wrap(name, reference_model(), reference_optimizer, RANKS)
+
+
+def zero(stage: int) -> Engine:
+    model = reference_model()
+    return DataParallelEngine(model, build_zero(stage, model, **SETTINGS), RANKS)
+
+
+def sharded(make: Callable) -> Engine:
+    model = make(reference_model())
+    return DataParallelEngine(model, reference_optimizer(list(model.parameters())), RANKS)
+
+
+def pipelined() -> Engine:
+    parts = parts_of(reference_model())
+    pipeline = Pipeline(parts, split_stages([1.0] * len(parts), RANKS))
+    optimizer = reference_optimizer(list(pipeline.parameters()))
+    return PipelineEngine(pipeline, one_f_one_b_schedule(RANKS, 4), optimizer)
+
+
+def on_mesh(dp: int, tp: int, pp: int, zero: int = 0) -> Engine:
+    mesh = make_groups(build_mesh(dp, tp, pp, RANKS))
+    more = {"num_micro_batches": 2, "zero": zero, **SETTINGS}
+    return Parallel3D(reference_model(), mesh, torch.optim.AdamW, **more)
+
+
+MAKE: dict[str, Callable[[], Engine]] = {
+    **{
+        n: partial(lambda n: wrap(n, reference_model(), reference_optimizer, 2), n) for n in ENGINES
+    },
+    **{f"zero {stage}": partial(zero, stage) for stage in (1, 2, 3)},
+    "full sharding": partial(sharded, FullyShard),
+    "with prefetch": partial(sharded, PrefetchingShard),
+    "hybrid": partial(sharded, partial(hybrid_shard, mesh=(2, 1))),
+    "FSDP2": partial(sharded, fully_shard),
+    "tensor parallel": reference_engine,
+    "sequence parallel": partial(reference_engine, sequence_parallel=True),
+    "pipeline": pipelined,
+    "dp 2, zero 3": partial(on_mesh, 2, 1, 1, zero=3),
+    "tp 2": partial(on_mesh, 1, 2, 1),
+    "pp 2": partial(on_mesh, 1, 1, 2),
+}
+
+
+@pytest.fixture(scope="module")
+def curves() -> list[dict[str, tuple[Curve, Curve]]]:
+    """By rank and engine, the first steps as they are, and clipped."""
+
+    def work(rank: int) -> dict[str, tuple[Curve, Curve]]:
+        return {
+            name: (reference_curve(make(), STEPS), reference_curve(make(), STEPS, LIMIT))
+            for name, make in MAKE.items()
+        }
+
+    return run_ranks(work, RANKS, timeout=250)
+
+
+@pytest.fixture(scope="module")
+def clipped_alone() -> Curve:
+    """One process, whose gradients are clipped by torch."""
+    model = reference_model()
+    optimizer = reference_optimizer(list(model.parameters()))
+    return reference_curve(DataParallelEngine(model, optimizer), STEPS, LIMIT)
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_every_engine_has_the_one_curve_and_the_norms_of_one_process(name, curves, clipped_alone):
+    assert min(clipped_alone.norms) > LIMIT
+    for rank in curves:
+        plain, clipped = rank[name]
+        assert plain.losses == pytest.approx(read_record()["losses"][: len(STEPS)], abs=5e-6)
+        assert clipped.losses == pytest.approx(clipped_alone.losses, abs=5e-6)
+        assert clipped.norms == pytest.approx(clipped_alone.norms, rel=1e-5)
+        assert rank[name] == curves[0][name]

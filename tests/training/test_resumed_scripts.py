@@ -1,0 +1,106 @@
+"""Scripts of lessons 13 to 16: a checkpoint moves between ranks and engines; none is half there."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shared.exercises.lessons import ROOT
+
+SCRIPTS = {
+    name[6:8]: ROOT / "lessons" / name / "train.py"
+    for name in ("lesson13_fsdp", "lesson14_tensor_parallel", "lesson15_pipeline_parallel")
+} | {"16": ROOT / "lessons" / "lesson16_parallelism_3d" / "train.py"}
+# A folder of text that is quickly read: the course's own sources.
+TINY = ("--preset", "tiny", "--device", "cpu", "--dataset", str(ROOT / "shared" / "data"))
+OTHERS = {  # a different engine to resume with, on one rank
+    "13": ("--engine", "fsdp2"),
+    "14": ("--engine", "single"),
+    "15": ("--schedule", "gpipe", "--micro-batches", "4"),
+    "16": ("--checkpoint",),
+}
+
+
+@pytest.mark.parametrize("lesson", SCRIPTS)
+def test_a_run_is_resumed_on_other_ranks_with_the_same_losses(
+    lesson, launch_on, run_script, tmp_path
+):
+    resume = "--load" if lesson == "16" else "--resume"
+
+    def losses(*args: object) -> list[float]:
+        status, _, err = run_script(SCRIPTS[lesson], *TINY, *args, "--out", tmp_path)
+        assert status == 0, err
+        return losses_in(tmp_path)
+
+    first = losses("--steps", 2, "--save", tmp_path / "alone")
+    then = losses("--steps", 4, resume, tmp_path / "alone")
+    saved = ("--steps", "2", "--save", str(tmp_path / "two"))
+    metrics = launch_on(SCRIPTS[lesson], (2,), *TINY, *saved)[2][1]
+    assert metrics["losses"] == pytest.approx(first, abs=1e-4)
+    found = losses("--steps", 4, resume, tmp_path / "two", *OTHERS[lesson])
+    assert len(found) == 2
+    assert found == pytest.approx(then, abs=1e-4)
+
+
+@pytest.mark.parametrize("lesson", SCRIPTS)
+def test_a_folder_that_cannot_be_written_is_said_before_training(lesson, run_script, tmp_path):
+    place = tmp_path / "a_file"
+    place.touch()
+    args = (*TINY, "--steps", 2, "--save", place, "--out", tmp_path / "out")
+    status, _, err = run_script(SCRIPTS[lesson], *args)
+    assert status == 2
+    assert err.strip().splitlines()[-1].startswith(f"error: --save {place} cannot be written")
+    assert not (tmp_path / "out" / "metrics.json").exists()
+
+
+@pytest.mark.parametrize("lesson", SCRIPTS)
+def test_a_folder_without_a_checkpoint_is_said(lesson, run_script, tmp_path):
+    resume = "--load" if lesson == "16" else "--resume"
+    args = (*TINY, "--steps", 2, resume, tmp_path / "nothing", "--out", tmp_path / "out")
+    status, _, err = run_script(SCRIPTS[lesson], *args)
+    assert status == 2
+    assert f"checkpoint {tmp_path / 'nothing'} cannot be read" in err.strip().splitlines()[-1]
+
+
+def losses_in(folder: Path) -> list[float]:
+    return json.loads((folder / "metrics.json").read_text())["losses"]
+
+
+def test_clipping_over_shards_is_that_of_one_process(launch_on, run_script, tmp_path):
+    # So short that Adam's epsilon counts: it hides longer ones by dividing by them.
+    limit = ("--steps", "3", "--max-norm", "1e-6")
+    alone = {}
+    for name, args in {"clipped": limit, "as it is": limit[:2]}.items():
+        given = (*TINY, "--engine", "ddp", *args, "--out", tmp_path)
+        assert run_script(SCRIPTS["13"], *given).status == 0
+        alone[name] = losses_in(tmp_path)
+    assert alone["clipped"] != pytest.approx(alone["as it is"], abs=1e-4)
+    for engine in ("by_hand", "hybrid", "fsdp2"):
+        seen = launch_on(SCRIPTS["13"], (2,), *TINY, *limit, "--engine", engine)[2][1]
+        assert seen["losses"] == pytest.approx(alone["clipped"], abs=1e-5)
+
+
+def test_bf16_of_lesson_16_is_near_float32_recomputed_as_well(run_script, tmp_path):
+    found = {}
+    for args in (("fp32",), ("bf16",), ("bf16", "--checkpoint")):
+        given = (*TINY, "--steps", 3, "--out", tmp_path, "--precision", *args)
+        status, out, err = run_script(SCRIPTS["16"], *given)
+        assert status == 0, err
+        found[args] = losses_in(tmp_path)
+        assert ("in float32" in out) == (args[0] == "bf16")
+    whole, half, again = found.values()
+    assert half != whole
+    assert half == pytest.approx(whole, abs=0.02)
+    assert again == pytest.approx(half, abs=1e-6)
+
+
+def test_flags_that_do_nothing_on_the_mesh_say_so(run_script, tmp_path):
+    args = (*TINY, "--steps", 2, "--zero", 3, "--schedule", "gpipe", "--out", tmp_path)
+    status, out, _ = run_script(SCRIPTS["16"], *args)
+    assert status == 0
+    assert "note: --zero 3 shares nothing out on dp 1" in out
+    assert "note: --schedule gpipe orders nothing on pp 1" in out
+    args = (*TINY, "--steps", 2, "--sequence-parallel", "--out", tmp_path)
+    status, out, _ = run_script(SCRIPTS["14"], *args)
+    assert status == 0
+    assert "note: --sequence-parallel cuts nothing on tp 1" in out
