@@ -12,7 +12,7 @@ from shared.exercises.lessons import ROOT
 from shared.ranks import group as distributed
 from shared.ranks.launching import LaunchFailed, launch
 
-SCRIPTS = sorted((ROOT / "lessons").glob("0[5-8]_*/train.py"))
+SCRIPTS = sorted((ROOT / "lessons").glob("lesson0[5-8]_*/train.py"))
 TINY = ("--preset", "tiny")
 LAUNCHED = {
     "RANK": "0",

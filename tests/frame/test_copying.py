@@ -1,4 +1,4 @@
-"""README's "Copy from here": each row's files stand alone, and train a model that is not ours."""
+"""The page "Copy from here": each row's files stand alone, and train a model that is not ours."""
 
 import os
 import re
@@ -13,13 +13,13 @@ from shared.exercises.lessons import ROOT
 from shared.ranks.torchrun import torchrun_command
 
 # A link, or a plain name of what a student edition does not hold.
-FILE = re.compile(r"(?:(?<=\]\()|(?<=`))[\w/]+\.py(?=[)`])")
+FILE = re.compile(r"(?:\]\(\.\./|`)([\w/]+\.py)(?=[)`])")
 
 
 def copy_rows() -> dict[str, list[str]]:
     """The files of each row, by the lesson that its first column names."""
-    section = (ROOT / "README.md").read_text().partition("## Copy from here")[2].split("\n## ")[0]
-    rows = re.findall(r"^\| [^|]*\((\d\d)\) \| ([^|]*) \|", section, re.MULTILINE)
+    page = (ROOT / "lessons" / "copy_from_here.md").read_text()
+    rows = re.findall(r"^\| [^|]*\((\d\d)\) \| ([^|]*) \|", page, re.MULTILINE)
     return {number: FILE.findall(files) for number, files in rows}
 
 

@@ -14,7 +14,7 @@ from shared.cli.notebooks import execute
 from shared.exercises.lessons import ROOT
 from shared.ranks.torchrun import torchrun_command
 
-LESSON = sorted((ROOT / "lessons").glob("01_*"))[0]
+LESSON = sorted((ROOT / "lessons").glob("lesson01_*"))[0]
 PROBE = "import importlib.util; print(importlib.util.find_spec('datasets').origin)"
 SITE = Path(sysconfig.get_paths()["purelib"])
 

@@ -119,7 +119,7 @@ def launching(*args: str) -> str:
     """A program that launches the toy's script on two ranks."""
     return (
         "from shared.ranks.launching import launch\n"
-        f"print(launch('lessons/01_toy/train.py', 2, {list(args)}))"
+        f"print(launch('lessons/lesson01_toy/train.py', 2, {list(args)}))"
     )
 
 

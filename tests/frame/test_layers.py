@@ -1,7 +1,10 @@
 """The house's rules, read from the imports and the folders. A failure lists all offenders."""
 
 import ast
+import importlib.metadata
+import json
 import re
+import sys
 import tomllib
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -10,8 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from solutions.built import BUILT, NEEDED_BEFORE, built_in
+from solutions.grading.intake.known import KnownAnswers
+from solutions.grading.intake.lesson import read_lessons
+
 ROOT = Path(__file__).resolve().parents[2]
-LESSONS = sorted(path.name for path in (ROOT / "lessons").iterdir() if path.is_dir())
+LESSONS = sorted(path.name for path in (ROOT / "lessons").glob("lesson*"))
 LAYERS = {"shared": 0, "solutions": 1, "lessons": 2}
 MODULES = sorted(
     path for layer in LAYERS for path in (ROOT / layer).rglob("*.py") if "runs" not in path.parts
@@ -42,9 +49,38 @@ def test_imports_point_left_only():
         own = LAYERS[path.relative_to(ROOT).parts[0]]
         for name in sorted(imported(path)):
             other = LAYERS.get(name.split(".")[0], 0)
-            if other > own or other == LAYERS["lessons"]:  # lesson folders are leaves
+            home = ".".join(path.relative_to(ROOT).parts[:2])
+            abroad = other == LAYERS["lessons"] and not f"{name}.".startswith(f"{home}.")
+            if other > own or abroad:  # a lesson imports no other lesson
                 offenders.append(f"{path.relative_to(ROOT)} imports {name}")
     assert not offenders, "\n".join(offenders)
+
+
+def test_a_lesson_s_own_modules_are_imported_by_their_real_names():
+    """A script's folder leads sys.path: `experiments.x` would be the same file once more."""
+    short = {"checks", "experiments", "laboratory", "train"}
+    codes = [(path, path.read_text(encoding="utf-8")) for path in MODULES]
+    for path in (ROOT / "lessons").glob("*/lesson.ipynb"):
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        codes += [(path, "".join(c["source"])) for c in cells if c["cell_type"] == "code"]
+    begin = re.compile(rf"^\s*(?:from|import) ({'|'.join(sorted(short))})\b", re.MULTILINE)
+    assert [
+        f"{p.relative_to(ROOT)}: {m[0]}" for p, code in codes for m in begin.finditer(code)
+    ] == []
+
+
+def test_no_module_of_a_lesson_hides_one_that_is_installed():
+    """A script's folder comes first in sys.path, for what torch and others import as well."""
+    known = sys.stdlib_module_names | set(importlib.metadata.packages_distributions())
+    known -= {"lessons", "shared", "solutions"}
+    found = [p for p in (ROOT / "lessons").glob("*/*") if p.suffix == ".py" or p.is_dir()]
+    assert [str(p.relative_to(ROOT)) for p in found if p.stem in known] == []
+
+
+def test_shared_names_no_lesson():
+    """What one lesson alone needs lives in its folder."""
+    named = [p for p in (ROOT / "shared").rglob("*") if re.match(r"lesson\d\d", p.name)]
+    assert [str(p.relative_to(ROOT)) for p in named] == []
 
 
 def rooms_graph(folder: str) -> dict[str, dict[str, str]]:
@@ -104,66 +140,44 @@ def test_a_part_of_the_grader_imports_only_what_stands_with_it_or_above():
     assert not [name for path in inside for name in imported(path) if name.split(".")[0] in LAYERS]
 
 
-# The lesson that introduces a part of shared/ or solutions/; what is not listed is the frame's.
-INTRODUCED = {
-    "shared.training.precision": 9,
-    "shared.measuring.model_states": 9,
-    "shared.measuring.casts": 9,
-    "shared.measuring.activations": 11,
-    "shared.model.embeddings": 1,
-    "shared.model.attention": 2,
-    "shared.model": 3,
-    "shared.data.sampling": 7,
-    "shared.data": 4,
-    "shared.training": 4,
-    "shared.measuring.traffic": 5,
-    "shared.measuring.bandwidth": 5,
-    "shared.ranks.links": 5,
-    "shared.measuring.trace": 6,
-    "shared.measuring.chrome": 12,
-    "shared.measuring.peak": 12,
-    "shared.ddp": 6,
-    "solutions.ddp_buckets": 6,
-    "shared.fault_tolerance": 8,
-    "shared.zero": 10,
-    "shared.measuring.live": 10,
-    "shared.fsdp": 13,
-    "shared.pipeline": 15,
-    "shared.planner": 16,
-}
-
-
-def home(name: str) -> int:
-    """The lesson that introduces an imported module, which its name may say; 0: the frame."""
-    named = re.match(r"(?:solutions|shared)\.(?:\w+\.)?lesson(\d\d)", name)
-    if named:
-        return int(named.group(1))
-    return next((n for part, n in INTRODUCED.items() if f"{name}.".startswith(f"{part}.")), 0)
-
-
 def test_a_solution_imports_nothing_of_a_later_lesson():
     offenders = [
-        f"{path.relative_to(ROOT)} imports {name}, of lesson {home(name):02}"
+        f"{path.relative_to(ROOT)} imports {name}, of lesson {built_in(name):02}"
         for path in sorted((ROOT / "solutions").rglob("lesson[0-9]*.py"))
         for name in sorted(imported(path))
-        if home(name) > int(path.stem[len("lesson") :][:2])
+        if built_in(name) > int(path.stem[len("lesson") :][:2])
     ]
     assert not offenders, "\n".join(offenders)
 
 
-def test_what_lessons_introduce_is_there():
+def test_what_lessons_built_is_there():
     """A module that was renamed or removed must not leave its line behind."""
-    parts = [ROOT / name.replace(".", "/") for name in INTRODUCED]
+    parts = [ROOT / name.replace(".", "/") for name in BUILT]
     gone = [p for p in parts if not p.is_dir() and not p.with_suffix(".py").exists()]
     assert not gone
 
 
+def test_an_answer_in_shared_lies_in_a_module_of_its_lesson():
+    """The table of solutions/built.py, by which a class gets the modules of earlier weeks whole."""
+    known = [
+        (number, each)
+        for number, lesson in read_lessons(ROOT).items()
+        for each in KnownAnswers(ROOT, lesson).references()
+    ]
+    assert [
+        f"{each.module} holds {each.exercise}, and the table says lesson {built_in(each.module):02}"
+        for number, each in known
+        if each.module.startswith("shared.")
+        and built_in(each.module) != NEEDED_BEFORE.get(each.exercise, int(number))
+    ] == []
+
+
 def test_lessons_solutions_mistakes_and_readme_rows_match():
     assert LESSONS
-    assert all(re.fullmatch(r"\d\d_[a-z0-9_]+", name) for name in LESSONS)
-    numbers = [int(name[:2]) for name in LESSONS]
+    assert all(re.fullmatch(r"lesson\d\d_[a-z0-9_]+", name) for name in LESSONS)
+    numbers = [int(name.removeprefix("lesson")[:2]) for name in LESSONS]
     assert numbers == list(range(1, len(numbers) + 1))
-    stems = {f"lesson{name}" for name in LESSONS}
+    stems = set(LESSONS)
     assert {p.stem for p in (ROOT / "solutions").glob("lesson*.py")} == stems
     assert {p.stem for p in (ROOT / "solutions" / "mistakes").glob("lesson*.py")} == stems
     rows = re.findall(r"^\|.*\(lessons/([^)/]+)/?[^)]*\)", (ROOT / "README.md").read_text(), re.M)
@@ -171,11 +185,12 @@ def test_lessons_solutions_mistakes_and_readme_rows_match():
     assert len(rows) == len(LESSONS), "one README row a lesson"
 
 
-def test_a_lesson_folder_is_a_leaf_with_its_three_files():
-    needed = {"lesson.ipynb", "checks.py", "train.py"}
+def test_a_lesson_folder_has_its_files():
+    needed = {"lesson.ipynb", "checks.py", "train.py", "__init__.py"}
     found = {name: {p.name for p in (ROOT / "lessons" / name).iterdir()} for name in LESSONS}
     assert {name: needed - files for name, files in found.items() if not needed <= files} == {}
-    assert [name for name, files in found.items() if "__init__.py" in files] == []
+    tests = {path.name for path in (ROOT / "tests").glob("lesson*")}
+    assert tests == set(LESSONS)
 
 
 def test_a_script_takes_only_its_own_exercises_from_solutions():
@@ -184,27 +199,27 @@ def test_a_script_takes_only_its_own_exercises_from_solutions():
     for name in LESSONS:
         checks = (ROOT / "lessons" / name / "checks.py").read_text(encoding="utf-8")
         exercises = re.findall(r'checks_for\(\s*"[\d.a-z]+",\s*(?:name=)?"(\w+)"', checks)
-        own = {f"solutions.lesson{name}.{each}" for each in exercises}
+        own = {f"solutions.{name}.{each}" for each in exercises}
         taken = set(imported(ROOT / "lessons" / name / "train.py"))
         wrong = {each for each in taken if each.startswith("solutions")} - own
         offenders += [f"{name}/train.py imports {each}" for each in sorted(wrong)]
     assert not offenders, "\n".join(offenders)
 
 
-def test_exactly_the_packages_of_shared_and_solutions_are_installed():
+def test_exactly_the_packages_of_the_course_are_installed():
     setuptools = pytest.importorskip("setuptools")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     asked = project["tool"]["setuptools"]["packages"]["find"]
     found = set(setuptools.find_namespace_packages(str(ROOT), **asked))
-    assert {name.split(".")[0] for name in found} == {"shared", "solutions"}, "datasets never"
-    layers = [ROOT / layer for layer in ("shared", "solutions")]
+    assert {name.split(".")[0] for name in found} == set(LAYERS), "datasets never"
+    layers = [ROOT / layer for layer in LAYERS]
     packages = {dotted(path.parent) for layer in layers for path in layer.rglob("*.py")}
     assert packages <= found
 
 
 def test_the_top_level_is_what_was_agreed():
     allowed = {"lessons", "solutions", "shared", "datasets", "tests", "runs", "run_all.sh"}
-    allowed |= {"environment.yml", "README.md", "pyproject.toml", "LICENSE"}
+    allowed |= {"environment.yml", "README.md", "README.zh-CN.md", "pyproject.toml", "LICENSE"}
     allowed |= {"CONTRIBUTING.md", "AGENTS.md"}
     found = {p.name for p in ROOT.iterdir() if not p.name.startswith(".")}
     assert {name for name in found - allowed if not name.endswith(".egg-info")} == set()

@@ -16,8 +16,8 @@ PAGES = sorted(
     if ".ipynb_checkpoints" not in path.parts
 )
 LINK = re.compile(r"\]\(\s*<?([^)\s>]+)>?[^)]*\)")
-# `shared/model/attention.py`, `lessons/02_attention/` in running text. Names with NN stand for any
-# lesson, those with * for many files; runs/ is written by the scripts.
+# `shared/model/attention.py`, `lessons/lesson02_attention/` in running text. Names with NN stand
+# for any lesson, those with * for many files; runs/ is written by the scripts.
 PATH = re.compile(
     r"(?<![\w/.~-])(?:\./)?((?:shared|solutions|lessons|tests|datasets|\.ci)/[\w./*-]*[\w/*])"
 )

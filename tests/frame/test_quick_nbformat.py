@@ -11,7 +11,7 @@ import shared.exercises.quick_nbformat
 import nbformat
 from nbformat.validator import NotebookValidationError
 
-nbformat.validate(nbformat.read("lessons/02_attention/lesson.ipynb", as_version=4))
+nbformat.validate(nbformat.read("lessons/lesson02_attention/lesson.ipynb", as_version=4))
 try:
     nbformat.validate({"nbformat": 4, "nbformat_minor": 5, "metadata": 3, "cells": []})
 except NotebookValidationError:

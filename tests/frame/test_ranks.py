@@ -3,12 +3,12 @@
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from shared.exercises.lessons import lesson_folder
 from shared.ranks.failures import Failure, RankFailed, is_own_file, own_line
 from shared.ranks.forked import run_ranks
 
@@ -149,4 +149,9 @@ def test_the_learners_own_line_is_found_behind_the_libraries_frames():
     assert own_line(str(caught.value)) == caught.value.at == line
     assert own_line("no traceback in it") == ""
     assert not is_own_file(torch.nn.__file__)
-    assert not is_own_file(str(Path(__file__).with_name("checks.py")))
+    lesson = lesson_folder("06")
+    for name in ("checks.py", "laboratory/engines.py", "experiments/engine_runs.py"):
+        assert (lesson / name).exists()
+        assert not is_own_file(str(lesson / name)), "the course's, not the learner's"
+    assert is_own_file(str(lesson / "train.py"))
+    assert is_own_file(str(lesson / "lesson.ipynb"))

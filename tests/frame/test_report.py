@@ -17,7 +17,7 @@ PIXEL = base64.b64decode(
 @pytest.fixture
 def runs(tmp_path):
     """A runs/ folder with one lesson in it."""
-    folder = tmp_path / "runs" / "01_positions"
+    folder = tmp_path / "runs" / "lesson01_positions"
     folder.mkdir(parents=True)
     write_metrics(folder)
     return tmp_path / "runs"
@@ -54,10 +54,10 @@ def result(lesson, problem=""):
 
 
 def test_tables_pictures_and_machine_are_on_the_page(runs):
-    (runs / "01_positions" / "accuracy_by_step.png").write_bytes(PIXEL)
-    (runs / "01_positions" / "of_an_earlier_run.png").write_bytes(PIXEL)
-    write_metrics(runs / "01_positions", figures=["accuracy_by_step.png"])
-    page = write_report(runs, [result("01_positions")], RUN).read_text()
+    (runs / "lesson01_positions" / "accuracy_by_step.png").write_bytes(PIXEL)
+    (runs / "lesson01_positions" / "of_an_earlier_run.png").write_bytes(PIXEL)
+    write_metrics(runs / "lesson01_positions", figures=["accuracy_by_step.png"])
+    page = write_report(runs, [result("lesson01_positions")], RUN).read_text()
     for text in ("rotary 99.1 % accuracy", "12.35", "12,000", "variant", "2 ranks", "torch 2.13.0"):
         assert text in page
     assert 'class="chip pass">passed' in page
@@ -68,9 +68,9 @@ def test_tables_pictures_and_machine_are_on_the_page(runs):
 
 
 def test_the_page_needs_no_other_file(runs):
-    (runs / "01_positions" / "a.png").write_bytes(PIXEL)
-    write_metrics(runs / "01_positions", figures=["a.png"])
-    page = write_report(runs, [result("01_positions")], RUN).read_text()
+    (runs / "lesson01_positions" / "a.png").write_bytes(PIXEL)
+    write_metrics(runs / "lesson01_positions", figures=["a.png"])
+    page = write_report(runs, [result("lesson01_positions")], RUN).read_text()
     sources = re.findall(r'(?:src|href)="([^"]*)"', page)
     assert sources
     assert all(source.startswith(("data:", "#")) for source in sources)
@@ -79,34 +79,34 @@ def test_the_page_needs_no_other_file(runs):
 
 
 def test_a_failure_shows_its_words_and_log(runs):
-    folder = runs / "02_attention"
+    folder = runs / "lesson02_attention"
     folder.mkdir()
     (folder / "run.log").write_text("RuntimeError: <boom> & more\n")
-    page = write_report(runs, [result("02_attention", "exit status 1")], RUN).read_text()
+    page = write_report(runs, [result("lesson02_attention", "exit status 1")], RUN).read_text()
     assert "RuntimeError: &lt;boom&gt; &amp; more" in page
     assert 'class="chip fail">failed' in page
 
 
 def test_numbers_of_another_run_are_not_shown(runs):
-    write_metrics(runs / "01_positions", run="by hand or of yesterday")
-    page = write_report(runs, [result("01_positions")], RUN).read_text()
+    write_metrics(runs / "lesson01_positions", run="by hand or of yesterday")
+    page = write_report(runs, [result("lesson01_positions")], RUN).read_text()
     assert "99.1" not in page
     assert "01 positions" in page
 
 
 def test_a_page_shows_the_lessons_of_its_run_and_no_others(runs):
-    assert "01 positions" not in write_report(runs, [result("02_attention")], RUN).read_text()
+    assert "01 positions" not in write_report(runs, [result("lesson02_attention")], RUN).read_text()
 
 
 def test_settings_stand_beside_the_numbers(runs):
-    page = write_report(runs, [result("01_positions")], RUN).read_text()
+    page = write_report(runs, [result("lesson01_positions")], RUN).read_text()
     assert "preset small · seed 3 · commit abc123+" in page
 
 
 def test_strange_values_and_long_tables(runs):
     rows = [{"x": number, "y": None, "z": True} for number in range(MAX_ROWS + 5)]
-    write_metrics(runs / "01_positions", table=rows, second=[{"only": "<i>"}], recipe="adam")
-    page = write_report(runs, [result("01_positions")], RUN).read_text()
+    write_metrics(runs / "lesson01_positions", table=rows, second=[{"only": "<i>"}], recipe="adam")
+    page = write_report(runs, [result("lesson01_positions")], RUN).read_text()
     assert "5 more rows" in page
     assert ">–</td>" in page
     assert "<td>yes</td>" in page
@@ -115,5 +115,5 @@ def test_strange_values_and_long_tables(runs):
 
 
 def test_torn_files_do_not_stop_it(runs):
-    (runs / "01_positions" / "metrics.json").write_text('{"half": ')
-    assert "01 positions" in write_report(runs, [result("01_positions")], RUN).read_text()
+    (runs / "lesson01_positions" / "metrics.json").write_text('{"half": ')
+    assert "01 positions" in write_report(runs, [result("lesson01_positions")], RUN).read_text()

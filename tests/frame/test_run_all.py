@@ -52,12 +52,12 @@ def finish(world_size=world_size):
         (args.out / "metrics.json").write_text(json.dumps(record))
 """
 BODIES = {
-    "01_good": "finish()",
-    "02_bad": "print('the last words'); sys.exit(3)",
-    "03_alone": "finish(world_size=1)",
-    "04_silent": "pass",
-    "05_slow": "print('asleep', flush=True); time.sleep(120)",
-    "06_leaves": "finish(); subprocess.Popen(['sleep', '120'], start_new_session=True)",
+    "lesson01_good": "finish()",
+    "lesson02_bad": "print('the last words'); sys.exit(3)",
+    "lesson03_alone": "finish(world_size=1)",
+    "lesson04_silent": "pass",
+    "lesson05_slow": "print('asleep', flush=True); time.sleep(120)",
+    "lesson06_leaves": "finish(); subprocess.Popen(['sleep', '120'], start_new_session=True)",
 }
 
 AT_ONCE = min(8, num_cores() + 1)  # processes of pytest
@@ -185,18 +185,18 @@ def wait_for(path: Path, text: str = "") -> None:
 
 
 def test_a_line_a_lesson_and_failures_do_not_stop_the_others(tree):
-    course = tree("01_good", "02_bad", "03_alone", "04_silent")
-    stale = course.root / "runs" / "04_silent"
+    course = tree("lesson01_good", "lesson02_bad", "lesson03_alone", "lesson04_silent")
+    stale = course.root / "runs" / "lesson04_silent"
     stale.mkdir(parents=True)
     (stale / "metrics.json").write_text(json.dumps({"world_size": 2, "headline": "of old"}))
     done = course.run_lessons()
     lines = done.stdout.splitlines()
     assert done.returncode == 1, done.stderr
-    assert any(line.startswith("01_good") and "pass  preset small" in line for line in lines)
-    assert any("02_bad" in line and "FAIL  exit status 3" in line for line in lines)
+    assert any(line.startswith("lesson01_good") and "pass  preset small" in line for line in lines)
+    assert any("lesson02_bad" in line and "FAIL  exit status 3" in line for line in lines)
     assert "    | the last words" in lines
     assert any("FAIL  ran with 1 rank(s), 2 were asked for" in line for line in lines)
-    assert any("04_silent" in line and "wrote no metrics.json" in line for line in lines)
+    assert any("lesson04_silent" in line and "wrote no metrics.json" in line for line in lines)
     assert "1 of 4 lessons passed" in done.stdout
     page = (course.root / "runs" / "report.html").read_text()
     assert page.count('class="chip fail"') == 6  # three in the overview, three in their sections
@@ -204,21 +204,21 @@ def test_a_line_a_lesson_and_failures_do_not_stop_the_others(tree):
 
 
 def test_named_lessons_and_their_options(tree):
-    course = tree("01_good", "02_bad", "04_silent")
+    course = tree("lesson01_good", "lesson02_bad", "lesson04_silent")
     done = course.run_lessons("1", "--preset", "tiny", "--nproc=3")
     assert done.returncode == 0, done.stderr
     assert "preset tiny" in done.stdout
     assert "1 of 1 lessons passed" in done.stdout
-    metrics = json.loads((course.root / "runs" / "01_good" / "metrics.json").read_text())
+    metrics = json.loads((course.root / "runs" / "lesson01_good" / "metrics.json").read_text())
     assert metrics["world_size"] == 3
-    assert not (course.root / "runs" / "02_bad").exists()
+    assert not (course.root / "runs" / "lesson02_bad").exists()
 
 
 def test_results_go_where_they_are_wanted(tree):
-    course = tree("01_good")
+    course = tree("lesson01_good")
     done = course.run_lessons("--out", "elsewhere/deep")
     assert done.returncode == 0, done.stderr
-    assert (course.root / "elsewhere" / "deep" / "01_good" / "run.log").exists()
+    assert (course.root / "elsewhere" / "deep" / "lesson01_good" / "run.log").exists()
     assert "01 good" in (course.root / "elsewhere" / "deep" / "report.html").read_text()
     assert not (course.root / "runs").exists()
     (course.root / "file").touch()
@@ -228,10 +228,10 @@ def test_results_go_where_they_are_wanted(tree):
 
 
 def test_a_lesson_that_takes_too_long_or_leaves_a_process_fails(tree):
-    course = tree("05_slow", "06_leaves")
+    course = tree("lesson05_slow", "lesson06_leaves")
     done = course.run_lessons("--time-limit", "0.5")
     assert done.returncode == 1
-    assert "05_slow" in done.stdout
+    assert "lesson05_slow" in done.stdout
     assert "the time limit" in done.stdout
     done = course.run_lessons("06")
     assert "left 2 process(es) behind" in done.stdout
@@ -240,9 +240,9 @@ def test_a_lesson_that_takes_too_long_or_leaves_a_process_fails(tree):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "kill"])
 def test_stopping_leaves_no_process_and_keeps_what_was_done(tree, number):
-    course = tree("01_good", "05_slow")
+    course = tree("lesson01_good", "lesson05_slow")
     process = course.start("--no-setup", PYTHON=sys.executable)
-    wait_for(course.root / "runs" / "05_slow" / "run.log", "asleep")
+    wait_for(course.root / "runs" / "lesson05_slow" / "run.log", "asleep")
     assert len(course.leftovers()) == 4  # the runner, torchrun, two ranks
     process.send_signal(number)
     out, err = process.communicate(timeout=30)
@@ -254,10 +254,10 @@ def test_stopping_leaves_no_process_and_keeps_what_was_done(tree, number):
 
 
 def test_ctrl_c_with_the_real_torchrun(tree):
-    course = tree("05_slow")
+    course = tree("lesson05_slow")
     shutil.rmtree(course.root / "torch")
     process = course.start("--no-setup", "--device=cpu", PYTHON=sys.executable)
-    wait_for(course.root / "runs" / "05_slow" / "run.log", "asleep")
+    wait_for(course.root / "runs" / "lesson05_slow" / "run.log", "asleep")
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=30)
     assert process.returncode == 130
@@ -265,7 +265,7 @@ def test_ctrl_c_with_the_real_torchrun(tree):
 
 
 def test_wrong_words_get_a_usage_line(tree):
-    course = tree("01_good")
+    course = tree("lesson01_good")
     wrong = (["frobnicate"], ["07"], ["--fast"], ["doctor", "01"], ["setup", "--no-setup"])
     for words in (*wrong, ["todo", "--nproc", "2"], ["notebooks", "--watch"]):
         done = course.run(*words, PYTHON=sys.executable)
@@ -306,7 +306,7 @@ def test_arguments_of_the_to_do_list():
     assert parse(["todo"]).arguments == ["--time-limit=60.0"]
     command = parse(["todo", "2", "--watch", "-v", "--time-limit", "5"])
     assert command.action == "todo"
-    assert command.arguments == ["02_attention", "--watch", "--details", "--time-limit=5.0"]
+    assert command.arguments == ["lesson02_attention", "--watch", "--details", "--time-limit=5.0"]
 
 
 def test_pytest_arguments_pass_through():
@@ -316,7 +316,7 @@ def test_pytest_arguments_pass_through():
 
 
 def test_no_python_and_old_pythons_are_said(tree):
-    course = tree("01_good")
+    course = tree("lesson01_good")
     done = course.run("01")
     assert done.returncode == 1
     assert "needs Python 3.11 or newer" in done.stderr
@@ -332,7 +332,7 @@ def test_no_python_and_old_pythons_are_said(tree):
 
 
 def test_an_environment_without_the_course_is_told_how_to_get_it(tree):
-    course = tree("01_good")
+    course = tree("lesson01_good")
     # A Python that finds what lies in its working folder and nothing else, as a fresh one would.
     base = getattr(sys, "_base_executable", sys.executable)
     course.add_program("python", f'#!/bin/sh\nexec {base} "$@"\n')
@@ -343,7 +343,7 @@ def test_an_environment_without_the_course_is_told_how_to_get_it(tree):
 
 
 def test_set_up_once_and_not_again(tree):
-    course = tree("01_good")
+    course = tree("lesson01_good")
     course.add_python("python3.12")
     course.add_program("python3", "#!/bin/sh\necho 3.9\n")
     assert course.run("setup").returncode == 0
@@ -361,7 +361,7 @@ def test_set_up_once_and_not_again(tree):
 
 
 def test_a_half_made_environment_is_mended(tree):
-    course = tree("01_good")
+    course = tree("lesson01_good")
     course.add_python()
     done = course.run("setup", STUB_PIP_FAILS="yes")
     assert done.returncode == 1
@@ -380,7 +380,7 @@ def test_a_half_made_environment_is_mended(tree):
 
 
 def test_ctrl_c_during_set_up_leaves_no_process_and_the_next_one_completes_it(tree):
-    course = tree("01_good")
+    course = tree("lesson01_good")
     course.add_python()
     process = course.start("setup", STUB_PIP_SLEEPS="yes")
     wait_for(course.root / "runs" / "setup.log", "Collecting torch")
@@ -406,7 +406,7 @@ def test_ctrl_c_while_a_program_is_being_started_leaves_nothing_of_it(tree, monk
 
 
 def test_a_course_that_cannot_be_written_says_so_in_one_line(tree):
-    course = tree("01_good")
+    course = tree("lesson01_good")
     (course.root / "runs").touch()
     done = course.run("setup", PYTHON=sys.executable)
     assert done.returncode == 1
@@ -443,24 +443,35 @@ def test_every_difference_to_the_stamp_is_noticed(tmp_path, monkeypatch):
     assert "PYTHON names 3.99" in need_with(good, python_named=True).reason
 
 
-def test_the_test_command_is_pytest_over_everything_in_solution_mode(tree):
-    course = tree("01_good")
+PLUGINS = f"--nbval -n {AT_ONCE} --dist loadscope -p shared.cli.proven"
+
+
+@pytest.mark.parametrize(
+    ("words", "called"),
+    [
+        ((), "--short tests lessons"),
+        (("-x", "--slowest"), "--short -p shared.cli.slowest tests lessons -x"),
+        (("--all", "-x"), "tests lessons -x"),
+        (("--all", "lessons"), "lessons"),
+        (("lessons", "-k", "one"), "lessons -k one"),  # what is named is run whole
+    ],
+)
+def test_the_test_command_is_pytest_in_solution_mode(tree, words, called):
+    course = tree("lesson01_good")
     (course.root / "solutions").mkdir()
     (course.root / "pytest.py").write_text(PYTEST)
-    done = course.run("test", "--no-setup", PYTHON=sys.executable)
-    assert done.stdout.strip() == f"solution --nbval -n {AT_ONCE} --dist loadscope tests lessons"
+    done = course.run("test", *words, "--no-setup", PYTHON=sys.executable)
+    assert done.stdout.strip() == f"solution {PLUGINS} {called}"
     assert done.returncode == 5
-    done = course.run("test", "-x", "--slowest", "--no-setup", PYTHON=sys.executable)
-    assert done.stdout.strip().endswith("-p shared.cli.slowest tests lessons -x")
 
 
 def test_without_solutions_the_test_command_tests_the_learners_answers(tree):
-    course = tree("01_good")
+    course = tree("lesson01_good")
     (course.root / "pytest.py").write_text(PYTEST)
     done = course.run("test", "--no-setup", PYTHON=sys.executable)
     said, command = done.stdout.splitlines()
     assert said.startswith("Your own answers are tested")
-    assert command == f"unset --nbval -n {AT_ONCE} --dist loadscope tests lessons"
+    assert command == f"unset {PLUGINS} --short tests lessons"
 
 
 def test_continuous_integration_runs_the_test_command_and_nothing_less():
@@ -468,5 +479,5 @@ def test_continuous_integration_runs_the_test_command_and_nothing_less():
     assert os.access(path, os.X_OK)
     text = path.read_text()
     assert "set -euo pipefail" in text
-    assert text.rstrip().endswith("./run_all.sh test")
+    assert text.rstrip().endswith("./run_all.sh test --all")
     assert "./run_all.sh test" in (ROOT / "README.md").read_text()

@@ -88,7 +88,7 @@ def test_cuda_without_cuda(alone):
 def test_counts_are_whole_and_positive(capsys):
     assert positive_int("3") == 3
     with pytest.raises(SystemExit):
-        lesson_parser("01_x", "").parse_args(["--steps", "-2"])
+        lesson_parser("lesson01_x/train.py", "").parse_args(["--steps", "-2"])
     assert "got '-2'" in capsys.readouterr().err
 
 
@@ -101,7 +101,7 @@ def test_an_out_that_cannot_be_written(tmp_path):
 
 def arguments(out, **given):
     """What `prepare` and `choose_preset` leave in a script's arguments."""
-    settled = {"lesson": "01_x", "preset": "small", "seed": 7, "answers": {}, "out": out}
+    settled = {"lesson": "lesson01_x", "preset": "small", "seed": 7, "answers": {}, "out": out}
     return argparse.Namespace(**settled | given)
 
 
@@ -111,7 +111,13 @@ def test_results_say_what_they_depend_on(tmp_path, capsys):
     args = arguments(tmp_path)
     write_results(args, MAIN, headline="100 %", table=rows, figures=figures, curve=[1, 2])
     record = json.loads((tmp_path / "metrics.json").read_text())
-    assert {**record, "world_size": 1, "seed": 7, "preset": "small", "lesson": "01_x"} == record
+    assert {
+        **record,
+        "world_size": 1,
+        "seed": 7,
+        "preset": "small",
+        "lesson": "lesson01_x",
+    } == record
     assert record["table"] == rows
     assert record["curve"] == [1, 2]
     assert record["figures"] == ["a.png"]
@@ -172,7 +178,9 @@ def test_a_second_run_into_the_same_folder_hears_who_holds_it(tmp_path):
 
 
 def differing(rank):
-    args = lesson_parser("01_x", "").parse_args(["--steps", str(5 + 3 * rank), "--out", f"o{rank}"])
+    args = lesson_parser("lesson01_x/train.py", "").parse_args(
+        ["--steps", str(5 + 3 * rank), "--out", f"o{rank}"]
+    )
     try:
         agree_on_arguments(args)
     except InputError as error:
@@ -187,7 +195,7 @@ def test_ranks_with_other_arguments_all_hear_which():
 
 def test_a_cpu_computes_in_bf16_only_if_it_is_meant():
     def chosen(*flags):
-        args = lesson_parser("01_x", "", precision=True).parse_args(flags)
+        args = lesson_parser("lesson01_x/train.py", "", precision=True).parse_args(flags)
         enabled = autocast(args, torch.device("cpu"))._enabled
         return args.precision, enabled
 
@@ -212,7 +220,21 @@ def test_an_error_is_said_once_a_machine_and_left_for_torchrun(
         script.run_script(main)  # record() would have a terminal, and says that it has none
     assert ended.value.code == 2
     assert capsys.readouterr().err == said
-    assert json.loads(file.read_text())["message"] == "error: bad"
+    assert json.loads(file.read_text())["message"]["message"] == "error: bad"
+
+
+def test_torchrun_repeats_the_line_and_says_little_more(tmp_path):
+    file = tmp_path / "bad.py"
+    file.write_text(
+        "from shared.errors import InputError\nfrom shared.script import run_script\n"
+        "def main():\n    raise InputError('the corpus is empty')\nrun_script(main)\n"
+    )
+    done = subprocess.run(
+        torchrun_command(file, 1), cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 1
+    assert re.search(r"traceback *: error: the corpus is empty$", done.stderr, re.MULTILINE)
+    assert "message format" not in done.stderr
 
 
 def test_launch_shows_the_scripts_own_last_words(tmp_path):

@@ -13,7 +13,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from shared.cli.todo import exercise_line
 from shared.exercises.answers import Cells, names_from_other_cells, read_cells
-from shared.exercises.standing import Outcome, Standing
+from shared.exercises.status import ExerciseStatus, Outcome
 from shared.exercises.wrong import Fault
 
 CHECKS = """from shared.exercises.checks import checks_for
@@ -127,7 +127,7 @@ def test_all_right_is_status_0_and_solution_mode_is_all_right(course):
     done = todo(course, "1")
     assert done.returncode == 1, "half is nowhere in the notebook"
     assert "NameError: name 'half' is not defined" in done.stdout
-    done = todo(course, "01_toy", TORCH_HANDLE_IMPLEMENTATION="solution")
+    done = todo(course, "lesson01_toy", TORCH_HANDLE_IMPLEMENTATION="solution")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("lesson 01: 2 of 2 exercises right, 4 of 4 points\n")
 
@@ -166,13 +166,13 @@ def test_bad_input_is_one_clear_line_and_the_other_lessons_are_judged(course):
     done = todo(course, "07")
     assert done.returncode == 2
     assert done.stderr.startswith("run_all.sh: unknown word '07'")
-    shutil.copytree(course.lesson, course.lesson.with_name("02_toy"))
+    shutil.copytree(course.lesson, course.lesson.with_name("lesson02_toy"))
     course.notebook.write_text('{"cells": [')
-    (course.lesson.with_name("02_toy") / "checks.py").write_text("")
+    (course.lesson.with_name("lesson02_toy") / "checks.py").write_text("")
     done = todo(course)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert "01_toy/lesson.ipynb cannot be read as a notebook" in line
+    assert "lesson01_toy/lesson.ipynb cannot be read as a notebook" in line
     assert "1 of 2 lessons: 0 of 0 exercises right" in done.stdout
 
 
@@ -209,7 +209,7 @@ def test_watching_judges_again_when_a_notebook_is_saved(course):
         assert "01.1 square     3 points  right" in first
         write(course, {"01.1": "def square(x): return 2 * x"})
         second = lines_until(process.stdout, "watching")
-        assert second[1].endswith("lessons/01_toy/lesson.ipynb was saved")
+        assert second[1].endswith("lessons/lesson01_toy/lesson.ipynb was saved")
         assert "01.1 square     3 points  wrong: it doubles" in second
         write(course, {"01.1": ANSWERS["01.8"].replace("endless", "square")})
         lines_until(process.stdout, "was saved")
@@ -253,16 +253,16 @@ def test_the_command_needs_no_torch():
 
 def test_a_long_text_is_cut_where_no_mistake_was_recognised():
     long = "very " * 100
-    recognised = Standing("01.1", "f", 1, Outcome.WRONG, Fault("x", 0, 1, mistake=long))
+    recognised = ExerciseStatus("01.1", "f", 1, Outcome.WRONG, Fault("x", 0, 1, mistake=long))
     assert long.strip() in exercise_line(recognised, 6)
-    other = Standing("01.1", "f", 1, Outcome.WRONG, Fault("x", 0, 1, seen=long))
+    other = ExerciseStatus("01.1", "f", 1, Outcome.WRONG, Fault("x", 0, 1, seen=long))
     assert len(exercise_line(other, 6)) < 200
     assert exercise_line(other, 6).endswith(" ...")
 
 
 def test_a_standing_travels_as_json():
-    standing = Standing("01.1", "f", 2, Outcome.WRONG, Fault("x", 0, 1, "a", "b", "c", "d"))
-    assert Standing.from_record(standing.record()) == standing
+    status = ExerciseStatus("01.1", "f", 2, Outcome.WRONG, Fault("x", 0, 1, "a", "b", "c", "d"))
+    assert ExerciseStatus.from_record(status.record()) == status
 
 
 def test_names_that_only_another_cell_defines():

@@ -97,7 +97,7 @@ class ToyCourse:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.lesson = root / "lessons" / "01_toy"
+        self.lesson = root / "lessons" / "lesson01_toy"
         self.notebook = self.lesson / "lesson.ipynb"
 
     @classmethod

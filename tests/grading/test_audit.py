@@ -24,7 +24,7 @@ limit = 3"""
 def audit(source, setup, names=(), forbidden=()) -> tuple[str, ...]:
     """The flags as an instructor reads them, in the cell of exercise 01.1."""
     exercises = tuple(Exercise("01.1", name, 1) for name in names)
-    lesson = Lesson("01", "01_x", exercises, setup, {}, "", {"01.1": tuple(forbidden)})
+    lesson = Lesson("01", "lesson01_x", exercises, setup, {}, "", {"01.1": tuple(forbidden)})
     return tuple(map(str, auditing.audit(source, lesson, "01.1")))
 
 
@@ -64,6 +64,15 @@ ODD = [
     ("def f(x):\n    return ().__class__.__subclasses__()", "uses __subclasses__"),
     ("def f(e):\n    return e.tb_frame.f_back", "uses f_back"),
     ("def f(e):\n    return getattr(e, 'f_locals')", "uses f_locals"),
+    ("import logging", "line 1 imports logging"),
+    ("import logging as l\ndef f():\n    return l.currentframe()", "line 3 uses currentframe"),
+    ("from warnings import sys as s", "imports warnings.sys"),
+    ("import random\ndef f():\n    return random._os", "line 3 reaches for ._os"),
+    ("from operator import attrgetter\ndef f(n):\n    return attrgetter(n)", "line 3 reads"),
+    ("import operator\nread = operator.attrgetter", "line 2 reads a computed name by attrgetter"),
+    ("import operator\ndef f(x, n):\n    return operator.methodcaller(n)(x)", "by methodcaller"),
+    ("from operator import attrgetter\nf = attrgetter('tb_next.tb_lineno')", "uses tb_next"),
+    ("def f(x, n):\n    return list(map(getattr, x, n))", "line 2 uses getattr as a value"),
     ("def f(n):\n    return getattr(torch, n)", "reads a computed name of torch"),
     ("def f():\n    return torch.os.getcwd()", "reaches for .os"),
     ("def f():\n    return torch._C._nn", "reaches for torch._C"),
@@ -112,6 +121,8 @@ HONEST = [
     "torch.backends.cudnn.deterministic = True",
     "def f(limit, x):\n    return limit * torch.random.initial_seed()",
     "def f():\n    raise ValueError(f'{__name__}')\nif __name__ == '__main__':\n    f()",
+    "from operator import attrgetter, mul\ndef f(x):\n    return max(x, key=attrgetter('loss'))",
+    "import operator, types\ndef f(x):\n    return operator.mul(*x), types.SimpleNamespace(a=1)",
     "def f():\n    return " + "+".join(["1"] * 900),
     "def f(x):\n    for saved_bytes in x:\n        saved_bytes.grad = None",
 ]
@@ -130,7 +141,7 @@ def test_a_lesson_about_files_may_use_files():
 
 
 def test_what_changes_things_for_others_is_known():
-    lesson = Lesson("01", "01_x", (), SETUP, {}, "")
+    lesson = Lesson("01", "lesson01_x", (), SETUP, {}, "")
     source = "import os\nfrom shared.model import attention\nlimit = 4"
     flags = auditing.audit(source, lesson, "01.1")
     assert [each.spoils for each in flags] == [False, False, True]

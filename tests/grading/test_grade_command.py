@@ -28,7 +28,7 @@ from solutions.grading.verdicts import make_verdict
 
 COURSE = Path(__file__).resolve().parents[2]
 LESSON = read_lessons(COURSE, ["02"])["02"]
-PRISTINE = (COURSE / "lessons/02_attention/lesson.ipynb").read_bytes()
+PRISTINE = (COURSE / "lessons/lesson02_attention/lesson.ipynb").read_bytes()
 PADDING = (
     '@exercise("02.2")\ndef padding_mask(tokens, pad_id=0):\n'
     "    return (tokens != pad_id)[:, None, None]\n"
@@ -70,7 +70,7 @@ def submit(path: Path, cell: str = "", *, before: str = "") -> None:
 def a_class(tmp_path):
     """Four students: one answer, none, something that is no notebook, and an empty folder."""
     folder = tmp_path / "in"
-    submit(folder / "Ada/lessons/02_attention/lesson.ipynb", PADDING)
+    submit(folder / "Ada/lessons/lesson02_attention/lesson.ipynb", PADDING)
     submit(folder / "Bo/02.ipynb")
     for name in ("Cy", "Di"):
         (folder / name).mkdir()

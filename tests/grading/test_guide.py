@@ -13,7 +13,9 @@ GUIDE = (ROOT / "solutions" / "README.md").read_text()
 BLOCKS = re.findall(r"^ *```bash\n(.*?)^ *```", GUIDE, re.MULTILINE | re.DOTALL)
 LINES = [line.strip() for block in BLOCKS for line in block.splitlines()]
 COMMANDS = [re.sub(r"^[A-Z_]+=\S+ ", "", line) for line in LINES if line]
-LESSONS = sorted(path.parent.name for path in ROOT.glob("lessons/*/checks.py"))
+LESSONS = sorted(
+    path.parent.name.removeprefix("lesson") for path in ROOT.glob("lessons/*/checks.py")
+)
 PARSERS = {
     "solutions.grade": grade.make_parser(),
     "solutions.student_edition": student_edition.make_parser(),

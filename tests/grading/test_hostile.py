@@ -102,7 +102,7 @@ def check(id, candidate):
     print('right')
 def double_NUMBER(x):
     return ZERO
-=== writes its own result to a file's name | partly right | (1 of 2 checks passed)
+=== writes its own result to a file's name | partly right, flagged | imports logging
 import logging
 def double_NUMBER(x):
     for n in range(3, 30):
@@ -112,6 +112,18 @@ def double_NUMBER(x):
         except OSError:
             pass
     return ZERO
+=== writes its own result as the process that judges does | right, flagged | attrgetter
+import logging, operator
+def double_NUMBER(x):
+    def read(frame, *parts):
+        return operator.attrgetter(''.join(parts))(frame)
+    frame = logging.currentframe()
+    while 'secret' not in read(frame, 'f_lo', 'cals'):
+        frame = read(frame, 'f_ba', 'ck')
+    found, system = read(frame, 'f_lo', 'cals'), read(frame, 'f_glo', 'bals')['os']
+    said = '{"kind": "right", "passed": 2, "total": 2}'
+    system.write(found['sender'], f'{found["secret"]}{said}\n'.encode())
+    system._exit(0)
 === writes its own result to every open file | stopped | said more than anybody reads
 result = torch.tensor(list(b'{"kind": "right", "passed": 1, "total": 1}\n'), dtype=torch.uint8)
 def double_NUMBER(x):
@@ -417,8 +429,8 @@ class Class:
         self.file.listen()
         course = folder / "course"
         shutil.copytree(ROOT / "shared", course / "shared", ignore=shutil.ignore_patterns("__py*"))
-        (course / "lessons" / "01_toy").mkdir(parents=True)
-        (course / "lessons" / "01_toy" / "checks.py").write_text(CHECKS)
+        (course / "lessons" / "lesson01_toy").mkdir(parents=True)
+        (course / "lessons" / "lesson01_toy" / "checks.py").write_text(CHECKS)
         facts = {
             "OUTSIDE": str(self.outside),
             "SOCKET": str(folder / "socket"),
@@ -434,7 +446,7 @@ class Class:
         stubs = {e.id: cell(e.id, e.name, "raise NotImplementedError") for e in exercises}
         forbidden = dict.fromkeys(names, ("torch.nn.functional.scaled_dot_product_attention",))
         squares = {id: (("it squares", cell(id, n, "return x * x")),) for id, n in names.items()}
-        lesson = Lesson("01", "01_toy", exercises, SETUP, stubs, "toy", forbidden, squares)
+        lesson = Lesson("01", "lesson01_toy", exercises, SETUP, stubs, "toy", forbidden, squares)
         flags = {id: audit(source, lesson, id) for id, source in cells.items()}
         with Workspace(course) as workspace:
             graded = workspace.grade(Answers("x", "01", cells, {}, flags=flags), lesson, LIMITS)

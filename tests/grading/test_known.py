@@ -15,14 +15,16 @@ from solutions.grading.intake.sources import parsed
 from solutions.grading.results import Exercise, Lesson
 
 ROOT = Path(__file__).resolve().parents[2]
-NUMBERS = sorted(path.parent.name[:2] for path in ROOT.glob("lessons/*/lesson.ipynb"))
+NUMBERS = sorted(
+    path.parent.name.removeprefix("lesson")[:2] for path in ROOT.glob("lessons/*/lesson.ipynb")
+)
 
 
 @pytest.mark.parametrize("number", NUMBERS)
 def test_every_known_answer_has_a_cell_that_imports_nothing_of_the_course(number):
     """The setup cell's names are enough: an answer that brings its own would be looked at."""
     known = KnownAnswers(ROOT, read_lessons(ROOT, [number])[number])
-    folder = f"lesson{next(ROOT.glob(f'lessons/{number}_*')).name}.py"
+    folder = f"{next(ROOT.glob(f'lessons/lesson{number}_*')).name}.py"
     mistakes = list(known.mistakes())
     written = (ROOT / "solutions" / "mistakes" / folder).read_text().count("\n@mistake(")
     assert len(mistakes) == written
@@ -107,7 +109,7 @@ def test_names_are_kept_apart(tmp_path):
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(source)
-    lesson = Lesson("01", "01_toy", (Exercise("01.1", "double", 1),), "import torch", {}, "")
+    lesson = Lesson("01", "lesson01_toy", (Exercise("01.1", "double", 1),), "import torch", {}, "")
     toy = KnownAnswers(tmp_path, lesson)
     assert [each.says for each in toy.mistakes()] == ["three times", "something else"]
     found = []

@@ -15,7 +15,7 @@ from solutions.grading.results import Outcome
 
 COURSE = Path(__file__).resolve().parents[2]
 LESSON = read_lessons(COURSE, ["02"])["02"]
-PRISTINE = (COURSE / "lessons/02_attention/lesson.ipynb").read_bytes()
+PRISTINE = (COURSE / "lessons/lesson02_attention/lesson.ipynb").read_bytes()
 PADDING = '@exercise("02.2")\ndef padding_mask(tokens, pad_id=0):\n    return tokens != pad_id\n'
 CAUSAL = '@exercise("02.3")\ndef causal_mask(length, device=None):\n    return length\n'
 IDS = ["02.1", "02.2", "02.3", "02.4a", "02.4b", "02.5"]
@@ -37,7 +37,7 @@ def test_a_pristine_lesson_has_exercises_names_points_setup_and_stubs():
     assert [each.id for each in LESSON.exercises] == IDS == list(LESSON.stubs)
     assert [each.points for each in LESSON.exercises] == [3, 1, 1, 2, 1, 5]
     assert LESSON.exercises[1].name == "padding_mask"
-    assert LESSON.folder == "02_attention" and LESSON.number == "02"
+    assert LESSON.folder == "lesson02_attention" and LESSON.number == "02"
     assert "from shared.exercises.notebook import check, exercise" in LESSON.setup
     assert all("raise NotImplementedError" in stub for stub in LESSON.stubs.values())
 
@@ -48,7 +48,7 @@ def test_what_is_the_exercise_itself_is_read_from_the_checks():
     assert "shared.pipeline.schedules.gpipe" in forbidden["15.4"]  # made of other constants
 
 
-@pytest.mark.parametrize("given", ["02", "2", " 2", "02_attention"])
+@pytest.mark.parametrize("given", ["02", "2", " 2", "lesson02_attention"])
 def test_a_lesson_is_named_by_number_or_folder(given):
     assert list(read_lessons(COURSE, [given])) == ["02"]
 
@@ -62,7 +62,9 @@ def test_an_unknown_lesson_is_an_input_error_that_names_the_known_ones(given):
 @pytest.fixture
 def course(tmp_path, monkeypatch) -> Path:
     """A small course with a copy of the grader, to change something in it."""
-    shutil.copytree(COURSE / "lessons/01_positional_encoding", tmp_path / "lessons/01_a")
+    shutil.copytree(
+        COURSE / "lessons/lesson01_positional_encoding", tmp_path / "lessons/lesson01_a"
+    )
     shutil.copytree(COURSE / "solutions/grading", tmp_path / "grading")
     shutil.copytree(COURSE / "shared", tmp_path / "shared")
     (tmp_path / "datasets").mkdir()
@@ -74,13 +76,13 @@ def course(tmp_path, monkeypatch) -> Path:
 @pytest.mark.parametrize(
     ("changed", "old", "new", "same"),
     [
-        ("lessons/01_a/checks.py", '"""', '"""\n', False),
+        ("lessons/lesson01_a/checks.py", '"""', '"""\n', False),
         ("shared/errors.py", '"""', '""" ', False),
         ("datasets/pairs.txt", "1", "2", False),
         ("grading/results.py", '"""', '""" ', False),
         ("grading/sandbox/inside/judge.py", '"""', '""" ', False),
-        ("lessons/01_a/lesson.ipynb", "float32.", "f32.", False),  # in a stub
-        ("lessons/01_a/lesson.ipynb", '"## ', '"### ', True),  # in the prose
+        ("lessons/lesson01_a/lesson.ipynb", "float32.", "f32.", False),  # in a stub
+        ("lessons/lesson01_a/lesson.ipynb", '"## ', '"### ', True),  # in the prose
         ("grading/unknown.txt", "", "x", True),
     ],
 )

@@ -18,7 +18,7 @@ LESSONS = read_lessons(ROOT, ["01", "02"])
 KNOWN = {number: KnownAnswers(ROOT, lesson) for number, lesson in LESSONS.items()}
 REFERENCES = {n: {each.exercise: k.cell(each) for each in k.references()} for n, k in KNOWN.items()}
 IDS = [id for references in REFERENCES.values() for id in references]
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
 
 def mistake(id, says, outcome="partly right"):

@@ -22,7 +22,7 @@ from solutions.grading.results import Answers, Exercise, Outcome, Verdict
 from solutions.grading.verdicts import make_verdict
 
 ROOT = Path(__file__).resolve().parents[2]
-TITLES = {"01": "01_positional_encoding", "02": "02_attention"}
+TITLES = {"01": "lesson01_positional_encoding", "02": "lesson02_attention"}
 HOSTILE = (
     "<script>alert(1)</script><img src=x onerror=alert(2)>&amp;\"'`*_[a](javascript:b)\x1b[2J\u202e"
 )
@@ -65,7 +65,7 @@ def test_the_same_verdicts_give_the_same_bytes(tmp_path):
         "out = Path(sys.argv[1]); out.mkdir(); "
         "write_results(out, [Verdict(who, '01', f'01.{i}', 'f', i, 7, outcome, *some) "
         "for who in ('Zoë', 'zoë') for i, outcome in enumerate(Outcome)], "
-        "{'01': Lesson('01', '01_x', (), '', {}, '')}, Limits())"
+        "{'01': Lesson('01', 'lesson01_x', (), '', {}, '')}, Limits())"
     )
     found = []
     for seed, folder in enumerate((tmp_path, ROOT)):

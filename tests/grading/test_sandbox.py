@@ -25,7 +25,7 @@ CELL = '@exercise("01.1")\ndef double(x):\n    '
 LIMITS = Limits(exercise_seconds=20)
 EXERCISE = Exercise("01.1", "double", 4)
 SETUP = "import os\nfrom shared.exercises.notebook import check, exercise"
-LESSON = Lesson("01", "01_toy", (EXERCISE,), SETUP, {"01.1": CELL + "..."}, "")
+LESSON = Lesson("01", "lesson01_toy", (EXERCISE,), SETUP, {"01.1": CELL + "..."}, "")
 CHECKS = """from shared.exercises.checks import checks_for
 from shared.exercises.expecting import expect_equal
 
@@ -43,8 +43,8 @@ def course(tmp_path_factory):
     folder = tmp_path_factory.mktemp("course")
     shared = Path(__file__).resolve().parents[2] / "shared"
     shutil.copytree(shared, folder / "shared", ignore=shutil.ignore_patterns("__py*"))
-    (folder / "lessons" / "01_toy").mkdir(parents=True)
-    (folder / "lessons" / "01_toy" / "checks.py").write_text(CHECKS)
+    (folder / "lessons" / "lesson01_toy").mkdir(parents=True)
+    (folder / "lessons" / "lesson01_toy" / "checks.py").write_text(CHECKS)
     return folder
 
 

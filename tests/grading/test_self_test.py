@@ -69,8 +69,8 @@ def course(tmp_path):
         ]
     notebook = {"nbformat": 4, "cells": [{"cell_type": "code", **cell} for cell in cells]}
     for name, text in {
-        "lessons/01_toy/lesson.ipynb": json.dumps(notebook),
-        "lessons/01_toy/checks.py": CHECKS,
+        "lessons/lesson01_toy/lesson.ipynb": json.dumps(notebook),
+        "lessons/lesson01_toy/checks.py": CHECKS,
         "solutions/lesson01_toy.py": ANSWERS,
         "solutions/mistakes/lesson01_toy.py": MISTAKES,
         "solutions/alternatives/lesson01_toy.py": ALTERNATIVES,
@@ -156,6 +156,7 @@ def test_a_wrong_grader_is_told_where(course, spoil, complaint, bad, capsys):
     assert said.out.endswith(f"{bad} not as due\n")
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_our_grader_passes_on_a_lesson(course, capsys):
     with pytest.raises(InputError, match="99"):

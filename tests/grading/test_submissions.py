@@ -72,14 +72,14 @@ def reason_of(folder: Path) -> str:
 @pytest.mark.parametrize(
     "path",
     [
-        "Ada/lessons/02_attention/lesson.ipynb",
-        "Ada/torch-handle-main/lessons/02_attention/lesson.ipynb",
-        "Ada/02_attention/lesson-Copy1.ipynb",
+        "Ada/lessons/lesson02_attention/lesson.ipynb",
+        "Ada/torch-handle-main/lessons/lesson02_attention/lesson.ipynb",
+        "Ada/lesson02_attention/lesson-Copy1.ipynb",
         "Ada/02.ipynb",
         "Ada/2.ipynb",
         "Ada/lesson02.ipynb",
         "Ada/Lesson 2 final.ipynb",
-        "Ada/02_attention.ipynb",
+        "Ada/lesson02_attention.ipynb",
         "Ada/02 attention (1).ipynb",
         "Ada/02(1).ipynb",
         "Ada/02.IPYNB",
@@ -102,7 +102,7 @@ def test_a_notebook_is_found_where_it_lies_and_in_a_zip(tmp_path, path):
 
 def test_every_form_may_stand_beside_the_others(tmp_path):
     put(tmp_path, ("Ada__01.ipynb", notebook(lesson="01")), "Ada__02.ipynb")
-    put(tmp_path, ("Bo.zip", zipped(("03.ipynb", ONE), ("lessons/04_x/lesson.ipynb", b"x"))))
+    put(tmp_path, ("Bo.zip", zipped(("03.ipynb", ONE), ("lessons/lesson04_x/lesson.ipynb", b"x"))))
     put(tmp_path, ("Cy/came.zip", zipped(("x/02.ipynb", ONE))), ("Cy/note.txt", b"dear teacher"))
     assert found_in(tmp_path) == {"Ada": "01 02", "Bo": "03 04", "Cy": "02"}
 
@@ -118,7 +118,7 @@ def test_what_systems_and_editors_leave_is_no_submission(tmp_path):
 
 
 def test_the_same_notebook_several_times_is_one(tmp_path):
-    put(tmp_path, "Ada/02.ipynb", "Ada/lessons/02_attention/lesson.ipynb", ("Ada.zip", ZIP))
+    put(tmp_path, "Ada/02.ipynb", "Ada/lessons/lesson02_attention/lesson.ipynb", ("Ada.zip", ZIP))
     assert list(only(tmp_path).notebooks) == ["02"] and not only(tmp_path).problems
 
 
@@ -129,7 +129,10 @@ def test_the_same_notebook_several_times_is_one(tmp_path):
             ("Ada/lesson02.ipynb", ANOTHER),
             "2 notebooks for one lesson (02.ipynb and lesson02.",
         ),
-        (("Ada/02_attention/lesson.ipynb", ANOTHER), "(02.ipynb and 02_attention/lesson.ipynb)"),
+        (
+            ("Ada/lesson02_attention/lesson.ipynb", ANOTHER),
+            "(02.ipynb and lesson02_attention/lesson.ipynb)",
+        ),
         (("Ada__02.ipynb", ANOTHER), "(02.ipynb and Ada__02.ipynb): keep one"),
         (("Ada.zip", ANOTHER_ZIP), "(02.ipynb and 02.ipynb in Ada.zip): keep one"),
     ],
@@ -229,7 +232,7 @@ def test_a_full_folder_is_not_searched(tmp_path, monkeypatch):
     ("link", "target", "words"),
     [
         ("Ada/02.ipynb", "secret/02.ipynb", "it is a link; links are not followed"),
-        ("Ada/02_attention", "secret", "02_attention is a link, and none is followed"),
+        ("Ada/lesson02_attention", "secret", "lesson02_attention is a link, and none is followed"),
         ("Ada/in.zip", "secret/in.zip", "it is a link; links are not followed"),
         ("Ada", "secret", "Ada: it is a link; links are not followed"),
         ("Ada.zip", "secret/in.zip", "Ada.zip: it is a link; links are not followed"),
@@ -308,6 +311,11 @@ def test_names_that_may_be_one_or_two_students_are_pointed_out(tmp_path, names, 
     ],
 )
 def test_a_folder_that_holds_no_class_is_an_input_error(tmp_path, path, words):
-    put(tmp_path, "a_file", ("notes/readme.txt", b""), "course/lessons/02_attention/lesson.ipynb")
+    put(
+        tmp_path,
+        "a_file",
+        ("notes/readme.txt", b""),
+        "course/lessons/lesson02_attention/lesson.ipynb",
+    )
     with pytest.raises(InputError, match=words):
         find_submissions(tmp_path / path)

@@ -19,7 +19,7 @@ MAX_FLAGS = 6
 HARMLESS = _words(
     "torch math cmath typing typing_extensions collections itertools functools dataclasses "
     "contextlib copy random time datetime numpy jaxtyping einops abc enum operator numbers "
-    "statistics string bisect heapq warnings logging re fractions decimal textwrap __future__ "
+    "statistics string bisect heapq warnings re fractions decimal textwrap __future__ "
     "matplotlib tqdm json hashlib struct types weakref"
 )
 # A lesson whose setup imports one of these is about files, and so may its answers be.
@@ -41,8 +41,9 @@ COMMON = _words(
 )
 FRAMES = _words(
     "tb_frame tb_next f_back f_locals f_globals f_code f_builtins gi_frame gi_code cr_frame "
-    "cr_code ag_frame ag_code co_code co_consts"
+    "cr_code ag_frame ag_code co_code co_consts currentframe _getframe"
 )
+GETTERS = _words("attrgetter methodcaller")  # honest with a name that can be read
 STARTS = ("exec", "spawn", "fork", "kill", "popen", "system", "_exit", "abort")
 
 
@@ -80,6 +81,11 @@ class _Cell:
         names = (node for node in self.nodes if isinstance(node, ast.Name))
         self.own |= {node.id for node in names if isinstance(node.ctx, ast.Store)}
         self.read = {"*"} | {node.id for node in self.nodes if isinstance(node, ast.Name)}
+        calls = [node for node in self.nodes if isinstance(node, ast.Call)]
+        self.called = {call.func for call in calls}
+        self.plainly = {
+            call.func for call in calls if all(isinstance(x, ast.Constant) for x in call.args)
+        }
         self.names = self.known | _imported(self.nodes)
         for name in self.own & self.names.keys():
             if self.names[name].startswith("shared."):
@@ -94,7 +100,7 @@ class _Cell:
                 yield Flag(node.lineno, f"gives {name} another meaning", spoils=True)
         for node in self.nodes:
             line = getattr(node, "lineno", 1)
-            for look in (self._imports, self._names, self._paths, self._changes):
+            for look in (self._imports, self._names, self._getters, self._paths, self._changes):
                 yield from (Flag(line, what, spoils) for what, spoils in look(node))
 
     def dotted(self, node: ast.AST) -> str:
@@ -119,6 +125,7 @@ class _Cell:
             begins = not ours and any(each.startswith(f"{path}.") for each in self.taught)
             fine = not ours and (root in HARMLESS or (root in FILES and self.about_files))
             fine = fine and name != "*"  # nobody sees what is used of it
+            fine = fine and path.partition(".")[2].lstrip("_") not in MODULES  # warnings.sys
             if not (path in self.taught or begins) and (not fine or path.startswith(NOT_OF_TORCH)):
                 why = ", which can hold answers" if root == "shared" else ""
                 yield f"imports {path}{why}", root in MODULES - FILES and name in self.read
@@ -132,7 +139,7 @@ class _Cell:
                 if name in CALLS - self.own and not (name == "open" and self.about_files):
                     yield f"uses {name}", name not in ("open", "exit", "quit", "input")
             case ast.Attribute(value=value, attr=name):
-                if name in MODULES and not (name == "os" and self.about_files):
+                if name.lstrip("_") in MODULES and not (name == "os" and self.about_files):
                     yield f"reaches for .{name}", True
                 elif getattr(value, "id", "") == "os" and name.startswith(STARTS):
                     yield f"uses os.{name}", False
@@ -142,9 +149,25 @@ class _Cell:
                 pass
             case _:
                 return
-        dunder = len(name) > 4 and name[:2] == name[-2:] == "__" and name.isidentifier()
-        if name in FRAMES or (dunder and name not in COMMON):
-            yield f"uses {name}", True
+        for part in name.split("."):  # attrgetter takes a path
+            dunder = len(part) > 4 and part[:2] == part[-2:] == "__" and part.isidentifier()
+            if part in FRAMES or (dunder and part not in COMMON):
+                yield f"uses {part}", True
+
+    def _getters(self, node: ast.AST) -> Iterator[tuple[str, bool]]:
+        """What reads an attribute whose name nobody sees."""
+        match node:
+            case ast.Name(id="getattr") if node not in self.called:
+                yield "uses getattr as a value", True
+                return
+            case ast.Name():
+                name = self.dotted(node).rpartition(".")[2]
+            case ast.Attribute(attr=name):
+                pass
+            case _:
+                return
+        if name in GETTERS and node not in self.plainly:
+            yield f"reads a computed name by {name}", True
 
     def _paths(self, node: ast.AST) -> Iterator[tuple[str, bool]]:
         """What belongs to a module and is no tool for an answer."""

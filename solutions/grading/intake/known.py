@@ -47,7 +47,7 @@ class KnownAnswers:
     """References, alternatives and mistakes of one lesson, and their cells."""
 
     def __init__(self, course: Path, lesson: Lesson) -> None:
-        self.course, self.folder = course, f"lesson{lesson.folder}"
+        self.course, self.folder = course, lesson.folder
         self.names = {each.id: each.name for each in lesson.exercises}
         self.module, self.setup = cache(self._module), _read(lesson.setup)
         origins = {self.resolve(*origin): name for name, origin in self.setup.imports.items()}

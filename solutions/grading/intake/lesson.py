@@ -48,12 +48,12 @@ def read_lessons(course: Path, numbers: Sequence[str] | None = None) -> dict[str
 
 def lesson_folders(course: Path) -> dict[str, Path]:
     """The folders of the course's lessons by number."""
-    notebooks = sorted((course / "lessons").glob("[0-9][0-9]_*/lesson.ipynb"))
-    return {path.parent.name[:2]: path.parent for path in notebooks}
+    notebooks = sorted((course / "lessons").glob("lesson[0-9][0-9]_*/lesson.ipynb"))
+    return {path.parent.name.removeprefix("lesson")[:2]: path.parent for path in notebooks}
 
 
 def _number(given: str, folders: Mapping[str, Path]) -> str:
-    number = given.strip().split("_")[0].zfill(2)
+    number = given.strip().removeprefix("lesson").split("_")[0].zfill(2)
     if number not in folders:
         known = " ".join(folders) or "none"
         raise InputError(f"there is no lesson {given!r} in the course (lessons: {known})")
@@ -75,10 +75,10 @@ def _read_lesson(folder: Path, machinery: list[str]) -> Lesson:
             assert check in points, f"{folder.name} has no cell {check}, which says the points"
             exercises.append(Exercise(id, name, points[check]))
             stubs[id] = source
-    number, forbidden = folder.name[:2], _forbidden(folder)
+    number, forbidden = folder.name.removeprefix("lesson")[:2], _forbidden(folder)
     lesson = Lesson(number, folder.name, tuple(exercises), setup, stubs, "", forbidden)
     wrong = known_wrong(folder.parents[1], lesson)
-    files = _digests(folder, sorted(folder.glob("*.py")))
+    files = _digests(folder, folder.rglob("*.py"))
     parts = [setup, stubs, list(map(repr, exercises)), machinery, files, wrong]
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     return replace(lesson, wrong=wrong, digest=digest)

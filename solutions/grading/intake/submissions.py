@@ -21,7 +21,7 @@ from solutions.grading.intake.archives import (
 )
 from solutions.grading.intake.notebook import Unreadable
 
-LESSON_FOLDER = re.compile(r"(\d\d)_\w+")  # 02_attention
+LESSON_FOLDER = re.compile(r"(?:lesson)?(\d\d)_\w+")  # lesson02_attention
 LESSON_NAME = re.compile(r"(?:lesson|lektion)?[ _.-]*(\d{1,2})(?:[ _.(-].*)?", re.IGNORECASE)
 EXERCISE_IN_JSON = re.compile(rb"@exercise\(\\*[\"'](\d\d)\.")
 ENDING = re.compile(
@@ -108,7 +108,7 @@ def _sources(folder: Path) -> list[Path]:
         raise InputError(f"{folder} is a file: unpack the zip of a class, and give the folder")
     if not folder.is_dir():
         raise InputError(f"there is no folder {folder}: give the folder that holds the submissions")
-    if any((folder / "lessons").glob("[0-9][0-9]_*")):
+    if any((folder / "lessons").glob("lesson[0-9][0-9]_*")):
         raise InputError(f"{folder} is one copy of the course: give the folder above it")
     return [p for p in _visible(folder) if _kind(p.name) or p.is_dir() or p.is_symlink()]
 

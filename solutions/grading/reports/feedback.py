@@ -68,7 +68,7 @@ def write_feedback(
 ) -> dict[str, Path]:
     """Write NAME.html for each student, and index.html for the instructor.
 
-    `titles` has the lessons' folders by number ("02": "02_attention"), for the headings; the
+    `titles` has the lessons' folders by number ("02": "lesson02_attention"), for the headings; the
     picture of the class is put into the index. Returns each student's page.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ def write_feedback(
     rows = []
     for student, verdicts in students.items():
         lessons = [
-            Part(number, f"Lesson {titles[number].replace('_', ': ', 1).replace('_', ' ')}", own)
+            Part(number, _heading(titles[number]), own)
             for number, own in by_lesson(verdicts).items()
         ]
         row = {"student": student, "all": Part("", "", verdicts), "lessons": lessons}
@@ -129,3 +129,9 @@ def page_names(students: Sequence[str] | Mapping[str, object]) -> dict[str, str]
         taken.add(name.casefold())
         names[student] = name
     return names
+
+
+def _heading(folder: str) -> str:
+    """ "Lesson 02: attention" for lesson02_attention."""
+    number, _, topic = folder.removeprefix("lesson").partition("_")
+    return f"Lesson {number}: {topic.replace('_', ' ')}"

@@ -1,0 +1,201 @@
+"""Nothing ends with a thread of gloo: while Python ends, one that wants its lock is an abort.
+
+Threads are counted at the very end of `atexit`, so that the tests wait for no rare abort.
+"""
+
+import argparse
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from shared.cli.command import all_lessons
+from shared.exercises.lessons import ROOT, lesson_folder
+from shared.ranks.processes import supervise
+from shared.ranks.torchrun import torchrun_command
+from tests.warm.server import interpreter
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+
+TELLS = """
+import atexit, os
+from pathlib import Path
+
+def tell_threads(of=""):
+    names = [file.read_text() for file in Path("/proc/self/task").glob("*/comm")]
+    who = of or os.environ.get("RANK", "alone")
+    Path(os.environ["THREADS"], who).write_text("".join(names))
+
+atexit.register(tell_threads)  # before anything else registers: called after all
+"""
+SCRIPT = """
+import runpy, sys
+sys.argv = sys.argv[1:]
+sys.path[0] = str(Path(sys.argv[0]).parent)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+# An optimizer makes torch import what it has put off.
+TRAINS = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+def train(*, in_a_cycle):
+    model = DistributedDataParallel(torch.nn.Linear(2, 2))
+    model.itself = [model] if in_a_cycle else []
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    return model
+"""
+# A forked rank leaves by os._exit: Python does not end in it, and a model in a cycle may stay.
+FORKED = """
+from shared.ranks.forked import run_ranks
+
+def before(rank):
+    leave = os._exit
+    os._exit = lambda status: (tell_threads(f"forked_{rank}"), leave(status))
+
+run_ranks(lambda rank: bool(train(in_a_cycle=False)), 2, before=before)
+"""
+ALONE = """
+from shared.ranks.group import process_group
+with process_group("cpu"):
+    train(in_a_cycle=True)
+"""
+FAILS = """
+from shared.errors import InputError
+from shared.ranks.group import process_group
+from shared.script import run_script
+
+def main():
+    with process_group("cpu"):
+        model = train(in_a_cycle=True)  # which the error's frames keep until the script ends
+        raise InputError("an error of the user's")
+
+run_script(main)
+"""
+
+
+@pytest.fixture
+def threads(tmp_path, monkeypatch):
+    """A function that says what was told: who -> names of its threads at its end."""
+    (tmp_path / "threads").mkdir()
+    monkeypatch.setenv("THREADS", str(tmp_path / "threads"))
+
+    def told() -> dict[str, set[str]]:
+        files = (tmp_path / "threads").iterdir()
+        found = {file.name: set(file.read_text().split()) for file in files}
+        for file in (tmp_path / "threads").iterdir():
+            file.unlink()
+        return found
+
+    return told
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory):
+    """A warm interpreter that has not imported what torch puts off."""
+    with interpreter(tmp_path_factory.mktemp("warm"), lazily=True) as program:
+        yield program
+
+
+@pytest.fixture
+def warm(python, monkeypatch):
+    """Ranks are started from the warm interpreter."""
+    monkeypatch.setenv("PYTHON_EXEC", str(python))
+
+
+def expect_no_gloo(told: dict[str, set[str]], *who: str) -> None:
+    assert sorted(told) == sorted(who)
+    assert not [f"{each}: {names}" for each, names in told.items() if "gloo" in " ".join(names)]
+
+
+@pytest.fixture
+def run(python, tmp_path):
+    """Run a program of this text; return its exit status."""
+
+    def run(program: str) -> int:
+        file = tmp_path / "program.py"
+        file.write_text(program)
+        return subprocess.run([python, file], stderr=subprocess.DEVNULL, timeout=120).returncode
+
+    return run
+
+
+def test_a_thread_of_gloo_is_seen(threads, tmp_path, run):
+    init = f"init_process_group('gloo', 'file://{tmp_path}/store', rank=0, world_size=1)"
+    assert run(TELLS + TRAINS + f"dist.{init}\ntrain(in_a_cycle=False)") == 0
+    assert {"gloo_tcp_loop", "pt_gloo_runloop"} <= threads()["alone"]
+
+
+@pytest.mark.parametrize(
+    ("program", "status", "who"),
+    [(ALONE, 0, ["alone"]), (FAILS, 2, ["alone"]), (FORKED, 0, ["alone", "forked_0", "forked_1"])],
+    ids=["alone", "fails", "forked"],
+)
+def test_a_program_ends_without_one(threads, run, program, status, who):
+    assert run(TELLS + TRAINS + program) == status
+    expect_no_gloo(threads(), *who)
+
+
+def test_a_notebooks_kernel_ends_without_one(threads, tmp_path):
+    cells = [nbformat.v4.new_code_cell(source) for source in (TELLS, TRAINS, FORKED, ALONE)]
+    NotebookClient(nbformat.v4.new_notebook(cells=cells), timeout=120).execute()
+    expect_no_gloo(threads(), "alone", "forked_0", "forked_1")
+
+
+def end_of(script: Path, ranks: int, args: list[str], folder: Path) -> None:
+    """Run a lesson's script with what counts its threads; its engine may refuse the ranks."""
+    wrapper, log = folder / "wrapper.py", folder / "log"
+    wrapper.write_text(TELLS + SCRIPT)
+    words = [str(script), "--preset", "tiny", "--device", "cpu", "--out", str(folder), *args]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = torchrun_command(wrapper, ranks, words)
+    outcome = supervise(command, env=environment, log=log, time_limit=240)
+    said = log.read_text(errors="replace")
+    assert outcome.status == 0 or "error: --engine" in said, said
+
+
+QUICK = [("04", []), ("10", []), ("13", ["--engine", "ddp"])]  # each had threads of its own cause
+
+
+@pytest.mark.parametrize(("number", "args"), QUICK, ids=lambda value: "".join(value))
+@pytest.mark.usefixtures("warm")
+def test_scripts_end_without_one(number, args, threads, tmp_path):
+    end_of(lesson_folder(number) / "train.py", 2, args, tmp_path)
+    expect_no_gloo(threads(), "0", "1")
+
+
+def engines_of(script: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The choices of the script's --engine as its parser has them; [""] without one."""
+    found: list[str] = []
+
+    def parsed(parser: argparse.ArgumentParser, *_: object) -> None:
+        actions = [each for each in parser._actions if each.dest == "engine"]
+        found.extend(actions[0].choices or () if actions else [""])
+        raise SystemExit
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parsed)
+    monkeypatch.setattr(sys, "argv", [str(script)])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(script), run_name="__main__")
+    return found
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("lesson", all_lessons())
+@pytest.mark.usefixtures("warm")
+def test_every_engine_of_every_script_ends_without_one(
+    lesson, ranks, threads, tmp_path, monkeypatch
+):
+    script = ROOT / "lessons" / lesson / "train.py"
+    for engine in engines_of(script, monkeypatch):
+        end_of(script, ranks, ["--engine", engine] if engine else [], tmp_path)
+        expect_no_gloo(threads(), *map(str, range(ranks)))
