@@ -1,0 +1,1 @@
+"""Lesson 18: mixture of experts."""

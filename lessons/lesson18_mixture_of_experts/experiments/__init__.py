@@ -1,0 +1,1 @@
+"""What the lesson compares, counts and draws."""

@@ -1,0 +1,1 @@
+"""What the checks observe an answer in."""

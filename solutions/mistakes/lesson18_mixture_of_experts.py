@@ -1,0 +1,517 @@
+"""Wrong answers to lesson 18, each with the words that the check must say to it."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shared.ddp.averaging import average_flat, sum_flat
+from shared.exercises.mistakes import mistake
+from shared.mixture_of_experts.layer import by_expert, each_its_rows, weighted_sum
+from shared.mixture_of_experts.marks import is_expert
+from shared.mixture_of_experts.routing import Routing, loads
+from solutions import lesson18_mixture_of_experts as right
+
+# 18.1a top_k_router
+
+
+def routed(logits, k, bias=None, *, scale=None, dtype=torch.float32, order=None):
+    """The router, one part of it exchanged."""
+    if not 1 <= k <= logits.shape[-1]:
+        raise ValueError(f"k = {k} of {logits.shape[-1]}")
+    probabilities = logits.to(torch.promote_types(logits.dtype, dtype)).softmax(-1)
+    score = probabilities if bias is None else probabilities + bias
+    experts = score.topk(k, -1).indices
+    experts = order(experts) if order else experts
+    weights = probabilities.gather(-1, experts)
+    scale = scale or (lambda w, s: w / w.sum(-1, keepdim=True) if k > 1 else w)
+    return Routing(experts, scale(weights, score.gather(-1, experts)), probabilities)
+
+
+@mistake("18.1a", says="with k = 1 the weight is always 1")
+def top_k_router(logits, k, bias=None):
+    return routed(logits, k, bias, scale=lambda w, s: w / w.sum(-1, keepdim=True))
+
+
+@mistake("18.1a", says="the weights of a token do not add up to 1")
+def top_k_router(logits, k, bias=None):
+    return routed(logits, k, bias, scale=lambda w, s: w)
+
+
+@mistake("18.1a", says="the bias is in the weights")
+def top_k_router(logits, k, bias=None):
+    return routed(logits, k, bias, scale=lambda w, s: s / s.sum(-1, keepdim=True) if k > 1 else s)
+
+
+@mistake("18.1a", says="the bias does not change who is chosen")
+def top_k_router(logits, k, bias=None):
+    return routed(logits, k)
+
+
+@mistake("18.1a", says="the bias is added to the logits")
+def top_k_router(logits, k, bias=None):
+    routing = routed(logits, k)
+    if bias is None:
+        return routing
+    experts = (logits + bias).topk(k, -1).indices
+    weights = routing.probabilities.gather(-1, experts)
+    return Routing(experts, weights / weights.sum(-1, keepdim=True), routing.probabilities)
+
+
+@mistake("18.1a", says="the most probable expert does not come first")
+def top_k_router(logits, k, bias=None):
+    return routed(logits, k, bias, order=lambda experts: experts.sort(-1).values)
+
+
+@mistake("18.1a", says="no gradient reaches the logits")
+def top_k_router(logits, k, bias=None):
+    return routed(logits.detach(), k, bias)
+
+
+@mistake("18.1a", says="the probabilities have no graph")
+def top_k_router(logits, k, bias=None):
+    routing = routed(logits, k, bias)
+    return routing._replace(probabilities=routing.probabilities.detach())
+
+
+@mistake("18.1a", says="16-bit logits are summed in 16 bits")
+def top_k_router(logits, k, bias=None):
+    return routed(logits, k, bias, dtype=torch.bfloat16)
+
+
+@mistake("18.1a", says="k = 7 of 6 experts raises the wrong kind of error")
+def top_k_router(logits, k, bias=None):
+    if k < 1:
+        raise ValueError(f"k = {k} of {logits.shape[-1]}")
+    return right.top_k_router(logits, k, bias) if k < 6 else logits.topk(k)
+
+
+# 18.1b balance_loss
+
+
+def summed(counts, group):
+    if dist.is_initialized():
+        dist.all_reduce(counts, group=group)
+    return counts
+
+
+def balanced(routing, group, *, counts=None, times=None):
+    """The loss, one part of it exchanged."""
+    n = routing.probabilities.shape[-1]
+    found = summed(loads(routing.experts, n), group) if counts is None else counts
+    return (n if times is None else times) * (
+        found / found.sum() * routing.probabilities.mean(0)
+    ).sum()
+
+
+@mistake("18.1b", says="the shares are this rank's alone")
+def balance_loss(routing, group=None):
+    counts = loads(routing.experts, routing.probabilities.shape[-1])
+    return balanced(routing, group, counts=counts)
+
+
+@mistake("18.1b", says="even loads give 1 / E")
+def balance_loss(routing, group=None):
+    return balanced(routing, group, times=1)
+
+
+@mistake("18.1b", says="the counts are of all ranks, not of the group")
+def balance_loss(routing, group=None):
+    return balanced(routing, None)
+
+
+@mistake("18.1b", says="first choices alone are counted")
+def balance_loss(routing, group=None):
+    counts = loads(routing.experts[:, :1], routing.probabilities.shape[-1])
+    return balanced(routing, group, counts=summed(counts, group))
+
+
+@mistake("18.1b", says="the shares are mean probabilities")
+def balance_loss(routing, group=None):
+    mean = routing.probabilities.mean(0)
+    return len(mean) * (mean * mean).sum()
+
+
+@mistake("18.1b", says="the shares are of tokens, not of choices")
+def balance_loss(routing, group=None):
+    return routing.experts.shape[1] * right.balance_loss(routing, group)
+
+
+@mistake("18.1b", says="no gradient reaches the probabilities")
+def balance_loss(routing, group=None):
+    return right.balance_loss(routing, group).detach()
+
+
+@mistake("18.1b", says="it asks for a process group where there is none")
+def balance_loss(routing, group=None):
+    counts = loads(routing.experts, routing.probabilities.shape[-1])
+    dist.all_reduce(counts, group=group)
+    return balanced(routing, group, counts=counts)
+
+
+# 18.2 MoELayer
+
+
+class Layer(nn.Module):
+    """The layer, in three parts that mistakes exchange."""
+
+    bias, graph = False, True
+
+    def __init__(self, experts, d_model, k):
+        super().__init__()
+        if not 1 <= k <= len(experts):
+            raise ValueError(f"k = {k} of {len(experts)}")
+        self.router = nn.Linear(d_model, len(experts), bias=self.bias)
+        self.experts, self.k = nn.ModuleList(experts), k
+        self.routing: Any = None
+
+    def apply_experts(self, rows, counts):
+        return each_its_rows(self.experts, rows, counts)
+
+    def weigh(self, outputs, order, token, shape):
+        weights = self.routing.weights.flatten()[order]
+        return weighted_sum(outputs, weights, token, len(self.routing.experts)).view(shape)
+
+    def forward(self, x):
+        tokens = x.reshape(-1, x.shape[-1])
+        routing = right.top_k_router(self.router(tokens), self.k)
+        self.routing = routing
+        order, token = by_expert(routing.experts)
+        counts = loads(routing.experts, len(self.experts)).tolist()
+        y = self.weigh(self.apply_experts(tokens[token], counts), order, token, x.shape)
+        if not self.graph:
+            self.routing = Routing(*(each.detach() for each in routing))
+        return y
+
+
+@mistake("18.2", says="an expert computes rows that nobody sent to it")
+class MoELayer(Layer):
+    def apply_experts(self, rows, counts):
+        which = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+        every = torch.stack([expert(rows) for expert in self.experts])
+        return every[which, torch.arange(len(rows))]
+
+
+@mistake("18.2", says="the outputs are added up without their weights")
+class MoELayer(Layer):
+    def weigh(self, outputs, order, token, shape):
+        return weighted_sum(outputs, torch.ones(len(token)), token, len(self.routing.experts)).view(
+            shape
+        )
+
+
+@mistake("18.2", says="an expert is called more than once")
+class MoELayer(Layer):
+    def apply_experts(self, rows, counts):
+        parts = zip(self.experts, rows.split(counts), strict=True)
+        return torch.cat([e(row[None]) for e, part in parts for row in part])
+
+
+@mistake("18.2", says="an expert without rows is not called")
+class MoELayer(Layer):
+    def apply_experts(self, rows, counts):
+        parts = zip(self.experts, rows.split(counts), strict=True)
+        return torch.cat([expert(part) for expert, part in parts if len(part)])
+
+
+@mistake("18.2", says="they are written, not added")
+class MoELayer(Layer):
+    def weigh(self, outputs, order, token, shape):
+        y = outputs.new_zeros(len(self.routing.experts), outputs.shape[-1])
+        for row, weight, t in zip(
+            outputs, self.routing.weights.flatten()[order], token, strict=True
+        ):
+            y[t] = weight * row
+        return y.view(shape)
+
+
+@mistake("18.2", says="rows lie in the order of experts, their weights in that of")
+class MoELayer(Layer):
+    def weigh(self, outputs, order, token, shape):
+        weights = self.routing.weights.flatten()  # in the order of tokens, not of experts
+        return weighted_sum(outputs, weights, token, len(self.routing.experts)).view(shape)
+
+
+@mistake("18.2", says="routing has no graph")
+class MoELayer(Layer):
+    graph = False
+
+
+@mistake("18.2", says="the router has a bias of its own")
+class MoELayer(Layer):
+    bias = True
+
+
+# 18.3a exchange
+
+
+def moved(rows, send, receive, group):
+    came = rows.new_empty(sum(receive), *rows.shape[1:])
+    dist.all_to_all_single(came, rows.contiguous(), receive, send, group=group)
+    return came
+
+
+def exchanging(forward, backward):
+    """An autograd function from what is done to the rows and to the gradient."""
+
+    class Exchange(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, rows, send, receive, group):
+            ctx.given = send, receive, group
+            return rows.clone() if len(send) == 1 else forward(rows, send, receive, group)
+
+        @staticmethod
+        def backward(ctx, *gradients):
+            send, receive, group = ctx.given
+            alone = len(send) == 1
+            g = gradients[0] if alone else backward(gradients[0], send, receive, group)
+            return g, None, None, None
+
+    return Exchange.apply
+
+
+def back(gradient, send, receive, group):
+    return moved(gradient, receive, send, group)
+
+
+@mistake("18.3a", says="no gradient reaches the rows")
+def exchange(rows, send, receive, group=None):
+    return moved(rows.detach(), send, receive, group)
+
+
+@mistake("18.3a", says="backward hands on gradients of the rows that came")
+def exchange(rows, send, receive, group=None):
+    return exchanging(moved, lambda g, *lists: g)(rows, send, receive, group)
+
+
+@mistake("18.3a", says="the lists do not fit the rows")
+def exchange(rows, send, receive, group=None):
+    return exchanging(moved, moved)(rows, send, receive, group)
+
+
+@mistake("18.3a", says="a message goes over all ranks")
+def exchange(rows, send, receive, group=None):
+    return exchanging(moved, lambda g, *lists: back(g, *lists[:2], None))(
+        rows, send, receive, group
+    )
+
+
+@mistake("18.3a", says="they are padded")
+def exchange(rows, send, receive, group=None):
+    def padded(rows, send, receive, group):
+        most = torch.tensor(max(*send, *receive))
+        dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
+        full = rows.new_zeros(len(send), int(most), rows.shape[1])
+        for part, place in zip(rows.split(send), full, strict=True):
+            place[: len(part)] = part
+        came = torch.empty_like(full)
+        dist.all_to_all_single(came, full, group=group)
+        return torch.cat([place[:n] for place, n in zip(came, receive, strict=True)])
+
+    return exchanging(padded, back)(rows, send, receive, group)
+
+
+@mistake("18.3a", says="every rank gets everybody's")
+def exchange(rows, send, receive, group=None):
+    def gathered(rows, send, receive, group):
+        everyone: list[Any] = [None] * len(send)
+        dist.all_gather_object(everyone, list(rows.split(send)), group)
+        return torch.cat([parts[dist.get_rank(group)] for parts in everyone])
+
+    return exchanging(gathered, back)(rows, send, receive, group)
+
+
+@mistake("18.3a", says="a group of one rank sends to itself")
+def exchange(rows, send, receive, group=None):
+    class Always(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, rows):
+            return moved(rows, send, receive, group)
+
+        @staticmethod
+        def backward(ctx, *gradients):
+            return moved(gradients[0], receive, send, group)
+
+    return Always.apply(rows)
+
+
+@mistake("18.3a", says="the rows travel in another dtype")
+def exchange(rows, send, receive, group=None):
+    return right.exchange(rows.float(), send, receive, group).to(rows.dtype)
+
+
+# 18.3b Dispatcher
+
+
+@mistake("18.3b", says="the rows lie by rank")
+class Dispatcher(right.Dispatcher):
+    def __init__(self, counts, group=None):
+        super().__init__(counts, group)
+        self.order = torch.arange(len(self.order))
+
+
+@mistake("18.3b", says="undo the regrouping first")
+class Dispatcher(right.Dispatcher):
+    def combine(self, outputs):
+        return right.exchange(outputs, self.receive, self.send, self.group)
+
+
+@mistake("18.3b", says="counts has this rank's own rows")
+class Dispatcher(right.Dispatcher):
+    def __init__(self, counts, group=None):
+        super().__init__(counts, group)
+        self.counts = counts.view(len(self.send), -1)[dist.get_rank(group)]
+
+
+@mistake("18.3b", says="counts has the rows by rank")
+class Dispatcher(right.Dispatcher):
+    def __init__(self, counts, group=None):
+        super().__init__(counts, group)
+        self.counts = torch.tensor(self.receive)
+
+
+@mistake("18.3b", says="the ranks are out of order")
+class Dispatcher(right.Dispatcher):
+    def __init__(self, counts, group=None):
+        super().__init__(counts, group)
+        places = self.order.split(self.counts.tolist())
+        ranks = torch.arange(len(self.receive)).repeat_interleave(torch.tensor(self.receive))
+        turned = [p[(-ranks[p]).argsort(stable=True)] for p in places]
+        self.order = torch.cat(turned)
+
+
+@mistake("18.3b", says="every rank is told all ranks' counts")
+class Dispatcher(right.Dispatcher):
+    def __init__(self, counts, group=None):
+        if dist.get_world_size(group) > 1:
+            everyone = [torch.empty_like(counts) for _ in range(dist.get_world_size(group))]
+            dist.all_gather(everyone, counts, group=group)
+        super().__init__(counts, group)
+
+
+@mistake("18.3b", says="5 experts on 2 ranks are accepted")
+class Dispatcher(right.Dispatcher):
+    def __init__(self, counts, group=None):
+        super().__init__(counts[: len(counts) - len(counts) % dist.get_world_size(group)], group)
+
+
+# 18.4 within_capacity
+
+
+def kept(experts, num_experts, capacity, places=None):
+    """The rule with another turn of choices."""
+    if capacity < 0:
+        raise ValueError(f"a capacity of {capacity}")
+    in_turn = (experts.t() if places is None else places(experts)).flatten()
+    chosen = nn.functional.one_hot(in_turn, num_experts)
+    return (chosen.cumsum(0) * chosen).sum(-1) <= capacity
+
+
+@mistake("18.4", says="one choice more than its capacity")
+def within_capacity(experts, num_experts, capacity):
+    return right.within_capacity(experts, num_experts, capacity + 1 if capacity >= 0 else capacity)
+
+
+@mistake("18.4", says="one choice less than its capacity")
+def within_capacity(experts, num_experts, capacity):
+    return right.within_capacity(experts, num_experts, capacity - (capacity > 0))
+
+
+@mistake("18.4", says="each column is counted alone")
+def within_capacity(experts, num_experts, capacity):
+    return torch.stack([kept(c, num_experts, capacity, lambda c: c) for c in experts.t()], 1)
+
+
+@mistake("18.4", says="a token's second choice comes before the next token's first")
+def within_capacity(experts, num_experts, capacity):
+    return kept(experts, num_experts, capacity, lambda e: e).view(experts.shape)
+
+
+@mistake("18.4", says="the last choices are kept")
+def within_capacity(experts, num_experts, capacity):
+    return right.within_capacity(experts.flip(0, 1), num_experts, capacity).flip(0, 1)
+
+
+@mistake("18.4", says="a token loses all of its choices with one")
+def within_capacity(experts, num_experts, capacity):
+    keep = right.within_capacity(experts, num_experts, capacity)
+    return keep.all(1, keepdim=True).expand_as(keep)
+
+
+@mistake("18.4", says="the marks lie by column")
+def within_capacity(experts, num_experts, capacity):
+    return kept(experts, num_experts, capacity).view(experts.shape)
+
+
+@mistake("18.4", says="a capacity of -1 is accepted")
+def within_capacity(experts, num_experts, capacity):
+    return right.within_capacity(experts, num_experts, max(0, capacity))
+
+
+# 18.5 average_gradients
+
+
+def by_kind(model, experts):
+    """Gradients of the experts' parameters, or of the others; zeros where there are none."""
+    chosen = [p for p in model.parameters() if p.requires_grad and is_expert(p) == experts]
+    for p in chosen:
+        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+    return [p.grad for p in chosen]
+
+
+def divided(gradients, divisor):
+    for gradient in gradients:
+        gradient /= divisor
+
+
+@mistake("18.5", says="too large by the ranks of ep")
+def average_gradients(model, mesh):
+    average_flat(by_kind(model, True), mesh["dp"].get_group())
+    average_flat(by_kind(model, False))
+
+
+@mistake("18.5", says="experts are averaged over all ranks")
+def average_gradients(model, mesh):
+    average_flat([*by_kind(model, True), *by_kind(model, False)])
+
+
+@mistake("18.5", says="the copies of an expert keep gradients of their own")
+def average_gradients(model, mesh):
+    average_flat(by_kind(model, False))
+
+
+@mistake("18.5", says="what all ranks have is averaged over dp alone")
+def average_gradients(model, mesh):
+    sum_flat(by_kind(model, True), mesh["dp"].get_group())
+    divided(by_kind(model, True), mesh.size())
+    average_flat(by_kind(model, False), mesh["dp"].get_group())
+
+
+@mistake("18.5", says="experts are summed over ep")
+def average_gradients(model, mesh):
+    sum_flat(by_kind(model, True), mesh["ep"].get_group())
+    divided(by_kind(model, True), mesh.size())
+    average_flat(by_kind(model, False))
+
+
+@mistake("18.5", says="the sum over all ranks is not divided")
+def average_gradients(model, mesh):
+    sum_flat(by_kind(model, True), mesh["dp"].get_group())
+    divided(by_kind(model, True), mesh.size())
+    sum_flat(by_kind(model, False))
+
+
+@mistake("18.5", says="a gradient that is None is left out of the message")
+def average_gradients(model, mesh):
+    for p in model.parameters():
+        if p.grad is not None:
+            dist.all_reduce(p.grad, group=mesh["dp"].get_group() if is_expert(p) else None)
+            p.grad /= mesh.size()
+
+
+@mistake("18.5", says="a frozen parameter is given a gradient")
+def average_gradients(model, mesh):
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+    right.average_gradients(model, mesh)

@@ -1,0 +1,71 @@
+"""The script: meshes that share the curve, ways of balancing; bad input."""
+
+import pytest
+
+from shared.exercises.lessons import ROOT
+from shared.ranks.launching import LaunchFailed, launch
+
+SCRIPT = ROOT / "lessons" / "lesson18_mixture_of_experts" / "train.py"
+# A folder of text that is quickly read: the course's own sources.
+TINY = ("--preset", "tiny", "--device", "cpu", "--dataset", str(ROOT / "shared" / "data"))
+
+
+@pytest.fixture(scope="module")
+def by_ranks(launch_on):
+    """Folder and metrics on 1 and 2 ranks."""
+    return launch_on(SCRIPT, (1, 2), *TINY, "--steps", "3")
+
+
+def test_ranks_share_the_experts_and_not_the_curve(by_ranks):
+    for ranks, (out, metrics) in by_ranks.items():
+        (row,) = metrics["table"]
+        assert (row["dp"], row["ep"]) == (1, ranks)
+        assert metrics["losses"] == pytest.approx(by_ranks[1][1]["losses"], abs=1e-3)
+        assert row["all_to_alls a step"] == (10 if ranks > 1 else 0)
+        assert {path.name for path in out.iterdir()} == {"metrics.json", "experts.png"}
+    one, two = (by_ranks[n][1]["table"][0]["parameters a rank"] for n in (1, 2))
+    experts = 2 * 12 * (2 * 32 * 128 + 128 + 32)  # layers, experts, d_model 32, d_ff 128
+    assert one - two == experts // 2
+
+
+@pytest.mark.parametrize(
+    ("ranks", "args", "shape"),
+    [
+        (2, ("--ep", "1"), (2, 1)),
+        pytest.param(2, ("--balance", "bias"), (1, 2), marks=pytest.mark.full),
+        (2, ("--capacity", "1.0", "--k", "1"), (1, 2)),
+        pytest.param(4, ("--ep", "2"), (2, 2), marks=pytest.mark.full),
+        pytest.param(5, (), (5, 1), marks=pytest.mark.full),
+    ],
+)
+def test_every_mesh_and_option_runs(ranks, args, shape, by_ranks, launch_on):
+    metrics = launch_on(SCRIPT, (ranks,), *TINY, "--steps", "3", *args)[ranks][1]
+    (row,) = metrics["table"]
+    assert (row["dp"], row["ep"]) == shape
+    assert (row["kept"] < 1) == ("--capacity" in args)
+    if args in (("--ep", "1"), ("--ep", "2"), ()):  # nothing but the mesh differs
+        assert metrics["losses"] == pytest.approx(by_ranks[1][1]["losses"], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--k", "13"), "--k 13 of 12 experts: take a k from 1"),
+        (("--ep", "2"), "--ep 2 on 1 ranks: a mesh of dp x ep has a place for every rank"),
+        (("--experts", "0"), "whole number from 1 up"),
+        (("--capacity", "0"), "must be a number above 0, got '0'"),
+        (("--balance", "luck"), "invalid choice"),
+        (("--dataset", "nowhere"), "nowhere"),
+    ],
+)
+def test_bad_input_is_said_in_one_line(args, words, tmp_path, run_script):
+    status, _, err = run_script(SCRIPT, *TINY, "--out", tmp_path, *args)
+    assert status == 2
+    assert words in err.strip().splitlines()[-1]
+
+
+def test_experts_that_the_ranks_do_not_divide_are_refused_by_the_script():
+    line = r"error: --experts 3 cannot be shared out evenly over --ep 2 ranks: take a number of"
+    with pytest.raises(LaunchFailed, match=line) as caught:
+        launch(SCRIPT, nproc=2, args=[*TINY, "--experts", "3", "--k", "1", "--ep", "2"])
+    assert "Traceback" not in str(caught.value)
