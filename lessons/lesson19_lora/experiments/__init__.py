@@ -1,0 +1,1 @@
+"""What this lesson's notebook and its script both run."""

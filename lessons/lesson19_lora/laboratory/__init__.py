@@ -1,0 +1,1 @@
+"""What checks.py observes answers in."""

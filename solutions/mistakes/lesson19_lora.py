@@ -1,0 +1,379 @@
+"""Wrong answers to lesson 19, each with the words that the check must say to it."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from shared.errors import InputError
+from shared.exercises.mistakes import mistake
+from shared.lora.adapter import Adapter, check_rank, start_factors
+from shared.lora.layers import LoRALinear as Right
+from shared.lora.layers import places_meant
+from shared.lora.levels import NF4_LEVELS
+from shared.lora.nf4 import DTYPES
+from shared.lora.qlora import NF4Weight, _Product
+from shared.lora.qlora import QLoRALinear as RightQ
+from solutions import lesson19_lora as right
+
+# 19.1 LoRALinear
+
+
+@mistake("19.1", says="A and B both begin at zero")
+class LoRALinear(Right):
+    def __init__(self, linear, rank, alpha):
+        super().__init__(linear, rank, alpha)
+        nn.init.zeros_(self.lora_a)
+
+
+@mistake("19.1", says="the frozen layer is trained as well")
+class LoRALinear(Right):
+    def __init__(self, linear, rank, alpha):
+        super().__init__(linear, rank, alpha)
+        self.base.requires_grad_(True)
+
+
+@mistake("19.1", says="the update lacks its scale")
+class LoRALinear(Right):
+    def forward(self, x):
+        update = F.linear(F.linear(x.to(self.lora_a.dtype), self.lora_a), self.lora_b)
+        return (self.base(x) + update).to(x.dtype)
+
+
+@mistake("19.1", says="scaled by alpha alone")
+class LoRALinear(Right):
+    def __init__(self, linear, rank, alpha):
+        super().__init__(linear, rank, alpha)
+        self.scale = alpha
+
+
+@mistake("19.1", says="B A is made whole")
+class LoRALinear(Right):
+    def forward(self, x):
+        whole = self.base.weight + self.scale * self.lora_b @ self.lora_a
+        y = x.to(whole.dtype) @ whole.T
+        return (y if self.base.bias is None else y + self.base.bias).to(x.dtype)
+
+
+@mistake("19.1", says="B does not begin at zero")
+class LoRALinear(Right):
+    def __init__(self, linear, rank, alpha):
+        super().__init__(linear, rank, alpha)
+        nn.init.normal_(self.lora_b, std=0.02)
+
+
+@mistake("19.1", says="A and B are in 16 bits")
+class LoRALinear(Right):
+    def __init__(self, linear, rank, alpha):
+        super().__init__(linear, rank, alpha)
+        self.to(linear.weight.dtype)
+
+
+@mistake("19.1", says="a rank of 0 on a layer")
+class LoRALinear(Right):
+    def __init__(self, linear, rank, alpha):
+        Adapter.__init__(self)
+        self.base = linear.requires_grad_(False)
+        self.lora_a, self.lora_b = start_factors(linear.weight, rank)
+        self.scale = alpha / max(rank, 1)
+
+
+# 19.2a add_lora
+
+
+def adapt(model, places, rank, alpha, kind):
+    model.requires_grad_(False)
+    made = {m: kind(m, rank, alpha) for m in dict.fromkeys(m for _, m in places)}
+    for name, m in places:
+        model.set_submodule(name, made[m])
+    return [name for name, _ in places]
+
+
+@mistake("19.2a", says="a part of a name counts")
+def add_lora(model, names, rank, alpha, kind=Right):
+    every = model.named_modules(remove_duplicate=False)
+    places = [(n, m) for n, m in every if isinstance(m, nn.Linear) and any(w in n for w in names)]
+    return adapt(model, places, rank, alpha, kind)
+
+
+@mistake("19.2a", says="what is not adapted is trained still")
+def add_lora(model, names, rank, alpha, kind=Right):
+    places = places_meant(model, names)
+    made = {m: kind(m, rank, alpha) for m in dict.fromkeys(m for _, m in places)}
+    for name, m in places:
+        model.set_submodule(name, made[m])
+    return [name for name, _ in places]
+
+
+@mistake("19.2a", says="the adapters themselves are frozen")
+def add_lora(model, names, rank, alpha, kind=Right):
+    found = adapt(model, places_meant(model, names), rank, alpha, kind)
+    model.requires_grad_(False)
+    return found
+
+
+@mistake("19.2a", says="a layer at two places gets an adapter at one alone")
+def add_lora(model, names, rank, alpha, kind=Right):
+    places_meant(model, names)
+    every = list(model.named_modules())
+    meant = [
+        (n, m)
+        for n, m in every
+        if isinstance(m, nn.Linear) and any(n == w or n.endswith(f".{w}") for w in names)
+    ]
+    return adapt(model, meant, rank, alpha, kind)
+
+
+@mistake("19.2a", says="a layer at two places gets two adapters")
+def add_lora(model, names, rank, alpha, kind=Right):
+    places = places_meant(model, names)
+    model.requires_grad_(False)
+    for name, m in places:
+        model.set_submodule(name, kind(m, rank, alpha))
+    return [name for name, _ in places]
+
+
+@mistake("19.2a", says="a layer at the top of the model is passed over")
+def add_lora(model, names, rank, alpha, kind=Right):
+    places = [(n, m) for n, m in places_meant(model, names) if "." in n]
+    return adapt(model, places, rank, alpha, kind)
+
+
+@mistake("19.2a", says="a name that matches nothing is accepted")
+def add_lora(model, names, rank, alpha, kind=Right):
+    every = list(model.named_modules(remove_duplicate=False))
+    meant = [
+        (n, m)
+        for n, m in every
+        if isinstance(m, nn.Linear) and any(n == w or n.endswith(f".{w}") for w in names)
+    ]
+    return adapt(model, meant, rank, alpha, kind)
+
+
+@mistake("19.2a", says="the model is changed before the refusal")
+def add_lora(model, names, rank, alpha, kind=Right):
+    model.requires_grad_(False)
+    return right.add_lora(model, names, rank, alpha, kind)
+
+
+# 19.2b merge
+
+
+def merging(weight_of, model):
+    every = model.named_modules(remove_duplicate=False)
+    places = [(n, m) for n, m in every if n and isinstance(m, Adapter)]
+    made = {}
+    for name, m in places:
+        if m not in made:
+            with torch.no_grad():
+                weight = weight_of(m)
+            linear = nn.Linear(*weight.T.shape, bias=m.base.bias is not None, device="meta")
+            linear.weight = nn.Parameter(weight, requires_grad=False)
+            linear.bias = m.base.bias
+            made[m] = linear
+        model.set_submodule(name, made[m])
+    return model
+
+
+@mistake("19.2b", says="the update is added without its scale")
+def merge(model):
+    return merging(lambda m: m.base.weight + m.lora_b @ m.lora_a, model)
+
+
+@mistake("19.2b", says="the update is left out")
+def merge(model):
+    return merging(lambda m: m.base.weight.clone(), model)
+
+
+@mistake("19.2b", says="changed in place: the tied embedding")
+def merge(model):
+    for each in {m for m in model.modules() if isinstance(m, Adapter)}:
+        with torch.no_grad():
+            each.base.weight += (each.scale * each.lora_b @ each.lora_a).to(each.base.weight.dtype)
+    for name, m in list(model.named_modules(remove_duplicate=False)):
+        if isinstance(m, Adapter):
+            model.set_submodule(name, m.base)
+    return model
+
+
+@mistake("19.2b", says="rounded to 16 bits before it is added")
+def merge(model):
+    def weight_of(m):
+        update = m.scale * (m.lora_b @ m.lora_a)
+        return m.base.weight + update.to(m.base.weight.dtype)
+
+    return merging(weight_of, model)
+
+
+@mistake("19.2b", says="the merged weight has another dtype")
+def merge(model):
+    return merging(lambda m: m.base.weight + m.scale * (m.lora_b @ m.lora_a), model)
+
+
+@mistake("19.2b", says="adapters are left in the model")
+def merge(model):
+    with torch.no_grad():
+        for m in {m for m in model.modules() if isinstance(m, Adapter)}:
+            update = m.scale * m.lora_b @ m.lora_a
+            m.base.weight = nn.Parameter((m.base.weight + update).to(m.base.weight.dtype))
+            m.lora_b.zero_()
+    return model
+
+
+# 19.3a quantize_nf4
+
+
+def quantizing(weight, block, scales_of=None, codes_of=None, swap=False, check=True):
+    if check and weight.dtype not in DTYPES:
+        raise InputError(f"NF4 takes floats of 16 or 32 bits, not {weight.dtype}")
+    row = weight.detach().flatten().float()
+    blocks = F.pad(row, (0, -len(row) % block)).unflatten(0, (-1, block))
+    scales = blocks.abs().amax(1) if scales_of is None else scales_of(blocks)
+    x = blocks * torch.where(scales > 0, 1 / scales, 0)[:, None]
+    middles = (NF4_LEVELS[1:] + NF4_LEVELS[:-1]) / 2
+    codes = torch.bucketize(x, middles) if codes_of is None else codes_of(x)
+    codes = F.pad(codes.to(torch.uint8).flatten()[: len(row)], (0, len(row) % 2))
+    a, b = codes[::2], codes[1::2]
+    return (b << 4 | a if swap else a << 4 | b), scales
+
+
+@mistake("19.3a", says="the halves of a byte are swapped")
+def quantize_nf4(weight, block=64):
+    return quantizing(weight, block, swap=True)
+
+
+@mistake("19.3a", says="one scale serves all blocks")
+def quantize_nf4(weight, block=64):
+    return quantizing(weight, weight.numel())
+
+
+@mistake("19.3a", says="a block of zeros gets another level")
+def quantize_nf4(weight, block=64):
+    return quantizing(weight, block, codes_of=lambda x: torch.where(
+        (x == 0).all(1, keepdim=True), 0, torch.bucketize(x, (NF4_LEVELS[1:] + NF4_LEVELS[:-1]) / 2)
+    ))  # fmt: skip
+
+
+@mistake("19.3a", says="rounded down to a level")
+def quantize_nf4(weight, block=64):
+    def below(x):
+        return (torch.searchsorted(NF4_LEVELS, x, right=True) - 1).clamp(0, 15)
+
+    return quantizing(weight, block, codes_of=below)
+
+
+@mistake("19.3a", says="levels are taken as evenly spaced")
+def quantize_nf4(weight, block=64):
+    def even(x):
+        zeros = (x == 0).all(1, keepdim=True)
+        return torch.where(zeros, 7, ((x + 1) * 7.5).round()).long()
+
+    return quantizing(weight, block, codes_of=even)
+
+
+@mistake("19.3a", says="the largest weight, whatever its sign")
+def quantize_nf4(weight, block=64):
+    return quantizing(weight, block, scales_of=lambda blocks: blocks.amax(1))
+
+
+@mistake("19.3a", says="the rows of a matrix are quantized apart")
+def quantize_nf4(weight, block=64):
+    if weight.dim() < 2 or weight.dtype not in DTYPES:
+        return quantizing(weight, block)
+    parts = [quantizing(row, block) for row in weight]
+    return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+
+
+@mistake("19.3a", says="torch.float64 is accepted")
+def quantize_nf4(weight, block=64):
+    return quantizing(weight, block, check=False)
+
+
+# 19.3b double_quantize
+
+
+def doubling(scales, mean=None, block=256, largest=448.0, clean=True, kept=torch.float8_e4m3fn):
+    mean = scales.mean().reshape(1) if mean is None else mean
+    centred = F.pad(scales - mean, (0, -len(scales) % block)).unflatten(0, (-1, block))
+    ranges = centred.abs().amax(1) / largest
+    eighths = centred / ranges[:, None]
+    if clean:
+        eighths = eighths.nan_to_num(0.0).clamp(-448, 448)
+    return eighths.to(kept).flatten()[: len(scales)], ranges, mean
+
+
+@mistake("19.3b", says="the mean is not subtracted")
+def double_quantize(scales, block=256):
+    return doubling(scales, mean=torch.zeros(1))
+
+
+@mistake("19.3b", says="one range serves all blocks")
+def double_quantize(scales, block=256):
+    return doubling(scales, block=len(scales))
+
+
+@mistake("19.3b", says="not divided by 448")
+def double_quantize(scales, block=256):
+    return doubling(scales, largest=1.0)
+
+
+@mistake("19.3b", says="0 / 0 is NaN")
+def double_quantize(scales, block=256):
+    return doubling(scales, clean=False)
+
+
+@mistake("19.3b", says="not kept in torch.float8_e4m3fn")
+def double_quantize(scales, block=256):
+    return doubling(scales, kept=torch.float8_e5m2)
+
+
+# 19.4 QLoRALinear
+
+
+@mistake("19.4", says="autograd keeps the dequantized weight until backward")
+class QLoRALinear(RightQ):
+    def forward(self, x):
+        y = F.linear(x, self.base.dequantize(x.dtype), self.base.bias)
+        update = F.linear(F.linear(x.to(self.lora_a.dtype), self.lora_a), self.lora_b)
+        return (y + self.scale * update).to(y.dtype)
+
+
+@mistake("19.4", says="the dequantized weight is made once and kept")
+class QLoRALinear(RightQ):
+    def __init__(self, linear, rank, alpha):
+        super().__init__(linear, rank, alpha)
+        self.whole = self.base.weight
+
+
+@mistake("19.4", says="x gets the adapter's gradient alone")
+class QLoRALinear(RightQ):
+    def forward(self, x):
+        with torch.no_grad():
+            y = F.linear(x, self.base.dequantize(x.dtype), self.base.bias)
+        update = F.linear(F.linear(x.to(self.lora_a.dtype), self.lora_a), self.lora_b)
+        return (y + self.scale * update).to(y.dtype)
+
+
+@mistake("19.4", says="the bias is missing")
+class QLoRALinear(RightQ):
+    def forward(self, x):
+        y = _Product.apply(x, self.base)
+        update = F.linear(F.linear(x.to(self.lora_a.dtype), self.lora_a), self.lora_b)
+        return (y + self.scale * update).to(y.dtype)
+
+
+@mistake("19.4", says="the whole weight is kept beside its codes")
+class QLoRALinear(RightQ):
+    def __init__(self, linear, rank, alpha):
+        super().__init__(linear, rank, alpha)
+        self.linear = linear.requires_grad_(False)
+
+
+@mistake("19.4", says="a rank of 0 on a layer of 192 x 256")
+class QLoRALinear(RightQ):
+    def __init__(self, linear, rank, alpha):
+        Adapter.__init__(self)
+        if rank > min(linear.weight.shape):
+            check_rank(rank, linear.in_features, linear.out_features)
+        self.base = NF4Weight(linear)
+        self.lora_a, self.lora_b = start_factors(linear.weight, rank)
+        self.scale = alpha / max(rank, 1)
