@@ -1,0 +1,1 @@
+"""Less communication: smaller messages, rarer messages, and messages that mind the slow link."""
