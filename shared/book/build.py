@@ -1,0 +1,173 @@
+"""Build the course as a web site from its stored notebooks: nothing is executed.
+
+    ./run_all.sh book [--serve] [--port N] [--out DIR]
+
+The pages are copies of what the repository holds, laid out as there, so that links keep working:
+lessons' notebooks, the pages beside them, and every file that one of them links to. The landing
+page and the tables in it come from README.md and lessons/README.md, the glossary from
+`glossary.toml`. Warnings fail the build: a broken link or a missing picture is one.
+"""
+
+import argparse
+import functools
+import http.server
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from shared.book.explorables import EXPLORABLES
+from shared.book.explore import explore_pages
+from shared.book.glossary import glossary_page, link_first_uses, read_glossary
+from shared.book.landing import landing_page
+from shared.errors import InputError
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+PAGES = ("copy_from_here.md", "when_something_does_not_work.md", "README.md")
+OFFERED = {"train.py": "the script", "checks.py": "the checks"}
+LINK = re.compile(r"\]\(\s*<?([^)\s>#]+)[^)]*\)")
+
+
+def lesson_folders(root: Path) -> list[Path]:
+    """The folders of lessons that have a notebook, in order."""
+    return sorted(path.parent for path in (root / "lessons").glob("lesson*/lesson.ipynb"))
+
+
+def lay_out(root: Path, source: Path) -> None:
+    """Write the tree that Sphinx reads: pages, notebooks, and the files that they link to."""
+    shutil.rmtree(source, ignore_errors=True)
+    (source / "_static").mkdir(parents=True)
+    shutil.copy(HERE / "conf.py", source)
+    shutil.copy(HERE / "book.css", source / "_static")
+    lessons = lesson_folders(root)
+    terms = read_glossary(HERE / "glossary.toml")
+    for folder in lessons:
+        target = source / "lessons" / folder.name
+        target.mkdir(parents=True)
+        text = with_links_to_its_files((folder / "lesson.ipynb").read_text("utf-8"), folder)
+        (target / "lesson.ipynb").write_text(link_first_uses(text, folder.name, terms), "utf-8")
+        for name in its_files(folder):
+            shutil.copy(folder / name, target)
+    for name in PAGES:
+        shutil.copy(root / "lessons" / name, source / "lessons")
+    (source / "index.md").write_text(landing_page(root, [each.name for each in lessons]), "utf-8")
+    (source / "glossary.md").write_text(
+        glossary_page(terms, [each.name for each in lessons]), "utf-8"
+    )
+    chinese = (HERE / "zh.md").read_text("utf-8")  # whose lines join without a space
+    (source / "zh.md").write_text(re.sub(r"(?<!\n)\n(?![\n#])", "", chinese), "utf-8")
+    shutil.copy(HERE / "explorable.js", source / "_static")
+    (source / "explore").mkdir()
+    for name, text in explore_pages([each.name for each in lessons]).items():
+        (source / "explore" / name).write_text(text, "utf-8")
+    for page in sorted(source.rglob("*.md")):
+        copy_linked(page, source, root)
+
+
+def its_files(folder: Path) -> list[str]:
+    """What a lesson's page offers beside its text."""
+    return [name for name in OFFERED if (folder / name).exists()]
+
+
+def with_links_to_its_files(notebook: str, folder: Path) -> str:
+    """The notebook, its first cell with a line of what one can take away from the page."""
+    import nbformat
+
+    read = nbformat.reads(notebook, as_version=4)
+    links = " and ".join(f"[{OFFERED[name]}]({name})" for name in its_files(folder))
+    read.cells[0].source += (
+        f"\n\nThis page is `lessons/{folder.name}/lesson.ipynb` with the outputs of one run;"
+        f" beside it lie {links}."
+    )
+    number = folder.name.removeprefix("lesson")[:2]
+    pictures = [
+        f"[{each.title}](../../explore/{each.name}.md)"
+        for each in EXPLORABLES
+        if each.lesson == number
+    ]
+    if pictures:
+        read.cells[0].source += f" A picture that answers: {', '.join(pictures)}."
+    for cell in read.cells:
+        if "setup" in cell.metadata.get("tags", []):  # imports: for who runs it, not who reads it
+            cell.metadata["tags"] = [*cell.metadata["tags"], "hide-input"]
+    return nbformat.writes(read, version=4)
+
+
+def copy_linked(page: Path, source: Path, root: Path) -> None:
+    """Copy the files that a page links to from the repository into the same place of the book."""
+    for link in LINK.findall(page.read_text("utf-8")):
+        if re.match(r"[a-z]+:", link):
+            continue
+        target = (page.parent / link).resolve()
+        original = root / target.relative_to(source.resolve())
+        if original.is_file() and not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(original, target)
+
+
+def build(root: Path, out: Path) -> int:
+    """Build the site into `out`/html; return Sphinx's exit status, 0 where nothing was odd."""
+    source = out / "source"
+    lay_out(root, source)
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q"]
+    command += ["-b", "html", "-d", str(out / "doctrees"), str(source), str(out / "html")]
+    return subprocess.run(command, check=False).returncode
+
+
+def size_and_pages(html: Path) -> Iterator[tuple[str, Any]]:
+    """What was built, in numbers."""
+    files = [path for path in html.rglob("*") if path.is_file()]
+    yield "pages", sum(path.suffix == ".html" for path in files)
+    yield "MB", round(sum(path.stat().st_size for path in files) / 1e6, 1)
+
+
+def serve(html: Path, port: int) -> None:
+    """Serve the site on this machine alone, until Ctrl-C."""
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(html))
+    try:
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", port), handler)
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or "there are 0 to 65535"
+        raise InputError(f"port {port} cannot be opened ({why}): give another, --port N") from None
+    with server:
+        print(
+            f"the book: http://127.0.0.1:{server.server_address[1]}/ (Ctrl-C ends it)", flush=True
+        )
+        server.serve_forever()
+
+
+def main() -> int:
+    """Build, say what was built, and serve it where asked."""
+    parser = argparse.ArgumentParser(
+        prog="run_all.sh book", description="Build the course as a web site."
+    )
+    parser.add_argument("--serve", action="store_true", help="serve it on this machine")
+    parser.add_argument("--port", type=int, default=8000, help="for --serve (8000)")
+    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "book", help="runs/book")
+    args = parser.parse_args()
+    began = time.monotonic()
+    status = build(ROOT, args.out)
+    if status:
+        print(f"run_all.sh book: the pages above have faults (Sphinx: {status})", file=sys.stderr)
+        return 1
+    html = args.out / "html"
+    what = ", ".join(f"{value} {name}" for name, value in size_and_pages(html))
+    print(f"{html / 'index.html'}: {what}, {time.monotonic() - began:.0f} s", flush=True)
+    if args.serve:
+        try:
+            serve(html, args.port)
+        except InputError as error:
+            print(f"run_all.sh book: {error}", file=sys.stderr)
+            return 2
+        except KeyboardInterrupt:
+            print()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
