@@ -16,14 +16,14 @@ function select(name, values, chosen, onChange) {
   return make("label", {}, `${name} `, field);
 }
 
-// A cell is its text, coloured by its first letter, or [text, colour or its place in a palette].
-function shown(state, cell) {
-  if (Array.isArray(cell)) return [cell[0], state.palette?.[cell[1]] ?? cell[1]];
-  return cell === undefined ? ["", "transparent"] : [cell, state.colours[cell.slice(0, 1)]];
+// A cell is its text, coloured by its first letter, or a place in the list of [text, colour].
+function shown(data, state, cell) {
+  if (cell === undefined) return ["", "transparent"];
+  return typeof cell === "number" ? data.cells[cell] : [cell, state.colours[cell.slice(0, 1)]];
 }
 
 // A grid: one column of `grid` after the other, or one of `frames` after the other.
-function grid(state, step) {
+function grid(data, state, step) {
   const cells = state.frames ? state.frames[step] : state.grid.map((row) => row.slice(0, step + 1));
   const columns = state.frames ? Math.max(...cells.map((row) => row.length)) : state.grid[0].length;
   const table = make("table", { class: "explorable-grid" });
@@ -34,7 +34,7 @@ function grid(state, step) {
   cells.forEach((row, rank) => {
     const line = make("tr", {}, make("th", { scope: "row" }, state.rows[rank]));
     for (let column = 0; column < columns; column++) {
-      const [text, background] = shown(state, row[column]);
+      const [text, background] = shown(data, state, row[column]);
       const cell = make("td", {}, text);
       cell.style.background = background;
       line.append(cell);
@@ -77,10 +77,12 @@ function start(root) {
   for (const [name, values] of Object.entries(data.controls)) {
     choice[name] = values.includes(asked.get(name)) ? asked.get(name) : values[0];
   }
-  let step = asked.has("step") ? Number(asked.get("step")) : Infinity;
+  const given = asked.has("step") ? Number(asked.get("step")) : NaN;
+  let step = Number.isInteger(given) ? given : Infinity; // the last one
   const stage = make("div", { class: "explorable-stage" });
   const says = make("p", { class: "explorable-says", "aria-live": "polite" });
   const slider = make("input", { type: "range", min: 0, "aria-label": "step in time" });
+  let written;
   const time = make("label", { class: "explorable-time" }, "step ", slider);
 
   const show = () => {
@@ -91,11 +93,14 @@ function start(root) {
     slider.max = Math.max(0, length - 1);
     slider.value = at;
     time.hidden = !length;
-    const picture = state.bars ? [bars(state)] : length ? [grid(state, at)] : [];
+    const picture = [...(state.bars ? [bars(state)] : []), ...(length ? [grid(data, state, at)] : [])];
     stage.replaceChildren(...picture, numbers(state));
     says.textContent = Array.isArray(state.says) ? state.says[at] : state.says;
-    const address = new URLSearchParams({ ...choice, ...(length ? { step: at } : {}) });
-    history.replaceState(null, "", `?${address}`);
+    clearTimeout(written); // browsers refuse many changes of the address in a row
+    written = setTimeout(() => {
+      const address = new URLSearchParams({ ...choice, ...(length ? { step: at } : {}) });
+      history.replaceState(null, "", `?${address}`);
+    }, 300);
   };
   slider.addEventListener("input", () => ((step = Number(slider.value)), show()));
   root.addEventListener("keydown", (event) => {

@@ -1,34 +1,20 @@
-"""Pictures that answer: every state of each is computed here, by what the lessons built.
+"""Pictures that answer: every state of each is made here, by what the lessons built.
 
 An explorable has controls, and for each choice of them a state: frames (a grid of cells, seen one
 after the other), bars, numbers and a sentence. The page holds all states; `explorable.js` shows
-the chosen one and computes nothing.
+the chosen one and computes nothing. States come by arithmetic (`planned`) or from a run on forked
+ranks, made when the book is built (`recorded`).
 """
 
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from shared.errors import InputError
-from shared.parallel3d.mesh import build_mesh
-from shared.pipeline.schedules import (
-    Table,
-    bubble,
-    gpipe_schedule,
-    idle_share,
-    interleaved_schedule,
-    one_f_one_b_schedule,
-    peak_in_flight,
-)
-from shared.planner.memory import memory_per_rank
-from shared.planner.models import MODELS
-from shared.planner.specs import Plan
-from shared.plots import BLUE, MEANING, SKY, VARIANTS, VERMILION
-from shared.sharding.counting import formula
-
-State = dict[str, Any]
+from shared.book.planned import State, mesh, offload, one_gpu, pipeline, ring, strategies, zero
+from shared.book.recorded import ddp_step, fsdp_step, tensor_parallel_step
+from shared.book.recorded_accelerate import accelerate_step
 
 
 @dataclass(frozen=True)
@@ -49,191 +35,28 @@ class Explorable:
     def as_json(self) -> str:
         """What the page carries."""
         controls = {name: list(map(str, values)) for name, values in self.controls.items()}
-        content = {"name": self.name, "controls": controls, "states": self.states()}
+        numbered = _Numbered()
+        states = {choice: numbered.state(state) for choice, state in self.states().items()}
+        content = {"name": self.name, "controls": controls, "states": states}
+        content["cells"] = [list(cell) for cell in numbered.cells]
         return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
 
 
-def pipeline(schedule: str, ranks: int, micro_batches: int) -> State:
-    """A schedule as its table; a frame is one more slot of time."""
-    try:
-        table, chunks = _table(schedule, ranks, micro_batches)
-    except InputError as error:
-        return {"says": f"{error}.", "refused": True}
-    stages = ranks * chunks
-    alive = [
-        sum(peak_in_flight(table, stage) for stage in range(rank, stages, ranks))
-        for rank in range(ranks)
-    ]
-    share, expected = idle_share(table), bubble(ranks, micro_batches, chunks)
-    cells = [["" if cell is None else f"{cell}" for cell in row] for row in table]
-    return {
-        "rows": [f"rank {rank}" for rank in range(ranks)],
-        "grid": cells,
-        "colours": {"F": SKY, "B": VERMILION, "": "#e6e6e6"},
-        "numbers": {
-            "slots of time": len(table[0]),
-            "waiting, counted in the table": f"{share:.1%}",
-            "waiting, by (p - 1)/(v m + p - 1)": f"{expected:.1%}",
-            "micro-batches kept at once, rank 0": alive[0],
-        },
-        "says": f"{ranks} ranks and {micro_batches} micro-batches under {schedule}: a rank waits"
-        f" {share:.0%} of the step, and rank 0 keeps at most {alive[0]} micro-batches.",
-    }
+class _Numbered:
+    """States whose cells stand once in a list, and by their place in it everywhere else."""
 
+    def __init__(self) -> None:
+        self.cells: dict[tuple[str, str], int] = {}
 
-def _table(schedule: str, ranks: int, micro_batches: int) -> tuple[Table, int]:
-    if schedule == "interleaved, v = 2":
-        return interleaved_schedule(ranks, micro_batches, 2), 2
-    make = gpipe_schedule if schedule == "GPipe" else one_f_one_b_schedule
-    return make(ranks, micro_batches), 1
+    def state(self, state: State) -> State:
+        if "frames" not in state:
+            return state
+        frames = [[[self._place(cell) for cell in row] for row in f] for f in state["frames"]]
+        return {**state, "frames": frames}
 
-
-def ring(ranks: int) -> State:
-    """An all-reduce around a ring: who is in the sum of each chunk after each step."""
-    held = [[{rank} for _ in range(ranks)] for rank in range(ranks)]
-    frames = [_named(held)]
-    says = [f"Before the first step each of {ranks} ranks has its own numbers in each chunk."]
-    for step in range(2 * (ranks - 1)):
-        sent = [(rank - 1 - step) % ranks for rank in range(ranks)]  # as in lesson 05's table
-        moved = [(rank, sent[rank], set(held[rank][sent[rank]])) for rank in range(ranks)]
-        for rank, chunk, those in moved:
-            there = held[(rank + 1) % ranks]
-            there[chunk] = there[chunk] | those if step < ranks - 1 else those
-        frames.append(_named(held))
-        half = "reduce-scatter" if step < ranks - 1 else "all-gather"
-        complete = sum(len(those) == ranks for row in held for those in row)
-        says.append(
-            f"Step {step + 1} of {2 * (ranks - 1)} ({half}): rank 0 sent chunk {sent[0]} to rank"
-            f" {1 % ranks}; {complete} of {ranks * ranks} chunks are complete."
-        )
-    assert all(len(those) == ranks for row in held for those in row)
-    sends = 2 * (ranks - 1) / ranks
-    return {
-        "rows": [f"rank {rank}" for rank in range(ranks)],
-        "frames": frames,
-        "columns": [f"chunk {chunk}" for chunk in range(ranks)],
-        "numbers": {
-            "steps, one after the other": 2 * (ranks - 1),
-            "each rank sends, of the tensor": f"{sends:.3f} S",
-            "a central rank would send": f"{ranks - 1} S",
-        },
-        "says": says,
-    }
-
-
-def _named(held: Sequence[Sequence[set[int]]]) -> list[list[list[str]]]:
-    """Who is in each chunk, and a colour: the more, the darker; that of a message when complete."""
-    full = len(held)
-    return [
-        [["+".join(map(str, sorted(those))), _shade(len(those), full)] for those in row]
-        for row in held
-    ]
-
-
-def _shade(present: int, full: int) -> str:
-    """Grey that darkens with the number of ranks in a sum, and a colour for the complete one."""
-    level = round(240 - 70 * (present - 1) / max(1, full - 1))
-    return SKY if present == full else f"#{level:02x}{level:02x}{level:02x}"
-
-
-def zero(stage: int, ranks: int, billions: float) -> State:
-    """Bytes of the states of a model in mixed precision on one rank, by kind."""
-    sizes = {"parameters": 2, "gradients": 2, "optimizer states": 12}
-    cut = {"optimizer states": stage >= 1, "gradients": stage >= 2, "parameters": stage >= 3}
-    bars = {kind: size / (ranks if cut[kind] else 1) for kind, size in sizes.items()}
-    each = formula(stage, ranks)
-    assert abs(sum(bars.values()) - each) < 1e-9
-    gigabytes = each * billions
-    fits = "fits" if gigabytes <= 80 else "does not fit"
-    return {
-        "bars": [
-            {"label": kind, "value": round(value * billions, 3), "colour": MEANING[kind]}
-            for kind, value in bars.items()
-        ],
-        "unit": "GB",
-        "line": {"value": 80, "label": "80 GB"},
-        "numbers": {"bytes a parameter": f"{each:.2f}", "GB a rank": f"{gigabytes:.1f}"},
-        "says": f"{billions:g} billion parameters under stage {stage} on {ranks} ranks: the states"
-        f" take {gigabytes:.1f} GB a rank, before any activation, which {fits} in 80 GB.",
-    }
-
-
-def one_gpu(model: str, precision: str, sequences: int, checkpoint: str) -> State:
-    """Everything that one GPU would have to keep, by kind."""
-    recompute = {"all activations": "none", "inputs of layers": "full"}[checkpoint]
-    plan = Plan(micro_batch=sequences)
-    plan = replace(plan, precision=precision, checkpoint=recompute)
-    memory = memory_per_rank(MODELS[model], plan)
-    kinds = {
-        "parameters": memory.parameters,
-        "gradients": memory.gradients,
-        "optimizer states": memory.optimizer,
-        "activations": memory.activations,
-    }
-    whole = sum(kinds.values()) / 1e9
-    return {
-        "bars": [
-            {"label": kind, "value": round(size / 1e9, 2), "colour": MEANING[kind]}
-            for kind, size in kinds.items()
-        ],
-        "unit": "GB",
-        "line": {"value": 80, "label": "80 GB"},
-        "numbers": {"in all": f"{whole:,.1f} GB", "GPUs of 80 GB": -(-whole // 80).__int__()},
-        "says": f"{model} with {sequences} sequence(s) of {MODELS[model].seq_len:,} tokens in"
-        f" {precision}: {whole:,.0f} GB where a GPU has 80.",
-    }
-
-
-def mesh(dp: int, tp: int, pp: int, node: int) -> State:
-    """Who talks to whom: each rank's place, by node; a frame for each axis."""
-    groups, ranks = build_mesh(dp, tp, pp), dp * tp * pp
-    nodes = [list(range(first, min(first + node, ranks))) for first in range(0, ranks, node)]
-    frames, says = [], []
-    for axis, members in groups.items():
-        of = {rank: number for number, group in enumerate(members) for rank in group}
-        frames.append([[[r, of[r] % len(VARIANTS)] for r in row] for row in nodes])
-        across = sum(len({rank // node for rank in group}) > 1 for group in members)
-        says.append(
-            f"{axis}: {len(members)} group(s) of {len(members[0])}, a colour each (eight colours,"
-            f" then again); {across} of them reach across nodes. Rank 0's: {members[0]}."
-        )
-    return {
-        "rows": [f"node {number}" for number in range(len(nodes))],
-        "frames": frames,
-        "palette": VARIANTS,
-        "numbers": {"ranks": ranks, "nodes": len(nodes), "steps": "dp, tp, pp"},
-        "says": says,
-    }
-
-
-def strategies(model: str, gpus: int) -> State:
-    """Bytes of the fullest rank under each way of using the same GPUs, states and activations."""
-    plans = {
-        "data parallel": Plan(dp=gpus),
-        "ZeRO-1": Plan(dp=gpus, zero=1),
-        "ZeRO-2": Plan(dp=gpus, zero=2),
-        "ZeRO-3 / FSDP": Plan(dp=gpus, zero=3),
-        "tensor parallel": Plan(tp=gpus),
-        "pipeline, m = 16": Plan(pp=gpus, num_micro_batches=16),
-    }
-    spec, bars, refused = MODELS[model], [], []
-    for name, plan in plans.items():
-        try:
-            size = memory_per_rank(spec, plan).total / 1e9
-        except InputError as error:
-            refused.append(f"{name}: {error}")
-            continue
-        bars.append({"label": name, "value": round(size, 1), "colour": BLUE})
-    fits = [bar["label"] for bar in bars if bar["value"] <= 80]
-    return {
-        "bars": bars,
-        "unit": "GB",
-        "line": {"value": 80, "label": "80 GB"},
-        "numbers": {"fit in 80 GB": ", ".join(fits) or "none"},
-        "says": f"{model}, {gpus} GPUs, one sequence of {spec.seq_len:,} tokens in a micro-batch,"
-        " mixed precision, all activations kept: bytes of the fullest rank by the planner."
-        + (f" Not possible: {'; '.join(refused)}." if refused else ""),
-    }
+    def _place(self, cell: Sequence[Any]) -> int:
+        text, colour = cell
+        return self.cells.setdefault((str(text), colour), len(self.cells))
 
 
 EXPLORABLES = (
@@ -285,5 +108,50 @@ EXPLORABLES = (
         "The strategies compared",
         {"model": ("gpt2", "8b", "70b"), "GPUs": (2, 4, 8, 16, 32)},
         strategies,
+    ),
+    Explorable(
+        "ddp_step",
+        "06",
+        "A step under DDP",
+        {"ranks": (2, 4), "layers": (4, 6, 8), "bucket, KiB": (4, 8, 16, 1024)},
+        ddp_step,
+    ),
+    Explorable(
+        "fsdp_step",
+        "13",
+        "FSDP: who has which unit, and when",
+        {
+            "ranks": (2, 4),
+            "units": (2, 4),
+            "after forward": ("freed", "kept"),
+            "fetched ahead": ("no", "yes"),
+        },
+        fsdp_step,
+    ),
+    Explorable(
+        "tensor_parallel",
+        "14",
+        "Tensor parallelism: columns, then rows",
+        {"ranks": (1, 2, 4), "tokens": (4, 64, 1024), "d_model": (8, 32, 128)},
+        tensor_parallel_step,
+    ),
+    Explorable(
+        "offload",
+        "10",
+        "Offloading's flow",
+        {
+            "in host memory": ("all on the GPU", "optimizer", "all states"),
+            "ranks": (1, 2, 4, 8),
+            "billions of parameters": (1, 7, 13, 70),
+            "bus, GB/s": (16, 64),
+        },
+        offload,
+    ),
+    Explorable(
+        "accelerate",
+        "22",
+        "What Accelerate does, step by step",
+        {"ranks": (1, 2, 3), "split_batches": ("no", "yes"), "accumulation": (1, 2)},
+        accelerate_step,
     ),
 )

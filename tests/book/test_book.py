@@ -7,16 +7,23 @@ import subprocess
 import sys
 from html import unescape
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from shared.book.build import build, lay_out, lesson_folders
-from shared.book.explorables import EXPLORABLES
+from shared.book.explorables import EXPLORABLES, Explorable
 from shared.book.explore import explore_pages
 from shared.book.glossary import Term, anchor, link_first_uses, read_glossary
 from shared.book.landing import parts
+from shared.book.planned import State, ring
+from shared.book.recorded import ddp_step, fsdp_step, tensor_parallel_step
 from shared.errors import InputError
+from shared.measuring.traffic import count_traffic
+from shared.ranks.forked import run_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 LESSONS = [folder.name for folder in lesson_folders(ROOT)]
@@ -101,33 +108,182 @@ QUIET = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --d
 QUIET += " --disable-background-networking --disable-component-update --virtual-time-budget=5000"
 
 
-def shown_by_a_browser(page: Path, choice: dict[str, str], profile: Path) -> str:
-    """The page's document after its script ran, with the controls set by the address."""
+# Moves every control of a page by hand, steps back through time by the arrow key, and writes down
+# what is seen: [choice, step, sentence, numbers, grid's texts, its colours, bars' texts, widths].
+DRIVER = """
+const root = document.querySelector("[data-explorable]"), seen = [];
+const texts = (what) => [...root.querySelectorAll(what)].map((element) => element.textContent);
+const fields = [...root.querySelectorAll("select")];
+const look = () => {
+  const slider = root.querySelector("input");
+  const untimed = root.querySelector("label[hidden]");
+  seen.push([fields.map((field) => field.value), untimed ? null : +slider.value,
+    root.querySelector(".explorable-says").textContent, texts("dd"), texts("td"),
+    [...root.querySelectorAll("td")].map((cell) => cell.style.background),
+    texts(".explorable-bars > span:not([class])").filter(Boolean),
+    [...root.querySelectorAll(".explorable-bar")].map((bar) => parseFloat(bar.style.width))]);
+  return +slider.value;
+};
+const move = (at) => {
+  if (at === fields.length) {
+    const last = look();
+    for (let step = last; step > 0 && !root.querySelector("label[hidden]"); step--) {
+      root.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowLeft", bubbles: true }));
+      look();
+    }
+    return;
+  }
+  for (const option of fields[at].options) {
+    fields[at].value = option.value;
+    fields[at].dispatchEvent(new Event("change"));
+    move(at + 1);
+  }
+};
+move(0);
+const out = document.createElement("pre");
+out.id = "seen";
+out.textContent = JSON.stringify(seen);
+document.body.append(out);
+"""
+
+
+def in_a_browser(page: Path, choice: dict[str, Any], profile: Path) -> tuple[str, str]:
+    """The page's document after its scripts ran, and what the browser's console says."""
     command = [str(CHROMIUM), *QUIET.split(), "--allow-file-access-from-files", "--dump-dom"]
-    command += [f"--user-data-dir={profile}", f"{page.as_uri()}?{urlencode(choice)}"]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    command += ["--enable-logging=stderr", f"--user-data-dir={profile}"]
+    command += [f"{page.as_uri()}?{urlencode(choice)}"]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    console = [line for line in found.stderr.splitlines() if "CONSOLE" in line]
+    return found.stdout, "\n".join(console)
+
+
+def page_of(each: Explorable, folder: Path, driver: str = "") -> Path:
+    """The explorable's page alone, without the book around it."""
+    _, text = next(item for item in explore_pages(LESSONS).items() if item[0] == f"{each.name}.md")
+    html = text.split("```{raw} html\n")[1].split("\n```")[0].replace("../_static/", "")
+    html += f"<script type='module'>{driver}</script>"
+    (folder / "page.html").write_text(f"<!doctype html><body>{html}</body>", "utf-8")
+    shutil.copy(ROOT / "shared" / "book" / "explorable.js", folder)
+    return folder / "page.html"
+
+
+def expected(state: State, step: int | None) -> list[Any]:
+    """What a page has to show of a state at a step: sentence, numbers, texts, colours."""
+    says = state["says"] if isinstance(state["says"], str) else state["says"][step or 0]
+    numbers = [str(value) for value in state.get("numbers", {}).values()]
+    cells: list[tuple[str, str]] = []
+    if "frames" in state:
+        wide = max(len(row) for row in state["frames"][step])
+        for row in state["frames"][step]:
+            cells += [tuple(map(str, cell)) for cell in row]
+            cells += [("", "transparent")] * (wide - len(row))
+    elif "grid" in state:
+        for row in state["grid"]:
+            now = [(cell, state["colours"][cell[:1]]) for cell in row[: step + 1]]
+            cells += now + [("", "transparent")] * (len(row) - len(now))
+    return [says, numbers, [text for text, _ in cells], [as_rgb(colour) for _, colour in cells]]
+
+
+def as_rgb(colour: str) -> str:
+    """A colour as browsers write it."""
+    if not colour.startswith("#"):
+        return colour
+    return f"rgb({', '.join(str(int(colour[n : n + 2], 16)) for n in (1, 3, 5))})"
+
+
+def number(value: float) -> str:
+    """A number as the page writes it: at most three decimals."""
+    return f"{round(value, 3):,}".removesuffix(".0")
+
+
+def in_this_course(each: Explorable) -> Any:
+    """The explorables of lessons that stand."""
+    there = any(name.startswith(f"lesson{each.lesson}") for name in LESSONS)
+    return pytest.param(each, id=each.name, marks=[] if there else pytest.mark.skip(each.lesson))
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("each", EXPLORABLES, ids=lambda each: each.name)
-def test_a_browser_shows_what_python_computes_for_every_control(each, tmp_path):
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("each", [in_this_course(each) for each in EXPLORABLES])
+def test_a_browser_shows_what_python_computes_for_every_choice_and_moment(each, tmp_path):
     if CHROMIUM is None:
         pytest.skip("no Chromium here: what the pages show in a browser is not tried")
-    _, text = next(item for item in explore_pages(LESSONS).items() if item[0] == f"{each.name}.md")
-    html = text.split("```{raw} html\n")[1].split("\n```")[0].replace("../_static/", "")
-    (tmp_path / "page.html").write_text(f"<!doctype html><body>{html}</body>", "utf-8")
-    shutil.copy(ROOT / "shared" / "book" / "explorable.js", tmp_path)
-    first = {name: str(values[0]) for name, values in each.controls.items()}
-    last = {name: str(values[-1]) for name, values in each.controls.items()}
-    moved = [first | {name: last[name]} for name in each.controls]
-    for number, choice in enumerate([first, *moved]):
-        page = shown_by_a_browser(tmp_path / "page.html", choice, tmp_path / str(number))
-        state = each.states()["|".join(choice.values())]
-        says = state["says"] if isinstance(state["says"], str) else state["says"][-1]
-        seen = unescape(re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL))
-        assert f'aria-live="polite">{says}</p>' in seen, choice
-        for name, value in state.get("numbers", {}).items():
-            assert f"<dt>{name}</dt><dd>{value}</dd>" in seen, choice
+    page, console = in_a_browser(page_of(each, tmp_path, DRIVER), {}, tmp_path / "profile")
+    assert console == ""
+    seen = json.loads(unescape(re.findall(r'<pre id="seen">(.*?)</pre>', page, re.DOTALL)[0]))
+    states = each.states()
+    moments = 0
+    for choice, step, *shown, labels, widths in seen:
+        state = states["|".join(choice)]
+        assert shown == expected(state, step), (choice, step)
+        bars = state.get("bars", [])
+        assert labels == [f"{b['label']} {number(b['value'])} {state['unit']}" for b in bars]
+        most = max([state["line"]["value"], *(b["value"] for b in bars)]) * 1.05 if bars else 1
+        assert widths == pytest.approx([100 * b["value"] / most for b in bars], rel=1e-3)
+        moments += 1
+    assert {"|".join(row[0]) for row in seen} == set(states)
+    lengths = [
+        len(s["frames"]) if "frames" in s else len(s.get("grid", [[0]])[0]) for s in states.values()
+    ]
+    assert moments == sum(lengths)
+
+
+@pytest.mark.full
+def test_an_address_with_a_step_that_is_none_shows_the_last(tmp_path):
+    if CHROMIUM is None:
+        pytest.skip("no Chromium here: what the pages show in a browser is not tried")
+    (each,) = (one for one in EXPLORABLES if one.name == "ring")
+    page = page_of(each, tmp_path)
+    says = each.states()["3"]["says"]
+    for step, wanted in {"x": -1, "1.5": -1, "99": -1, "-2": 0, "1": 1}.items():
+        shown, console = in_a_browser(page, {"ranks": 3, "step": step}, tmp_path / step)
+        assert f'aria-live="polite">{says[wanted]}</p>' in shown, step
+        assert console == ""
+
+
+def test_the_ring_of_the_picture_is_the_ring_of_the_lesson():
+    lesson = pytest.importorskip("solutions.lesson05_collectives")
+    for ranks in (2, 3, 5):
+        state = ring(ranks)
+        for rank, sent in enumerate(run_ranks(_sent_around_the_ring, ranks, lesson)):
+            before = [frame[rank] for frame in state["frames"][:-1]]
+            for step, (chunk, names) in enumerate(sent):
+                assert before[step][chunk][0] == names, (ranks, rank, step)
+
+
+def _sent_around_the_ring(rank: int, lesson: Any) -> list[tuple[int, str]]:
+    """What the lesson's all-reduce sends in each step: the chunk, and whose numbers are in it.
+
+    Rank r gives 2^r in every chunk, and 64 times the chunk's number n times, so that a message
+    tells its chunk and whose numbers it holds.
+    """
+    ranks = dist.get_world_size()
+    tensor = torch.tensor([2**rank + (64 * chunk) * 2**10 for chunk in range(ranks)])
+    with count_traffic(keep=True) as traffic:
+        lesson.ring_all_reduce(tensor)
+    found = []
+    for call in traffic.calls:
+        if call.op == "send":
+            number = call.content.view(torch.int64).item()
+            whose = [r for r in range(ranks) if number % 64 & 2**r]
+            found.append((number // 2**16 // len(whose), "+".join(map(str, whose))))
+    return found
+
+
+def test_recorded_steps_send_what_the_formulas_say():
+    for ranks, layers, cap in ((2, 4, 4), (2, 6, 16), (2, 8, 1024)):
+        numbers = ddp_step(ranks, layers, cap)["numbers"]
+        assert numbers["messages"] == -(-layers * 4 // max(cap, 4))
+    for after, gathers in (("freed", 8), ("kept", 4)):
+        for ahead in ("no", "yes"):
+            numbers = fsdp_step(2, 4, after, ahead)["numbers"]
+            assert (numbers["all-gathers"], numbers["reduce-scatters"]) == (gathers, 4)
+            assert numbers["units whole at once, at most"] == (
+                4 if after == "kept" else 2 if ahead == "yes" else 1
+            )
+    numbers = tensor_parallel_step(2, 64, 32)["numbers"]
+    assert numbers["a rank sends for them, round a ring"] == "16.0 KiB"  # 2 x 64 x 32 x 4 bytes
+    assert numbers["data parallel would send, for the same weights"] == "32.0 KiB"
 
 
 @pytest.mark.parametrize("each", EXPLORABLES, ids=lambda each: each.name)

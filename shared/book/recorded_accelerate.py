@@ -1,0 +1,105 @@
+"""What Accelerate does to plain objects and in a step, seen from outside while it does it."""
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from shared.book.film import BLUE_LIGHT, EMPTY, Film, one_picture, runs
+from shared.book.planned import State
+from shared.measuring.traffic import count_traffic
+from shared.plots import ORANGE, SKY
+
+ACCELERATE_CHOICES = (("no", "yes"), (1, 2))
+
+
+def accelerate_step(ranks: int, split_batches: str, accumulation: int) -> State:
+    """What Accelerate makes of four plain objects, and of a step: seen before and after."""
+    import accelerate  # noqa: F401  # once, before the ranks are forked
+
+    recorded = runs(_accelerate_rank, ranks, ACCELERATE_CHOICES)[split_batches, accumulation]
+    state = one_picture([each[0] for each in recorded], [f"rank {r}" for r in range(ranks)])
+    return state | {
+        "columns": ["model", "samples", "gradient", "learning rate"],
+        "numbers": recorded[0][1],
+    }
+
+
+def _accelerate_rank(split_batches: str, accumulation: int) -> tuple[Film, dict[str, str]]:
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState, GradientState
+    from accelerate.utils import DataLoaderConfiguration
+
+    AcceleratorState._reset_state(True)
+    GradientState._reset_state()
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "LOCAL_WORLD_SIZE": str(ranks)}
+    os.environ["OMP_NUM_THREADS"] = "1"
+    model: Any = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(model.weight)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=1.0)
+    data = torch.arange(48.0).view(48, 1)
+    loader: Any = DataLoader(TensorDataset(data), batch_size=12)
+    schedule: Any = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=48)
+    film, shown = Film(), [EMPTY] * 4
+    before = len(loader)
+
+    def show(says: str, **cells: list[str]) -> None:
+        for name, cell in cells.items():
+            shown[("model", "samples", "gradient", "rate").index(name)] = cell
+        film.shoot([list(shown)], says)
+
+    show(
+        "Plain objects: a model, a loader of 4 batches of 12 samples, an optimizer, a schedule.",
+        model=[type(model).__name__, BLUE_LIGHT],
+        rate=[f"{schedule.get_last_lr()[0]:.3f}", BLUE_LIGHT],
+    )
+    config = DataLoaderConfiguration(split_batches=split_batches == "yes")
+    accelerator = Accelerator(
+        cpu=True, dataloader_config=config, gradient_accumulation_steps=accumulation
+    )
+    model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
+    show(
+        f"prepare() wrapped the model, and the loader has {len(loader)} batches a rank now.",
+        model=[type(model).__name__, SKY],
+    )
+    with count_traffic() as traffic:
+        for number, (batch,) in enumerate(loader, 1):
+            ids = [int(x) for x in batch.flatten()]
+            show(
+                f"Micro-batch {number}: {len(ids)} samples a rank; each rank has its own.",
+                samples=[f"{ids[0]} to {ids[-1]}", SKY],
+            )
+            with accelerator.accumulate(model):
+                accelerator.backward(model(batch).mean())
+                _show_gradient(show, model, accelerator.sync_gradients)
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+            if accelerator.sync_gradients:
+                break
+    rate = schedule.get_last_lr()[0]
+    show(
+        f"schedule.step() moved the schedule by {round((1 - rate) * 48)} of its 48 steps.",
+        rate=[f"{rate:.3f}", SKY],
+        gradient=EMPTY,
+    )
+    return film, {
+        "batches a rank in an epoch, before and after": f"{before}, {len(loader)}",
+        "all-reduces in a step": str(traffic.count("all_reduce")),
+        "steps of the schedule in a step": str(round((1 - rate) * 48)),
+    }
+
+
+def _show_gradient(show: Any, model: nn.Module, synchronised: bool) -> None:
+    (parameter,) = model.parameters()
+    assert parameter.grad is not None
+    value = f"{parameter.grad.item():.2f}"
+    if synchronised:
+        show("backward() has averaged the gradients.", gradient=[f"mean {value}", SKY])
+    else:
+        show("Not the last micro-batch: nothing is sent.", gradient=[f"own {value}", ORANGE])
