@@ -251,7 +251,7 @@ def offload(place: str, ranks: int, billions: float, bus: int) -> State:
         says.append(f"{name}: {_what_crosses(name, optimizer, weights)}")
     return {
         "bars": [
-            {"label": "GPU", "value": round(gpu / 1e9, 2), "colour": BLUE},
+            {"label": "GPU, by DeepSpeed's estimate", "value": round(gpu / 1e9, 2), "colour": BLUE},
             {
                 "label": "host, a GPU's share",
                 "value": round(host / ranks / 1e9 if optimizer else 0, 2),
@@ -275,7 +275,8 @@ def offload(place: str, ranks: int, billions: float, bus: int) -> State:
 
 def _what_crosses(step: str, optimizer: bool, weights: bool) -> str:
     if not optimizer:
-        return "nothing crosses to host memory; the GPU updates its own part."
+        own = "; the GPU updates its own part" if step == "update" else ""
+        return f"nothing crosses to host memory{own}."
     return {
         "forward": "each rank's part of the weights goes up, and is gathered from there."
         if weights
