@@ -1,1 +1,1 @@
-"""Before, in and after a run on a cluster: who is unlike the others, who is late, who is missing."""
+"""Before, during and after a run on a cluster: who differs, who is late, who is missing."""

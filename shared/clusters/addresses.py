@@ -1,27 +1,76 @@
-"""Under which address the other ranks will look for this one, and whether they get through."""
+"""Ranks that meet before there is a group: what each has to say, and who reaches whom by TCP.
+
+A wrong interface or a firewall keeps gloo and NCCL from making a group at all, so what finds them
+cannot send through one. torchrun's store is there earlier: all ranks have reached it.
+"""
 
 import os
+import pickle
 import socket
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
 
-import torch
-from jaxtyping import Bool
-from torch import Tensor
+import torch.distributed as dist
 
-from shared.errors import InputError
-from shared.ranks.agreement import gathered
-from shared.ranks.group import Rank
+from shared.errors import InputError, NoGroup
 
-Reach = Bool[Tensor, "caller called"]
+Reached = Sequence[Sequence[str]]  # [caller][called]: "" where a connection came about, or why not
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """The ranks of a launcher at their store; `patience` in seconds."""
+
+    store: dist.Store
+    rank: int
+    world_size: int
+    patience: float = 60.0
+
+    def gathered(self, key: str, value: Any) -> list[Any]:
+        """Every rank's value, in the order of ranks; every rank calls it, once for each key.
+
+        Raises NoGroup, which names them, for ranks that did not come.
+        """
+        self.store.set(f"{key}_{self.rank}", pickle.dumps(value).hex())
+        names = [f"{key}_{each}" for each in range(self.world_size)]
+        until = time.monotonic() + self.patience
+        while not self.store.check(names):
+            if time.monotonic() > until:
+                missing = [n for n, name in enumerate(names) if not self.store.check([name])]
+                raise NoGroup(
+                    f"ranks {missing} of {self.world_size} did not come within {self.patience:g} s:"
+                    " are all of them started, or have they ended with an error?"
+                )
+            time.sleep(0.02)
+        return [pickle.loads(bytes.fromhex(self.store.get(name).decode())) for name in names]
+
+
+def meet(patience: float = 60.0) -> Meeting:
+    """Meet the ranks that torchrun started, or oneself alone without it.
+
+    Raises NoGroup where the store cannot be reached.
+    """
+    if "RANK" not in os.environ:
+        return Meeting(dist.HashStore(), 0, 1, patience)
+    try:
+        found = dist.rendezvous("env://", timeout=timedelta(seconds=patience))
+        store, rank, world_size = next(found)
+    except (dist.DistNetworkError, dist.DistStoreError, ValueError) as error:
+        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        raise NoGroup(f"no store at {where}: {str(error).splitlines()[0]}") from None
+    again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return Meeting(dist.PrefixStore(f"meeting_{again}", store), rank, world_size, patience)
 
 
 def own_address() -> tuple[str, str]:
     """The address that gloo would take, and why: a named interface, or the host's name.
 
     GLOO_SOCKET_IFNAME names the interface; without it gloo asks what the host's name means. (NCCL
-    looks at NCCL_SOCKET_IFNAME, and otherwise prefers what is not loopback.) Raises InputError for
-    an interface that is not there.
+    looks at NCCL_SOCKET_IFNAME, and otherwise takes loopback last.) Raises InputError for an
+    interface that is not there.
     """
     name = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     if name:
@@ -49,44 +98,30 @@ def _address_of(interface: str) -> str:
         return ""  # it has no IPv4 address
 
 
-@dataclass(frozen=True)
-class Door:
-    """Where a rank listens."""
+def reach(
+    meeting: Meeting, address: str, seconds: float = 2.0, answers: bool = True
+) -> list[list[str]]:
+    """Let every rank call every other by TCP, at a free port of the address that each gives.
 
-    address: str
-    port: int
-
-
-def reach(rank: Rank, seconds: float = 2.0, address: str = "", *, answers: bool = True) -> Reach:
-    """Which rank gets a TCP connection to which: every rank listens, every rank calls all others.
-
-    A free port of the address under which gloo will listen. `answers=False` lets this rank behave
-    like one behind a firewall. Collective; all ranks get the table.
+    Where a call came through there is ""; otherwise the system's words. `answers=False` lets this
+    rank behave like one behind a firewall. Every rank calls it and gets the whole table.
     """
     with socket.socket() as door:
-        door.bind((address or own_address()[0], 0))
+        own = own_address()[0]
+        door.bind((address if address == own else own, 0))
         if answers:
-            door.listen(rank.world_size)
-        here = Door(*door.getsockname()[:2])
-        doors: list[Door] = gathered(here)
+            door.listen(meeting.world_size)
+        doors = meeting.gathered("door", (address, door.getsockname()[1]))
         row = [
-            _gets_through(each, seconds) or number == rank.rank for number, each in enumerate(doors)
+            "" if called == meeting.rank else _call(host, port, seconds)
+            for called, (host, port) in enumerate(doors)
         ]
-        rows: Sequence[list[bool]] = gathered(row)  # and nobody closes before all have called
-    return torch.tensor(rows)
+        return meeting.gathered("reached", row)  # nobody closes before all have called
 
 
-def _gets_through(door: Door, seconds: float) -> bool:
+def _call(host: str, port: int, seconds: float) -> str:
     try:
-        with socket.create_connection((door.address, door.port), timeout=seconds):
-            return True
-    except OSError:
-        return False
-
-
-def unreached(table: Reach) -> list[tuple[int, list[int]]]:
-    """The ranks that somebody does not reach, each with those who do not."""
-    missed = [
-        (called, (~table[:, called]).nonzero().flatten().tolist()) for called in range(len(table))
-    ]
-    return [(called, callers) for called, callers in missed if callers]
+        with socket.create_connection((host, port), timeout=seconds):
+            return ""
+    except OSError as error:
+        return error.strerror or "timed out"

@@ -1,4 +1,4 @@
-"""What all ranks' recordings say together: at which collective they came apart, and through whom."""
+"""What all ranks' recordings say together: at which collective they came apart, and by whom."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ def explain_hang(recordings: Sequence[Recording]) -> list[Hang]:
     begin. A member that left no recording, or no call of the group, is missing from the first call
     compared. Missing and odd ranks are those of the earliest number at which there are any.
     Where every member made the same calls, the group is not in the list: if it hangs, then inside
-    that call, and the recordings do not say through whom.
+    that call, and the recordings do not say by whom.
 
     Raises InputError for two recordings of one rank.
     """

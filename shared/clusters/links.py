@@ -91,7 +91,7 @@ class Odd:
     ratio: float
 
 
-def find_odd(seconds: Seconds, factor: float = 3.0) -> list[Odd]:
+def find_odd(seconds: Seconds, factor: float = 4.0) -> list[Odd]:
     """The ranks all of whose links in a direction are slow, the worst first.
 
     Row i has the seconds from rank i, the diagonal is not looked at. A rank sends slowly when even

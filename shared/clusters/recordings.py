@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d
 
 from shared.ranks.failures import is_own_file
 
@@ -52,7 +53,7 @@ def recorded(leave_out: tuple[str, ...] = ()) -> Recording:
 
 def dump() -> dict[str, Any]:
     """What torch recorded in this process, as torch gives it."""
-    return pickle.loads(torch._C._distributed_c10d._dump_fr_trace())
+    return pickle.loads(vars(_distributed_c10d)["_dump_fr_trace"]())
 
 
 def own_groups() -> dict[str, tuple[int, ...]]:
@@ -96,17 +97,3 @@ def _place(frames: Any) -> str:
     """The innermost frame of a script or a notebook's cell: "train.py:88 in train"."""
     own = next((frame for frame in frames if is_own_file(frame["filename"])), None)
     return f"{Path(own['filename']).name}:{own['line']} in {own['name']}" if own else "?"
-
-
-def for_torchs_analyzer(
-    rank: int, dump: Mapping[str, Any], members: Mapping[str, tuple[int, ...]]
-) -> dict[str, Any]:
-    """The dump as `torchfrtrace` reads it: gloo's has no groups by name, NCCL's has them."""
-    groups = {
-        name: {"name": name, "desc": "", "ranks": str(list(ranks))}
-        for name, ranks in members.items()
-    }
-    entries = [
-        {**each, "process_group": (each["process_group"][0], "")} for each in dump["entries"]
-    ]
-    return {**dump, "rank": rank, "pg_config": groups, "entries": entries}

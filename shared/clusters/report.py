@@ -12,23 +12,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.cuda.nccl
 import torch.distributed as dist
 
-from shared.clusters.addresses import own_address
+from shared.clusters.addresses import Reached, own_address
 from shared.ranks.agreement import gathered
 from shared.ranks.group import Rank
 
 PREFIXES = ("NCCL_", "GLOO_", "TORCH_NCCL_", "TORCH_FR_", "TORCH_DISTRIBUTED_", "UCX_")
+# torchrun sets it in every rank, and so it says nothing
+BY_LAUNCHER = ("TORCH_NCCL_ASYNC_ERROR_HANDLING",)
 MUST_AGREE = ("python", "torch", "cuda", "nccl", "device", "variables")
 GIB = 2**30
 
 
 @dataclass(frozen=True)
 class Report:
-    """One rank's machine. `clock` is seconds ahead of rank 0's; `free` and `disk` are bytes."""
+    """One rank's machine; `free` memory and `disk` are bytes, `network` tells networks apart."""
 
     rank: int
     host: str
+    network: str
     address: str
     interface: str
     device: str
@@ -39,35 +43,35 @@ class Report:
     cores: int
     free: int
     disk: int
-    clock: float
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
-def own_report(rank: Rank, folder: Path) -> Report:
-    """Look at this rank's machine; `folder` is where the run will save. Collective (the clock)."""
+def own_report(rank: int, device: torch.device, folder: Path) -> Report:
+    """Look at this rank's machine; `folder` is where the run will save. Needs no group."""
     address, interface = own_address()
-    cuda = rank.device.type == "cuda"
+    cuda, space = device.type == "cuda", Path("/proc/self/ns/net")
     return Report(
-        rank=rank.rank,
+        rank=rank,
         host=socket.gethostname(),
+        network=f"{socket.gethostname()} {os.readlink(space) if space.is_symlink() else ''}",
         address=address,
         interface=interface,
-        device=torch.cuda.get_device_name(rank.device) if cuda else "cpu",
+        device=torch.cuda.get_device_name(device) if cuda else "cpu",
         python=platform.python_version(),
         torch=torch.__version__,
         cuda=torch.version.cuda or "-",
         nccl=".".join(map(str, torch.cuda.nccl.version())) if cuda else "-",
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0,
-        free=torch.cuda.mem_get_info(rank.device)[0] if cuda else _free_memory(),
+        free=torch.cuda.mem_get_info(device)[0] if cuda else _free_memory(),
         disk=shutil.disk_usage(_existing(folder)).free,
-        clock=clock_offset(rank),
         variables=set_variables(),
     )
 
 
 def set_variables() -> dict[str, str]:
-    """The variables of NCCL, gloo and torch's groups that this process sees."""
-    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(PREFIXES)}
+    """The variables of NCCL, gloo and torch's groups that somebody set for this process."""
+    names = [n for n in sorted(os.environ) if n.startswith(PREFIXES) and n not in BY_LAUNCHER]
+    return {name: os.environ[name] for name in names}
 
 
 def _free_memory() -> int:
@@ -83,8 +87,8 @@ def _existing(folder: Path) -> Path:
     return next(each for each in (folder, *folder.parents) if each.exists())
 
 
-def clock_offset(rank: Rank, repeats: int = 5) -> float:
-    """By how many seconds this rank's clock is ahead of rank 0's. Collective.
+def clock_offsets(rank: Rank, repeats: int = 5) -> list[float]:
+    """By how many seconds each rank's clock is ahead of rank 0's. Collective.
 
     Rank 0 answers with its time, which is compared with the middle of there and back; of several
     answers the one that came back first counts. Right to half of its time on the way.
@@ -104,7 +108,7 @@ def clock_offset(rank: Rank, repeats: int = 5) -> float:
                 dist.recv(clock, 0)
                 theirs, back = clock.item(), time.time()
                 best = min(best, (back - sent, (sent + back) / 2 - theirs))
-    return best[1]
+    return gathered(best[1])
 
 
 @dataclass(frozen=True)
@@ -113,54 +117,57 @@ class Finding:
 
     ranks: tuple[int, ...]
     words: str
-    breaks: bool
+    breaks: bool = True
 
 
 def disagreements(
-    reports: Sequence[Report], *, seconds: float = 1.0, memory: float = 0.5, disk: int = GIB
+    reports: Sequence[Report], *, memory: float = 0.5, disk: int = GIB
 ) -> list[Finding]:
-    """In what the ranks differ: versions, devices and variables by majority; clock, memory, disk.
+    """In what the ranks differ: versions, devices and variables by majority; memory and disk.
 
-    A clock counts that is more than `seconds` away from the median, memory below the share `memory`
-    of the median, a disk with less than `disk` bytes. A loopback address counts where the ranks
-    are on several hosts, or where others have another one.
+    Memory counts below the share `memory` of the median, a disk with less than `disk` bytes, and
+    loopback where the ranks are on several networks.
     """
     found: list[Finding] = []
     for key in MUST_AGREE:
         found += _minority(key, {each.rank: _value(each, key) for each in reports})
-    clocks = sorted(each.clock for each in reports)
-    memories = sorted(each.free for each in reports)
+    typical = sorted(each.free for each in reports)[len(reports) // 2]
+    several = len({each.network for each in reports}) > 1
     for each in reports:
-        ahead = each.clock - clocks[(len(clocks) - 1) // 2]
-        if abs(ahead) > seconds:
-            words = f"rank {each.rank}'s clock is {ahead:+.1f} s from the others'"
-            found.append(Finding((each.rank,), words, breaks=False))
-        if each.free < memory * memories[len(memories) // 2]:
-            typical = f"{memories[len(memories) // 2] / GIB:.1f}"
+        who, only = f"rank {each.rank}", (each.rank,)
+        if each.free < memory * typical:
             words = (
-                f"rank {each.rank} has {each.free / GIB:.1f} GiB of memory free, others {typical}"
+                f"{who} has {each.free / GIB:.1f} GiB of memory free, others {typical / GIB:.1f}"
             )
-            found.append(Finding((each.rank,), words, breaks=True))
+            found.append(Finding(only, words))
         if each.disk < disk:
-            words = f"rank {each.rank} has {each.disk / GIB:.2f} GiB of disk free"
-            found.append(Finding((each.rank,), words, breaks=True))
-    return found + _loopbacks(reports)
+            found.append(Finding(only, f"{who} has {each.disk / GIB:.2f} GiB of disk free"))
+        if several and each.address.startswith("127."):
+            words = f"{who} gives {each.address} ({each.interface}), where others reach themselves"
+            found.append(Finding(only, words))
+    return found
 
 
-def _loopbacks(reports: Sequence[Report]) -> list[Finding]:
-    inside = [each for each in reports if each.address.startswith("127.")]
-    alone = len({each.host for each in reports}) == 1
-    if not inside or (alone and len(inside) == len(reports)):
-        return []
+def clock_findings(offsets: Sequence[float], seconds: float = 1.0) -> list[Finding]:
+    """Ranks whose clock is more than `seconds` away from the median: their logs will mislead."""
+    middle = sorted(offsets)[(len(offsets) - 1) // 2]
     return [
-        Finding(
-            (each.rank,),
-            f"rank {each.rank} is to be reached at {each.address} ({each.interface}), where other"
-            " machines reach themselves: set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME",
-            breaks=True,
-        )
-        for each in inside
+        Finding((r,), f"rank {r}'s clock is {each - middle:+.1f} s from the others'", breaks=False)
+        for r, each in enumerate(offsets)
+        if abs(each - middle) > seconds
     ]
+
+
+def unreached(reports: Sequence[Report], table: Reached) -> list[Finding]:
+    """The ranks that somebody does not get through to."""
+    found = []
+    for called, report in enumerate(reports):
+        callers = {caller: row[called] for caller, row in enumerate(table) if row[called]}
+        if callers:
+            where = f"rank {called} at {report.address} ({report.interface})"
+            words = f"{where} is not reached by {sorted(callers)}: {next(iter(callers.values()))}"
+            found.append(Finding((called,), words))
+    return found
 
 
 def _value(report: Report, key: str) -> str:
@@ -175,14 +182,8 @@ def _minority(key: str, values: Mapping[int, str]) -> list[Finding]:
     (common, votes), *rest = Counter(values.values()).most_common()
     if not rest:
         return []
-    ranks = [rank for rank, value in values.items() if value != common]
-    if 2 * votes <= len(values):
-        ranks = list(values)
+    split = 2 * votes <= len(values)
+    ranks = [rank for rank, value in values.items() if split or value != common]
     said = "; ".join(f"rank {rank}: {values[rank]}" for rank in ranks)
-    others = "" if len(ranks) == len(values) else f"; the others: {common}"
-    return [Finding(tuple(ranks), f"{key} differ: {said}{others}", breaks=True)]
-
-
-def all_reports(rank: Rank, folder: Path) -> list[Report]:
-    """Every rank's report, on every rank."""
-    return gathered(own_report(rank, folder))
+    others = "" if split else f"; the others: {common}"
+    return [Finding(tuple(ranks), f"{key} differ: {said}{others}")]

@@ -24,7 +24,7 @@ class Straggler:
     lost: float
 
 
-def find_straggler(seconds: OwnSeconds, factor: float = 1.5) -> Straggler | None:
+def find_straggler(seconds: OwnSeconds, factor: float = 2.0) -> Straggler | None:
     """The rank that is late in more than half of the steps; None where there is none.
 
     `seconds[s, r]` is what rank r did in step s before it waited for others. In a step it is late
