@@ -1,1 +1,1 @@
-"""Lesson 21: what belongs to it alone."""
+"""Lesson 21: clusters."""
