@@ -6,6 +6,7 @@ that does not answer, an address of a network that nobody reaches, another versi
 """
 
 import errno
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
+import torch._dynamo  # what the first optimizer imports takes seconds
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
@@ -86,6 +88,13 @@ def save_to_a_full_disk() -> None:
         file.write(b"a checkpoint")
 
 
+def words_of(error: Exception) -> str:
+    """What was raised, on one line, without the place in gloo's sources."""
+    text = str(error).splitlines()[0].split(" This is typically")[0]
+    words = re.sub(r"\[[^]]*\.(cc|cpp):\d+\] ", "", text)
+    return f"{type(error).__name__}: {words[:120]}"
+
+
 @dataclass
 class Seen:
     """What one rank saw: its calls, what it raised, and seconds of every step.
@@ -124,6 +133,7 @@ def train(
     """
     group = dist.new_group(timeout=timedelta(seconds=timeout))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    dist.barrier()  # whoever came late to the start must not look like somebody who hangs
     own, whole, said = [], [], ""
     try:
         for step in range(1, fault.steps(steps) + 1):
@@ -139,6 +149,6 @@ def train(
             optimizer.step()
             whole.append(time.perf_counter() - began)
     except (RuntimeError, OSError) as error:
-        said = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        said = words_of(error)
     default = dist.distributed_c10d._get_default_group().group_name
     return Seen(recorded(leave_out=(default,)), said, own, whole)

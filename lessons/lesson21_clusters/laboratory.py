@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from lessons.lesson21_clusters.faults import STEPS, Fault, Seen, train
@@ -126,11 +127,13 @@ def small_run(rank: int, name: str, ranks: int, timeout: float, steps: int = STE
         return torch.randint(20, (4, 9), generator=torch.Generator().manual_seed(step))
 
     fault = Fault(name, here=rank == ranks - 1)
-    return train(rank, model, batch, fault, steps, timeout)
+    seen = train(rank, model, batch, fault, steps, timeout)
+    dist.barrier()  # nobody hangs up on those who still wait
+    return seen
 
 
 def recordings_of_a_fault(name: str, ranks: int = 3) -> tuple[Recording, ...]:
     """What torch recorded on every rank of a run with that fault."""
-    args = name, ranks, 1.0
+    args = name, ranks, 3.0
     seen = on_ranks(small_run, ranks, *args, apart="the ranks did not come back", timeout=60)
     return tuple(each.recording for each in seen)

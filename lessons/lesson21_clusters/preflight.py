@@ -140,9 +140,9 @@ def main() -> None:
         clocks = clock_offsets(rank)
         table = measure_links(rank.device, int(args.mib * 2**20))
         findings += clock_findings(clocks)
-        findings += [Finding((o.rank,), describe_odd(o), False) for o in find_odd(table.small)]
-        large = [o for o in find_odd(table.large) if o.rank not in find_odd(table.small)]
-        findings += [Finding((o.rank,), f"bandwidth: {describe_odd(o)}", False) for o in large]
+        for words, seconds in (("latency", table.small), ("bandwidth", table.large)):
+            for odd in find_odd(seconds):
+                findings.append(Finding((odd.rank,), f"{words}: {describe_odd(odd)}", breaks=False))
         if main_rank:
             print(f"{describe(reports, clocks)}\n{link_rows(table)}")
             picture = checked_out(args.out) / "links.png"

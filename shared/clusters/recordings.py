@@ -6,6 +6,7 @@ here is who made a call, not who came back from it.
 Source: torch/distributed/flight_recorder, and torch._C._distributed_c10d._dump_fr_trace.
 """
 
+import os
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,10 +17,10 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 
-from shared.ranks.failures import is_own_file
-
 # Their inputs may have other sizes on other ranks: a root's, or uneven parts.
 _UNEVEN = ("scatter", "gather", "all_to_all", "alltoall", "send", "recv")
+# Whose frames say nothing about who called: a call comes from a script or a notebook's cell.
+_LIBRARIES = (Path(torch.__file__).parent, Path(os.__file__).parent, Path(__file__).parents[1])
 _TYPES = {"Float": "float32", "Double": "float64", "Long": "int64", "Int": "int32"}
 _TYPES |= {"BFloat16": "bfloat16", "Half": "float16", "Byte": "uint8", "Bool": "bool"}
 
@@ -94,6 +95,9 @@ def _what(entry: Mapping[str, Any]) -> str:
 
 
 def _place(frames: Any) -> str:
-    """The innermost frame of a script or a notebook's cell: "train.py:88 in train"."""
-    own = next((frame for frame in frames if is_own_file(frame["filename"])), None)
-    return f"{Path(own['filename']).name}:{own['line']} in {own['name']}" if own else "?"
+    """The innermost frame of a script or a cell, as "train.py:88 in train"."""
+    for frame in frames:
+        file = Path(frame["filename"])
+        if not any(file.is_relative_to(each) for each in _LIBRARIES):
+            return f"{file.name}:{frame['line']} in {frame['name']}"
+    return "?"

@@ -1,0 +1,167 @@
+"""torch's own analyzer on our recordings, what launchers set, a real firewall between two nodes."""
+
+import json
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.flight_recorder import fr_trace
+
+from lessons.lesson21_clusters.laboratory import small_run
+from shared.clusters.recordings import Recording, dump, from_dump, own_groups
+from shared.ranks.launching import free_port
+from shared.ranks.links import INTERFACE, Links
+from shared.ranks.processes import supervise
+
+PREFLIGHT = Path(__file__).with_name("preflight.py")
+Dump = tuple[Mapping[str, Any], Mapping[str, tuple[int, ...]]]
+
+
+def dumped(rank: int, fault: str, ranks: int, timeout: float) -> Dump:
+    """What torch recorded on a rank of a small run with a fault, and the groups it was in."""
+    small_run(rank, fault, ranks, timeout)
+    return dump(), own_groups()
+
+
+def our_recordings(dumps: Sequence[Dump]) -> list[Recording]:
+    """The same as our functions read it."""
+    return [from_dump(rank, each, groups) for rank, (each, groups) in enumerate(dumps)]
+
+
+def for_torchs_analyzer(rank: int, of_rank: Dump) -> dict[str, Any]:
+    """The dump as `torchfrtrace` reads it: gloo's has no groups by name, NCCL's has them."""
+    whole, members = of_rank
+    groups = {
+        name: {"name": name, "desc": "", "ranks": str(list(ranks))}
+        for name, ranks in members.items()
+    }
+    entries = [
+        {**each, "process_group": (each["process_group"][0], "")} for each in whole["entries"]
+    ]
+    return {**whole, "rank": rank, "pg_config": groups, "entries": entries}
+
+
+def ask_torch(dumps: Sequence[Dump], leave_out: tuple[str, ...] = ()) -> list[str]:
+    """The lines of torch's analyzer that say who is missing, or who is to blame."""
+    said: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    log = logging.getLogger("Flight Recorder")
+    keep, before = Keep(), log.handlers
+    log.handlers, log.propagate = [keep], False
+    try:
+        with tempfile.TemporaryDirectory(prefix="recordings_") as folder:
+            for rank, each in enumerate(dumps):
+                whole = for_torchs_analyzer(rank, each)
+                kept = [e for e in whole["entries"] if e["process_group"][0] not in leave_out]
+                file = Path(folder) / f"rank_{rank}"
+                file.write_bytes(pickle.dumps(whole | {"entries": kept}))
+            fr_trace.main([folder, "-p", "rank_"])
+    finally:
+        log.handlers = before
+    starts = ("missing ranks", "error msg", "collective:")
+    return [line for line in said if line.startswith(starts)]
+
+
+SAY = """import json, os, sys
+names = [n for n in os.environ if n not in json.loads(os.environ["BEFORE"])]
+own = {n: os.environ[n] for n in names if n != "BEFORE"}
+own["arguments"] = " ".join(sys.argv[2:])
+path = os.path.join(sys.argv[1], f"{os.environ.get('RANK', 'none')}_{os.getpid()}.json")
+open(path, "w").write(json.dumps(own))
+"""
+
+
+def launchers(ranks: int = 2) -> dict[str, list[str]]:
+    """Commands that start a script on this machine's CPU."""
+    here = Path(sys.executable).parent
+    return {
+        "torchrun": [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            f"--nproc_per_node={ranks}",
+        ],
+        "deepspeed": [
+            *(str(here / "deepspeed"), "--num_accelerators", str(ranks)),
+            *("--master_port", str(free_port())),
+        ],
+        "accelerate": [
+            *(str(here / "accelerate"), "launch", "--cpu", "--num_processes", str(ranks)),
+            *("--num_machines", "1", "--dynamo_backend", "no", "--mixed_precision", "no"),
+        ],
+    }
+
+
+def environments(ranks: int = 2) -> dict[str, list[dict[str, str]]]:
+    """What each launcher set for the ranks that it started, by its name; all at the same time."""
+    with ThreadPoolExecutor() as pool:
+        commands = launchers(ranks)
+        return dict(zip(commands, pool.map(environment_of, commands.values()), strict=True))
+
+
+def environment_of(command: list[str]) -> list[dict[str, str]]:
+    """Start a script that writes down what its environment has that ours has not."""
+    with tempfile.TemporaryDirectory(prefix="launcher_") as folder:
+        script, found = Path(folder) / "say.py", Path(folder) / "found"
+        found.mkdir()
+        script.write_text(SAY)
+        environment = {**os.environ, "BEFORE": json.dumps([*os.environ]), "DS_ACCELERATOR": "cpu"}
+        log = Path(folder) / "log"
+        done = supervise(
+            [*command, str(script), str(found)], env=environment, log=log, time_limit=120
+        )
+        assert done.status == 0, f"{command[0]} left with {done.status}: {log.read_text()[-800:]}"
+        return [json.loads(file.read_text()) for file in sorted(found.iterdir())]
+
+
+def firewall(links: Links, node: int, open_port: int) -> None:
+    """Drop what wants to open a connection to a node, at all ports but one. For real, by `tc`.
+
+    A packet with SYN and without ACK opens one (RFC 9293); answers pass. Source: man tc-u32(8).
+    """
+    rule = ["filter", "add", "dev", INTERFACE, "ingress", "protocol", "ip"]
+    tcp = ["u32", "match", "ip", "protocol", "6", "0xff"]
+    port = ["match", "u16", str(open_port), "0xffff", "at", "22"]
+    opens = ["match", "u8", "0x02", "0x12", "at", "33"]
+    for command in (
+        ["qdisc", "add", "dev", INTERFACE, "ingress"],
+        [*rule, "prio", "1", *tcp, *port, "action", "pass"],
+        [*rule, "prio", "2", *tcp, *opens, "action", "drop"],
+    ):
+        full = links.command(node, ["tc", *command])
+        subprocess.run(full, check=True, capture_output=True, text=True)
+
+
+def preflight_on_nodes(
+    links: Links, interfaces: Sequence[str], args: Sequence[str] = ()
+) -> tuple[int, str]:
+    """Start preflight.py on namespaces that play nodes; the largest exit status, node 0's words.
+
+    `interfaces` has each node's GLOO_SOCKET_IFNAME.
+    """
+
+    def run(node: int) -> tuple[int, str]:
+        command = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(interfaces)}"]
+        command += [f"--node_rank={node}", "--nproc_per_node=1", "--rdzv_backend=static"]
+        command += [f"--master_addr={links.address(0)}", "--master_port=29500", str(PREFLIGHT)]
+        command += ["--device", "cpu", "--patience", "60", *args]
+        environment = {**os.environ, "GLOO_SOCKET_IFNAME": interfaces[node], "OMP_NUM_THREADS": "1"}
+        with tempfile.TemporaryDirectory(prefix="preflight_") as folder:
+            log = Path(folder) / "log"
+            full = links.command(node, [*command, "--out", folder])
+            done = supervise(full, env=environment, log=log, time_limit=120)
+            said = log.read_text(errors="replace")
+            return done.status, said.replace(folder, "DIR")
+
+    with ThreadPoolExecutor(len(interfaces)) as pool:
+        outcomes = list(pool.map(run, range(len(interfaces))))
+    return max(status for status, _ in outcomes), outcomes[0][1]
