@@ -25,7 +25,7 @@ from shared.ranks.agreement import gathered
 from shared.ranks.group import process_group
 from shared.results import write_results
 from shared.script import choose_preset, lesson_parser, positive_float, prepare, run_script
-from shared.training.language_recipes import RECIPES, rows_a_rank
+from shared.training.language_recipes import RECIPES
 from solutions.lesson21_clusters import explain_hang, find_odd, find_straggler
 
 VOCABULARY = 400
@@ -60,7 +60,7 @@ def main() -> None:
         odd = find_odd(measure_links(num_bytes=1 << 16).small)
         torch.manual_seed(args.seed)  # the same parameters on every rank
         model = LanguageModel(recipe.config(VOCABULARY))
-        share = rows_a_rank(recipe, rank)
+        share = max(1, recipe.batch // rank.world_size)
 
         def batch(step: int) -> torch.Tensor:
             """Tokens drawn at random: what is learned is of no interest here."""
