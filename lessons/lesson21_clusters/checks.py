@@ -83,9 +83,17 @@ def one_odd(find_odd) -> None:
                 seen=names(got),
             )
             expect_equal([(o.rank, o.slow) for o in got], [(rank, slow)], what="who is odd, where")
+
+
+@exercise_21_1.check("by how much")
+def ratios(find_odd) -> None:
+    for n in (3, 5):
+        for slow in ("receiving", "both"):
+            seconds = Table(n, fresh_seed()).slowed(n - 2, slow, 20.0)
+            (got,) = find_odd(seconds)
             expect_close(
-                torch.tensor(got[0].ratio),
-                torch.tensor(odd_ratio(seconds, rank)),
+                torch.tensor(got.ratio),
+                torch.tensor(odd_ratio(seconds, n - 2)),
                 what="the ratio: its fastest link over the others' median",
                 rtol=1e-3,
             )

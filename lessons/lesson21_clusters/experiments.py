@@ -48,7 +48,7 @@ def for_torchs_analyzer(rank: int, of_rank: Dump) -> dict[str, Any]:
     return {**whole, "rank": rank, "pg_config": groups, "entries": entries}
 
 
-def ask_torch(dumps: Sequence[Dump], leave_out: tuple[str, ...] = ()) -> list[str]:
+def ask_torch(dumps: Sequence[Dump]) -> list[str]:
     """The lines of torch's analyzer that say who is missing, or who is to blame."""
     said: list[str] = []
 
@@ -57,27 +57,30 @@ def ask_torch(dumps: Sequence[Dump], leave_out: tuple[str, ...] = ()) -> list[st
             said.append(record.getMessage())
 
     log = logging.getLogger("Flight Recorder")
-    keep, before = Keep(), log.handlers
-    log.handlers, log.propagate = [keep], False
+    keep, before = Keep(), [*log.handlers]
+    log.propagate = False
+    log.addHandler(keep)
+    for handler in before:
+        log.removeHandler(handler)
     try:
         with tempfile.TemporaryDirectory(prefix="recordings_") as folder:
             for rank, each in enumerate(dumps):
-                whole = for_torchs_analyzer(rank, each)
-                kept = [e for e in whole["entries"] if e["process_group"][0] not in leave_out]
                 file = Path(folder) / f"rank_{rank}"
-                file.write_bytes(pickle.dumps(whole | {"entries": kept}))
+                file.write_bytes(pickle.dumps(for_torchs_analyzer(rank, each)))
             fr_trace.main([folder, "-p", "rank_"])
     finally:
-        log.handlers = before
+        log.removeHandler(keep)
+        for handler in before:
+            log.addHandler(handler)
     starts = ("missing ranks", "error msg", "collective:")
     return [line for line in said if line.startswith(starts)]
 
 
 SAY = """import json, os, sys
-names = [n for n in os.environ if n not in json.loads(os.environ["BEFORE"])]
-own = {n: os.environ[n] for n in names if n != "BEFORE"}
-own["arguments"] = " ".join(sys.argv[2:])
-path = os.path.join(sys.argv[1], f"{os.environ.get('RANK', 'none')}_{os.getpid()}.json")
+ours = json.loads(os.environ["BEFORE"])
+own = {n: os.environ[n] for n in os.environ if n not in (*ours, "BEFORE", "FOUND")}
+own["arguments"] = " ".join(sys.argv[1:])
+path = os.path.join(os.environ["FOUND"], f"{own.get('RANK', 'none')}_{os.getpid()}.json")
 open(path, "w").write(json.dumps(own))
 """
 
@@ -108,19 +111,42 @@ def environments(ranks: int = 2) -> dict[str, list[dict[str, str]]]:
         return dict(zip(commands, pool.map(environment_of, commands.values()), strict=True))
 
 
+def side_by_side(found: Mapping[str, Sequence[Mapping[str, str]]]) -> list[dict[str, str]]:
+    """A row a variable, a column a launcher: what the last rank's environment has."""
+    of_torch = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
+    own = {name: dict(ranks[-1]) for name, ranks in found.items()}
+    rest = sorted({variable for each in own.values() for variable in each} - set(of_torch))
+    rest = [each for each in rest if each not in ("COURSE_PROCESS_TOKENS", "arguments")]
+    rows = [{"variable": "ranks started"} | {name: str(len(r)) for name, r in found.items()}]
+    for variable in (*of_torch, *rest, "arguments"):
+        values = {name: _short(each.get(variable, "")) for name, each in own.items()}
+        rows.append({"variable": variable} | values)
+    return rows
+
+
+def _short(value: str) -> str:
+    return value if len(value) <= 24 else f"{value[:21]}..."
+
+
 def environment_of(command: list[str]) -> list[dict[str, str]]:
     """Start a script that writes down what its environment has that ours has not."""
     with tempfile.TemporaryDirectory(prefix="launcher_") as folder:
         script, found = Path(folder) / "say.py", Path(folder) / "found"
         found.mkdir()
         script.write_text(SAY)
-        environment = {**os.environ, "BEFORE": json.dumps([*os.environ]), "DS_ACCELERATOR": "cpu"}
+        environment = {**os.environ, "DS_ACCELERATOR": "cpu", "FOUND": str(found)}
+        environment["BEFORE"] = json.dumps([*environment])
         log = Path(folder) / "log"
-        done = supervise(
-            [*command, str(script), str(found)], env=environment, log=log, time_limit=120
-        )
+        done = supervise([*command, str(script)], env=environment, log=log, time_limit=240)
         assert done.status == 0, f"{command[0]} left with {done.status}: {log.read_text()[-800:]}"
         return [json.loads(file.read_text()) for file in sorted(found.iterdir())]
+
+
+def slow_sender(links: Links, node: int, mbit: float) -> None:
+    """Throttle what a node sends, by `tc`; what it receives keeps its speed. Source: tc-tbf(8)."""
+    rate = ["rate", f"{mbit:g}mbit", "burst", "16kb", "latency", "400ms"]
+    command = ["tc", "qdisc", "replace", "dev", INTERFACE, "root", "tbf", *rate]
+    subprocess.run(links.command(node, command), check=True, capture_output=True, text=True)
 
 
 def firewall(links: Links, node: int, open_port: int) -> None:
@@ -141,9 +167,22 @@ def firewall(links: Links, node: int, open_port: int) -> None:
         subprocess.run(full, check=True, capture_output=True, text=True)
 
 
-def preflight_on_nodes(
-    links: Links, interfaces: Sequence[str], args: Sequence[str] = ()
-) -> tuple[int, str]:
+def preflight_here(ranks: int) -> tuple[int, str]:
+    """Start preflight.py under torchrun on this machine; exit status and what it printed."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--nproc_per_node={ranks}", str(PREFLIGHT), "--device", "cpu"]
+    return _preflight(command, {})
+
+
+def _preflight(command: list[str], environment: Mapping[str, str]) -> tuple[int, str]:
+    whole = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    with tempfile.TemporaryDirectory(prefix="preflight_") as folder:
+        log = Path(folder) / "log"
+        done = supervise([*command, "--out", folder], env=whole, log=log, time_limit=240)
+        return done.status, log.read_text(errors="replace").replace(folder, "DIR")
+
+
+def preflight_on_nodes(links: Links, interfaces: Sequence[str]) -> tuple[int, str]:
     """Start preflight.py on namespaces that play nodes; the largest exit status, node 0's words.
 
     `interfaces` has each node's GLOO_SOCKET_IFNAME.
@@ -153,14 +192,9 @@ def preflight_on_nodes(
         command = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(interfaces)}"]
         command += [f"--node_rank={node}", "--nproc_per_node=1", "--rdzv_backend=static"]
         command += [f"--master_addr={links.address(0)}", "--master_port=29500", str(PREFLIGHT)]
-        command += ["--device", "cpu", "--patience", "60", *args]
-        environment = {**os.environ, "GLOO_SOCKET_IFNAME": interfaces[node], "OMP_NUM_THREADS": "1"}
-        with tempfile.TemporaryDirectory(prefix="preflight_") as folder:
-            log = Path(folder) / "log"
-            full = links.command(node, [*command, "--out", folder])
-            done = supervise(full, env=environment, log=log, time_limit=120)
-            said = log.read_text(errors="replace")
-            return done.status, said.replace(folder, "DIR")
+        command += ["--device", "cpu", "--patience", "60"]
+        own = {"GLOO_SOCKET_IFNAME": interfaces[node]}
+        return _preflight(links.command(node, command), own)
 
     with ThreadPoolExecutor(len(interfaces)) as pool:
         outcomes = list(pool.map(run, range(len(interfaces))))

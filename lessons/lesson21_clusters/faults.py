@@ -92,7 +92,7 @@ def words_of(error: Exception) -> str:
     """What was raised, on one line, without the place in gloo's sources."""
     text = str(error).splitlines()[0].split(" This is typically")[0]
     words = re.sub(r"\[[^]]*\.(cc|cpp):\d+\] ", "", text)
-    return f"{type(error).__name__}: {words[:120]}"
+    return f"{type(error).__name__}: {words[:200].removeprefix('err == 0. ')}"
 
 
 @dataclass

@@ -1,14 +1,22 @@
 """Tables of links, seconds of steps and recordings that are made to come apart in one known way."""
 
+import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lessons.lesson21_clusters.faults import STEPS, Fault, Seen, train
+from lessons.lesson21_clusters.faults import STEPS, Fault, Seen, look_around, train
+from shared.clusters.addresses import Meeting
+from shared.clusters.links import measure_links
 from shared.clusters.recordings import Call, Recording
+from shared.clusters.report import Finding, disagreements, unreached
 from shared.exercises.on_ranks import on_ranks
+from shared.ranks.agreement import gathered
+from shared.ranks.forked import run_ranks
 
 
 class Table:
@@ -130,6 +138,48 @@ def small_run(rank: int, name: str, ranks: int, timeout: float, steps: int = STE
     seen = train(rank, model, batch, fault, steps, timeout)
     dist.barrier()  # nobody hangs up on those who still wait
     return seen
+
+
+@dataclass
+class Run:
+    """All that the ranks of a run saw together; `links` are seconds of one number."""
+
+    fault: str
+    findings: list[Finding]
+    links: Tensor
+    seen: list[Seen]
+
+
+def looked_at(rank: int, name: str, ranks: int, timeout: float) -> Run:
+    """What the script does, in a forked rank: reports, links, training."""
+    store = dist.PrefixStore("meeting", dist.distributed_c10d._get_default_store())
+    meeting, fault = Meeting(store, rank, ranks), Fault(name, here=rank == ranks - 1)
+    reports, reached = look_around(meeting, fault, torch.device("cpu"), Path.cwd())
+    findings = [*unreached(reports, reached), *disagreements(reports)]
+    links = measure_links(num_bytes=1 << 16).small
+    steps = 0 if any(each.breaks for each in findings) else STEPS
+    seen = small_run(rank, name, ranks, timeout, steps)
+    return Run(name, findings, links, gathered(seen))
+
+
+def whole_run(name: str, ranks: int = 3, timeout: float = 3.0) -> Run:
+    """One run with a fault, as rank 0 has brought it together."""
+    return run_ranks(looked_at, ranks, name, ranks, timeout)[0]
+
+
+def evidence(run: Run) -> str:
+    """What the ranks' own logs say of a run, without a verdict."""
+    lines = [f"finding: {each.words}" for each in run.findings]
+    for rank, each in enumerate(run.seen):
+        calls = each.recording.calls
+        last = f"last call no. {calls[-1].number}, {calls[-1].what}" if calls else "no call"
+        lines.append(f"rank {rank}: {each.said or 'came to its end'}; {last}")
+    steps = min(len(each.whole) for each in run.seen)
+    for words, part in (("whole steps", "whole"), ("before the all_reduce", "own")):
+        columns = [getattr(each, part)[1:steps] for each in run.seen]
+        medians = [f"{1000 * statistics.median(each):.1f}" for each in columns if each]
+        lines += [f"median ms, {words}: {', '.join(medians)}"] if medians else []
+    return "\n".join(lines)
 
 
 def recordings_of_a_fault(name: str, ranks: int = 3) -> tuple[Recording, ...]:

@@ -187,6 +187,8 @@ def _wait_for_all(store: dist.Store, rank: int, num_ranks: int, wait: datetime.t
 
 
 def _place() -> dict[str, int]:
+    if "RANK" in os.environ and "LOCAL_SIZE" in os.environ:  # what DeepSpeed's launcher calls it
+        os.environ.setdefault("LOCAL_WORLD_SIZE", os.environ["LOCAL_SIZE"])
     given = [name for name in LAUNCHER_VARIABLES if name in os.environ]
     if not given:
         return {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}
