@@ -1,0 +1,266 @@
+"""The proofs: torch's analyzer on our recordings, real slow links, real faults, noise."""
+
+import functools
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from lessons.lesson21_clusters.diagnosis import NOTHING, own_seconds, verdict, whole_seconds
+from lessons.lesson21_clusters.experiments import (
+    ask_torch,
+    dumped,
+    firewall,
+    our_recordings,
+    preflight_on_nodes,
+    slow_sender,
+)
+from lessons.lesson21_clusters.laboratory import recordings, whole_run
+from shared.clusters.addresses import Meeting
+from shared.clusters.hangs import describe_hang, explain_hang
+from shared.clusters.links import find_odd, measure_links
+from shared.clusters.recordings import dump, from_dump, own_groups, recorded
+from shared.clusters.report import GIB, Report, clock_findings, clock_offsets, disagreements
+from shared.clusters.stragglers import find_straggler
+from shared.errors import NoGroup
+from shared.exercises.lessons import ROOT
+from shared.ranks.forked import run_ranks
+from shared.ranks.group import Rank
+from shared.ranks.links import throttled_links, why_not
+
+START = ROOT / "lessons" / "lesson21_clusters" / "start"
+needs_namespaces = pytest.mark.skipif(bool(why_not()), reason="needs network namespaces")
+
+
+@functools.cache
+def run_of(fault):
+    return whole_run(fault)
+
+
+def judged(run):
+    own = own_seconds(run.seen)
+    return verdict(
+        run.findings,
+        explain_hang([each.recording for each in run.seen]),
+        [each.said for each in run.seen],
+        find_straggler(own) if own.numel() else None,
+        [],  # links in microseconds: on a busy machine a test of its own
+    )
+
+
+@pytest.mark.parametrize(
+    ("fault", "raised", "words"),
+    [
+        ("none", [], [NOTHING]),
+        ("blocked_port", [], ["rank 2 at ", "is not reached by [0, 1]"]),
+        ("wrong_interface", [], ["rank 2 at 198.51.100.77 (ib0) is not reached by [0, 1]"]),
+        ("versions", [], ["torch differ: rank 2: 2.11.0"]),
+        ("batches", [0, 1], ["no. 21 waits for rank 2; rank 2's last call: no. 20"]),
+        ("mismatch", [0, 1, 2], ["call no. 21: rank 2 and the others", "all_gather of 1 float32"]),
+        ("slow_node", [], ["rank 2 is late in"]),
+        ("full_disk", [0, 1, 2], ["no. 21 waits for rank 2", "No space left on device"]),
+        ("out_of_memory", [0, 1, 2], ["no. 21 waits for rank 2", "can't allocate memory"]),
+    ],
+)
+def test_every_fault_is_named(fault, raised, words):
+    run = run_of(fault)
+    assert [rank for rank, each in enumerate(run.seen) if each.said] == raised
+    said = judged(run)
+    assert all(each in said for each in words), said
+
+
+def test_whole_steps_do_not_show_the_slow_node():
+    run = run_of("slow_node")
+    assert find_straggler(whole_seconds(run.seen).double()) is None
+    found = find_straggler(own_seconds(run.seen))
+    assert found is not None
+    assert found.rank == 2
+    assert found.lost > 1  # 23 steps of 0.1 s, and what the machine's noise hides
+
+
+def test_torchs_analyzer_names_the_same_missing_rank():
+    dumps = run_ranks(dumped, 3, "batches", 3, 3.0)
+    assert "missing ranks: {2}" in ask_torch(dumps)
+    (hang,) = explain_hang(our_recordings(dumps))
+    assert (hang.number, hang.missing, hang.odd) == (21, (2,), ())
+
+
+def test_on_a_mismatch_torchs_analyzer_takes_one_rank_for_the_right_one():
+    dumps = run_ranks(dumped, 3, "mismatch", 3, 3.0)
+    (line,) = [each for each in ask_torch(dumps) if each.startswith("error msg")]
+    assert "COLLECTIVE_TYPE_MISMATCH" in line
+    (hang,) = explain_hang(our_recordings(dumps))
+    assert (hang.number, hang.missing, hang.odd) == (21, (), (2,))
+
+
+def some_calls(rank):
+    """Calls in two groups, of several kinds, and point-to-point messages between."""
+    pair = dist.new_group([0, 1])
+    x = torch.ones(3, 2)
+    dist.all_reduce(x)
+    if rank < 2:
+        dist.all_reduce(torch.ones(4, dtype=torch.float64), group=pair)
+        dist.send(x, 1) if rank == 0 else dist.recv(x, 0)
+    gathered = [torch.empty_like(x) for _ in range(3)] if rank == 0 else None
+    dist.gather(x, gathered, 0)
+    return recorded()
+
+
+def test_a_recording_has_groups_numbers_and_what_is_equal_on_ranks_that_fit():
+    by_rank = run_ranks(some_calls, 3)
+    assert not explain_hang(by_rank)  # a root's gather is the others' gather
+    own = [(call.group, call.number, call.what) for call in by_rank[0].calls]
+    assert own[0] == ("0", 1, "all_reduce of 6 float32")
+    assert ("1", 1, "all_reduce of 4 float64") in own
+    assert by_rank[0].members == {"0": (0, 1, 2), "1": (0, 1)}
+    assert "1" not in by_rank[2].members
+    assert by_rank[0].calls[0].at.startswith("test_clusters.py:")
+
+
+def many_calls(rank):
+    for _ in range(9):
+        dist.all_reduce(torch.ones(2))
+    if rank != 1:
+        work = dist.all_reduce(torch.ones(2), async_op=True)
+        assert work is not None
+    return from_dump(rank, dump(), own_groups())
+
+
+def keep_four(rank):
+    import os
+
+    os.environ["TORCH_FR_BUFFER_SIZE"] = "4"
+
+
+def test_a_full_buffer_keeps_the_last_calls_and_their_numbers():
+    by_rank = run_ranks(many_calls_and_a_wait, 3, before=keep_four)
+    assert [len(each.calls) for each in by_rank] == [4, 4, 4]
+    (hang,) = explain_hang(by_rank)
+    assert (hang.number, hang.missing) == (10, (1,))
+    said = describe_hang(hang, {0: "nothing of interest", 1: "ValueError"})
+    assert said.startswith("all_reduce of 2 float32 no. 10 waits for rank 1;")
+    assert said.endswith("rank 1 said: ValueError")
+
+
+def many_calls_and_a_wait(rank):
+    """Rank 1 makes its tenth call late, when all have been recorded."""
+    seen = many_calls(rank)
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"seen_{rank}", "")
+    store.wait([f"seen_{each}" for each in range(3)])
+    if rank == 1:
+        dist.all_reduce(torch.ones(2))
+    dist.barrier()
+    return seen
+
+
+def test_two_groups_that_wait_for_each_other_are_both_told():
+    one = recordings([["all_reduce"] * 3, ["all_reduce"] * 2])
+    assert [hang.missing for hang in explain_hang(one)] == [(1,)]
+
+
+def measured(rank):
+    return measure_links(num_bytes=128 * 1024, repeats=2)
+
+
+@needs_namespaces
+def test_a_slow_sender_is_found_by_bandwidth_and_not_by_latency():
+    with throttled_links(3, 400) as slow:
+        slow_sender(slow, 2, 10)
+        table = run_ranks(measured, 3, before=slow.enter, timeout=120)[0]
+    (odd,) = find_odd(table.large)
+    assert (odd.rank, odd.slow) == (2, "sending")
+    seconds = table.large[2, 0].item()
+    assert 1.1 * seconds > 8 * (128 - 16) * 1024 / 10e6, "112 KiB at 10 Mbit/s take 92 ms"
+    assert torch.equal(table.small, table.small.T)
+
+
+@needs_namespaces
+@pytest.mark.parametrize(
+    ("interfaces", "walled", "status", "words"),
+    [
+        (["eth0", "eth0"], False, 0, "nothing found that breaks a run"),
+        (["eth0", "lo"], False, 1, "rank 1 at 127.0.0.1 (lo) is not reached by [0]"),
+        pytest.param(["eth0", "eth0"], True, 1, "is not reached by [0]: timed out",
+                     marks=pytest.mark.full),
+    ],
+)  # fmt: skip
+def test_preflight_on_two_nodes(interfaces, walled, status, words):
+    with throttled_links(2, 1000) as links:
+        if walled:
+            firewall(links, 1, 29500)
+        ended, said = preflight_on_nodes(links, interfaces)
+    assert (ended, words in said) == (status, True), said
+
+
+def report(rank, **more):
+    plain = {
+        "host": f"node{rank}", "network": f"node{rank}", "address": f"10.0.0.{rank}",
+        "interface": "eth0", "device": "cpu", "python": "3.11.7", "torch": "2.13.0", "cuda": "-",
+        "nccl": "-", "cores": 2, "free": 8 * GIB, "disk": 50 * GIB, "variables": {},
+    }  # fmt: skip
+    return Report(rank=rank, **(plain | more))
+
+
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        ({}, None),
+        ({"torch": "2.12.0"}, "torch differ: rank 1: 2.12.0; the others: 2.13.0"),
+        ({"variables": {"NCCL_ALGO": "Ring"}}, "rank 1: NCCL_ALGO=Ring; the others: none set"),
+        ({"free": 3 * GIB}, "rank 1 has 3.0 GiB of memory free, others 8.0"),
+        ({"disk": GIB // 2}, "rank 1 has 0.50 GiB of disk free"),
+        ({"address": "127.0.1.1"}, "rank 1 gives 127.0.1.1 (eth0), where others reach themselves"),
+    ],
+)
+def test_in_what_a_rank_differs(own, words):
+    found = disagreements([report(0), report(1, **own), report(2)])
+    assert [each.ranks for each in found] == ([] if words is None else [(1,)])
+    assert all(words in each.words and each.breaks for each in found)
+
+
+def test_two_versions_on_two_ranks_have_no_majority():
+    (found,) = disagreements([report(0), report(1, torch="2.12.0")])
+    assert found.ranks == (0, 1)
+
+
+def test_a_clock_that_is_off_misleads_and_breaks_nothing():
+    (found,) = clock_findings([0.0, 0.01, -7.5])
+    assert (found.ranks, found.breaks) == ((2,), False)
+    assert "-7.5 s" in found.words
+
+
+def clocks(rank):
+    return clock_offsets(Rank(rank, rank, 3, torch.device("cpu"), "gloo"))
+
+
+def test_clocks_of_one_machine_agree():
+    for offsets in run_ranks(clocks, 3):
+        assert max(map(abs, offsets)) < 0.5
+
+
+def test_ranks_that_do_not_come_are_named():
+    meeting = Meeting(dist.HashStore(), 0, 3, patience=0.1)
+    with pytest.raises(NoGroup, match=r"ranks \[1, 2\] of 3 did not come within 0.1 s"):
+        meeting.gathered("report", 1)
+
+
+@pytest.mark.parametrize("path", sorted(START.glob("*.s*")), ids=lambda path: path.name)
+def test_shellcheck_finds_nothing(path):
+    shellcheck = shutil.which("shellcheck", path=str(Path(sys.executable).parent))
+    shellcheck = shellcheck or shutil.which("shellcheck")
+    if shellcheck is None:
+        pytest.skip("shellcheck is not installed: it comes with the extra [dev]")
+    done = subprocess.run([shellcheck, path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("path", sorted(START.glob("*.sh")), ids=lambda path: path.name)
+def test_a_start_script_without_arguments_says_how(path):
+    done = subprocess.run(["bash", path], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "usage:" in done.stderr

@@ -1,0 +1,63 @@
+"""The script and the preflight under torchrun; bad input."""
+
+import pytest
+
+from shared.exercises.lessons import ROOT
+
+FOLDER = ROOT / "lessons" / "lesson21_clusters"
+SCRIPT, PREFLIGHT = FOLDER / "train.py", FOLDER / "preflight.py"
+TINY = ("--preset", "tiny")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "args", "words"),
+    [
+        (2, ("--fault", "batches", "--timeout", "4"), "no. 21 waits for rank 1"),
+        (3, ("--fault", "none"), "nothing found"),
+        pytest.param(3, ("--fault", "mismatch", "--timeout", "4"), "call no. 21: rank 2 and",
+                     marks=pytest.mark.full),
+        pytest.param(3, ("--fault", "blocked_port"), "is not reached by [0, 1]",
+                     marks=pytest.mark.full),
+        pytest.param(1, ("--fault", "full_disk"), "rank 0 said: OSError", marks=pytest.mark.full),
+    ],
+)  # fmt: skip
+def test_the_script_names_the_fault(ranks, args, words, launch_on):
+    metrics = launch_on(SCRIPT, (ranks,), *TINY, *args)[ranks][1]
+    assert words in metrics["verdict"]
+    assert metrics["found"] == ("none" not in args)
+    assert metrics["table"][0]["found"] == metrics["verdict"]
+
+
+def test_preflight_alone(tmp_path, run_script):
+    status, out, _ = run_script(PREFLIGHT, "--device", "cpu", "--out", tmp_path)
+    assert status == 0
+    assert "nothing found that breaks a run" in out
+    assert (tmp_path / "links.png").is_file()
+
+
+def test_preflight_of_a_disk_that_is_too_small(tmp_path, run_script):
+    args = ("--device", "cpu", "--out", tmp_path, "--disk", "1e9")
+    status, out, _ = run_script(PREFLIGHT, *args)
+    assert status == 1
+    assert "BREAKS A RUN: rank 0 has" in out
+
+
+@pytest.mark.parametrize(
+    ("script", "args", "environment", "words"),
+    [
+        (SCRIPT, ("--fault", "batches"), {}, "--fault batches is a difference between ranks"),
+        (SCRIPT, ("--device", "cuda"), {}, "--device cuda: NCCL's watchdog"),
+        (SCRIPT, ("--fault", "fire"), {}, "invalid choice"),
+        (SCRIPT, ("--timeout", "0"), {}, "must be a number above 0, got '0'"),
+        (PREFLIGHT, (), {"GLOO_SOCKET_IFNAME": "ib7"}, "GLOO_SOCKET_IFNAME=ib7 is no interface"),
+        (PREFLIGHT, ("--patience", "0.5"), {
+            "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9",
+        }, "no store at 127.0.0.1:9"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_said_in_one_line(script, args, environment, words, tmp_path, run_script):
+    more = TINY if script is SCRIPT else ("--device", "cpu")
+    status, _, err = run_script(script, *more, *args, "--out", tmp_path, **environment)
+    assert status == 2
+    assert words in err.strip().splitlines()[-1]
