@@ -10,9 +10,10 @@ tool says when two of three ranks are bad; what it cannot see (a link inside a n
 a call that all have made); why a threshold in milliseconds would be of no use.
 """
 
-from shared.clusters.hangs import Hang, explain_hang
-from shared.clusters.links import Odd, find_odd
-from shared.clusters.stragglers import Straggler, find_straggler
+from shared.clusters.hangs import explain_hang
+from shared.clusters.odd import find_odd
+from shared.clusters.stragglers import find_straggler
+from shared.clusters.verdicts import Hang, Odd, Straggler
 
 __all__ = ["Hang", "Odd", "Straggler", "explain_hang", "find_odd", "find_straggler"]
 

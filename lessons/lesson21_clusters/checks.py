@@ -19,10 +19,8 @@ from lessons.lesson21_clusters.laboratory import (
     recordings,
     recordings_of_a_fault,
 )
-from shared.clusters.hangs import Hang
-from shared.clusters.links import Odd
 from shared.clusters.recordings import Recording
-from shared.clusters.stragglers import Straggler
+from shared.clusters.verdicts import Hang, Odd, Straggler
 from shared.errors import InputError
 from shared.exercises.checks import checks_for
 from shared.exercises.expecting import expect, expect_close, expect_equal, expect_raises, recognise

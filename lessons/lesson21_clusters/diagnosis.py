@@ -7,10 +7,16 @@ import torch
 from matplotlib.figure import Figure
 
 from lessons.lesson21_clusters.faults import Seen
-from shared.clusters.hangs import Hang, describe_hang
-from shared.clusters.links import Odd, describe_odd
 from shared.clusters.report import Finding
-from shared.clusters.stragglers import OwnSeconds, Straggler, describe_straggler
+from shared.clusters.stragglers import OwnSeconds
+from shared.clusters.verdicts import (
+    Hang,
+    Odd,
+    Straggler,
+    describe_hang,
+    describe_odd,
+    describe_straggler,
+)
 from shared.plots import GREY, MEANING, use_style
 
 NOTHING = "nothing found"

@@ -21,7 +21,8 @@ import torch
 from matplotlib.figure import Figure
 
 from shared.clusters.addresses import meet, reach
-from shared.clusters.links import LinkTable, describe_odd, find_odd, measure_links
+from shared.clusters.links import LinkTable, measure_links
+from shared.clusters.odd import find_odd
 from shared.clusters.report import (
     GIB,
     Finding,
@@ -32,6 +33,7 @@ from shared.clusters.report import (
     own_report,
     unreached,
 )
+from shared.clusters.verdicts import describe_odd
 from shared.plots import heat_map, use_style
 from shared.ranks.group import process_group
 from shared.results import format_table

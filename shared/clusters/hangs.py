@@ -2,26 +2,10 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 from shared.clusters.recordings import Call, Recording
+from shared.clusters.verdicts import Hang
 from shared.errors import InputError
-
-
-@dataclass(frozen=True)
-class Hang:
-    """A group's first call that not all of its ranks made alike.
-
-    `missing` never made call `number`; `odd` made another one than most (all, where no call has a
-    majority). `what` is the call of most. `last` has each recorded member's last call in the group.
-    """
-
-    group: str
-    number: int
-    what: str
-    missing: tuple[int, ...]
-    odd: tuple[int, ...]
-    last: Mapping[int, Call] = field(default_factory=dict)
 
 
 def explain_hang(recordings: Sequence[Recording]) -> list[Hang]:
@@ -69,27 +53,3 @@ def _first_difference(group: str, calls: Mapping[int, Mapping[int, Call]]) -> Ha
         if missing or odd:
             return Hang(group, number, what, missing, odd, last)
     return None
-
-
-def describe_hang(hang: Hang, said: Mapping[int, str] | None = None) -> str:
-    """One line about it; `said` has the errors of ranks, of which only the guilty ones' count."""
-    said = said or {}
-    guilty = hang.missing + hang.odd
-    if hang.odd:
-        others = "and the others do not make the same one"
-        line = f"call no. {hang.number}: {_names(hang.odd)} {others} ({hang.what})"
-    else:
-        line = f"{hang.what} no. {hang.number} waits for {_names(hang.missing)}"
-    for rank in guilty:
-        if rank in hang.last:
-            call = hang.last[rank]
-            line += f"; rank {rank}'s last call: no. {call.number}, {call.what}, at {call.at}"
-        elif rank in hang.missing:
-            line += f"; rank {rank} left no call of this group"
-        if said.get(rank):
-            line += f"; rank {rank} said: {said[rank]}"
-    return line
-
-
-def _names(ranks: Sequence[int]) -> str:
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

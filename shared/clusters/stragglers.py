@@ -3,25 +3,14 @@
 The seconds of whole steps are equal on all ranks: whoever is early waits in the all-reduce.
 """
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from shared.clusters.verdicts import Straggler
 from shared.errors import InputError
 
 OwnSeconds = Float[Tensor, "steps ranks"]
-
-
-@dataclass(frozen=True)
-class Straggler:
-    """A rank that is late in most steps: in `late` of `steps`, and the seconds that it cost."""
-
-    rank: int
-    late: int
-    steps: int
-    lost: float
 
 
 def find_straggler(seconds: OwnSeconds, factor: float = 2.0) -> Straggler | None:
@@ -49,11 +38,3 @@ def find_straggler(seconds: OwnSeconds, factor: float = 2.0) -> Straggler | None
             lost = (own - others.amax(1)).clamp(min=0).sum().item()
             found.append(Straggler(rank, late, steps, lost))
     return max(found, key=lambda each: each.lost, default=None)
-
-
-def describe_straggler(found: Straggler) -> str:
-    """One line about it."""
-    return (
-        f"rank {found.rank} is late in {found.late} of {found.steps} steps, and the others waited"
-        f" {found.lost:.2f} s for it"
-    )

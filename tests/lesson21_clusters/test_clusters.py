@@ -21,11 +21,13 @@ from lessons.lesson21_clusters.experiments import (
 )
 from lessons.lesson21_clusters.laboratory import recordings, whole_run
 from shared.clusters.addresses import Meeting
-from shared.clusters.hangs import describe_hang, explain_hang
-from shared.clusters.links import find_odd, measure_links
+from shared.clusters.hangs import explain_hang
+from shared.clusters.links import measure_links
+from shared.clusters.odd import find_odd
 from shared.clusters.recordings import dump, from_dump, own_groups, recorded
 from shared.clusters.report import GIB, Report, clock_findings, clock_offsets, disagreements
 from shared.clusters.stragglers import find_straggler
+from shared.clusters.verdicts import describe_hang
 from shared.errors import NoGroup
 from shared.exercises.lessons import ROOT
 from shared.ranks.forked import run_ranks

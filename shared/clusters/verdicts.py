@@ -1,0 +1,82 @@
+"""What the functions of this room find, and each in one line of words."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from shared.clusters.recordings import Call
+
+
+@dataclass(frozen=True)
+class Odd:
+    """A rank whose links are unlike the others': `slow` is "sending", "receiving" or "both".
+
+    `ratio` is its fastest link in that direction over the typical link among the others.
+    """
+
+    rank: int
+    slow: str
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """A rank that is late in most steps: in `late` of `steps`, and the seconds that it cost."""
+
+    rank: int
+    late: int
+    steps: int
+    lost: float
+
+
+@dataclass(frozen=True)
+class Hang:
+    """A group's first call that not all of its ranks made alike.
+
+    `missing` never made call `number`; `odd` made another one than most (all, where no call has a
+    majority). `what` is the call of most. `last` has each recorded member's last call in the group.
+    """
+
+    group: str
+    number: int
+    what: str
+    missing: tuple[int, ...]
+    odd: tuple[int, ...]
+    last: Mapping[int, Call] = field(default_factory=dict)
+
+
+def describe_odd(odd: Odd) -> str:
+    """One line about it."""
+    way = {"both": "both directions", "sending": "sending", "receiving": "receiving"}[odd.slow]
+    return f"rank {odd.rank}'s links are {odd.ratio:.1f} times as slow as the others' ({way})"
+
+
+def describe_straggler(found: Straggler) -> str:
+    """One line about it."""
+    return (
+        f"rank {found.rank} is late in {found.late} of {found.steps} steps, and the others waited"
+        f" {found.lost:.2f} s for it"
+    )
+
+
+def describe_hang(hang: Hang, said: Mapping[int, str] | None = None) -> str:
+    """One line about it; `said` has the errors of ranks, of which only the guilty ones' count."""
+    said = said or {}
+    guilty = hang.missing + hang.odd
+    if hang.odd:
+        others = "and the others do not make the same one"
+        line = f"call no. {hang.number}: {_names(hang.odd)} {others} ({hang.what})"
+    else:
+        line = f"{hang.what} no. {hang.number} waits for {_names(hang.missing)}"
+    for rank in guilty:
+        if rank in hang.last:
+            call = hang.last[rank]
+            line += f"; rank {rank}'s last call: no. {call.number}, {call.what}, at {call.at}"
+        elif rank in hang.missing:
+            line += f"; rank {rank} left no call of this group"
+        if said.get(rank):
+            line += f"; rank {rank} said: {said[rank]}"
+    return line
+
+
+def _names(ranks: Sequence[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
