@@ -7,7 +7,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -116,7 +116,8 @@ def side_by_side(found: Mapping[str, Sequence[Mapping[str, str]]]) -> list[dict[
     of_torch = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
     own = {name: dict(ranks[-1]) for name, ranks in found.items()}
     rest = sorted({variable for each in own.values() for variable in each} - set(of_torch))
-    rest = [each for each in rest if each not in ("COURSE_PROCESS_TOKENS", "arguments")]
+    skipped = ("COURSE_PROCESS_TOKENS", "arguments", "ACCELERATE_DYNAMO")
+    rest = [each for each in rest if not each.startswith(skipped)]
     rows = [{"variable": "ranks started"} | {name: str(len(r)) for name, r in found.items()}]
     for variable in (*of_torch, *rest, "arguments"):
         values = {name: _short(each.get(variable, "")) for name, each in own.items()}
@@ -147,6 +148,27 @@ def slow_sender(links: Links, node: int, mbit: float) -> None:
     rate = ["rate", f"{mbit:g}mbit", "burst", "16kb", "latency", "400ms"]
     command = ["tc", "qdisc", "replace", "dev", INTERFACE, "root", "tbf", *rate]
     subprocess.run(links.command(node, command), check=True, capture_output=True, text=True)
+
+
+def readdress(links: Links, network: str) -> None:
+    """Give node i the address NETWORK.(i + 1) in the place of the one that it has."""
+    for node in range(len(links.names)):
+        for command in (
+            ["ip", "address", "flush", "dev", INTERFACE],
+            ["ip", "address", "add", f"{network}.{node + 1}/24", "dev", INTERFACE],
+        ):
+            full = links.command(node, command)
+            subprocess.run(full, check=True, capture_output=True, text=True)
+
+
+def on_interfaces(links: Links, interfaces: Sequence[str]) -> Callable[[int], None]:
+    """What `run_ranks` calls first in each rank: to its node, and gloo to the named interface."""
+
+    def enter(rank: int) -> None:
+        links.enter(rank)
+        os.environ["GLOO_SOCKET_IFNAME"] = interfaces[rank]
+
+    return enter
 
 
 def firewall(links: Links, node: int, open_port: int) -> None:

@@ -88,7 +88,7 @@ def link_rows(table: LinkTable) -> str:
 
 
 def draw_links(table: LinkTable) -> Figure:
-    """The two matrices; a rank with slow links is a bright row or column."""
+    """The two matrices; four times the typical link is bright, and a slow rank a row or column."""
     use_style()
     figure, axes = plt.subplots(1, 2, figsize=(8, 3.4))
     ranks = [str(rank) for rank in range(len(table.small))]
@@ -97,7 +97,9 @@ def draw_links(table: LinkTable) -> Figure:
         (axes[1], table.large * 1e3, f"{table.num_bytes / 2**20:g} MiB: milliseconds"),
     ):
         shown = seconds.clone().fill_diagonal_(float("nan"))
-        figure.colorbar(heat_map(ax, shown, rows=ranks, columns=ranks), ax=ax)
+        image = heat_map(ax, shown, rows=ranks, columns=ranks)
+        image.set_clim(0, shown.nan_to_num(0).max().clamp(min=4 * shown.nanmedian()).item())
+        figure.colorbar(image, ax=ax)
         ax.tick_params(axis="x", rotation=0)
         ax.set(title=title, xlabel="to rank", ylabel="from rank")
     return figure

@@ -15,8 +15,10 @@ from lessons.lesson21_clusters.experiments import (
     ask_torch,
     dumped,
     firewall,
+    on_interfaces,
     our_recordings,
     preflight_on_nodes,
+    readdress,
     slow_sender,
 )
 from lessons.lesson21_clusters.laboratory import recordings, whole_run
@@ -30,7 +32,7 @@ from shared.clusters.stragglers import find_straggler
 from shared.clusters.verdicts import describe_hang
 from shared.errors import NoGroup
 from shared.exercises.lessons import ROOT
-from shared.ranks.forked import run_ranks
+from shared.ranks.forked import RankFailed, run_ranks
 from shared.ranks.group import Rank
 from shared.ranks.links import throttled_links, why_not
 
@@ -197,6 +199,35 @@ def test_preflight_on_two_nodes(interfaces, walled, status, words):
             firewall(links, 1, 29500)
         ended, said = preflight_on_nodes(links, interfaces)
     assert (ended, words in said) == (status, True), said
+
+
+def added(rank):
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    return x.item()
+
+
+@needs_namespaces
+def test_whether_a_wrong_interface_breaks_a_group_of_gloos_depends_on_the_addresses():
+    def sum_in(network):
+        with throttled_links(2, 1000) as links:
+            readdress(links, network)
+            return run_ranks(added, 2, before=on_interfaces(links, ["eth0", "lo"]), timeout=60)
+
+    assert sum_in("10.77.0") == [2, 2]
+    with pytest.raises(RankFailed, match="Connection refused"):
+        sum_in("192.168.77")
+
+
+@needs_namespaces
+@pytest.mark.full
+def test_behind_a_firewall_gloo_gives_up_late_and_names_no_address():
+    with throttled_links(2, 1000) as links:
+        firewall(links, 1, 29500)
+        enter = on_interfaces(links, ["eth0", "eth0"])
+        with pytest.raises(RankFailed, match="connectFullMesh failed") as caught:
+            run_ranks(added, 2, before=enter, timeout=200)
+    assert "10.77" not in caught.value.error_text
 
 
 def report(rank, **more):
