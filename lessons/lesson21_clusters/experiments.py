@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch.distributed.flight_recorder import fr_trace
 
 from lessons.lesson21_clusters.laboratory import small_run
@@ -169,6 +171,20 @@ def on_interfaces(links: Links, interfaces: Sequence[str]) -> Callable[[int], No
         os.environ["GLOO_SOCKET_IFNAME"] = interfaces[rank]
 
     return enter
+
+
+def called(rank: int) -> str:
+    """Make a group of two, sum something, and say who opened the connection, by the kernel's table.
+
+    An established connection whose own port is one that listens was accepted (man proc(5)).
+    """
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert total.item() == 2, f"a sum of {total.item()} on two ranks"
+    rows = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
+    listening = {row[1] for row in rows if row[3] == "0A"}
+    established = [row[1] for row in rows if row[3] == "01"]
+    return "accepted" if any(each in listening for each in established) else "called"
 
 
 def firewall(links: Links, node: int, open_port: int) -> None:
