@@ -218,58 +218,53 @@ def offload(place: str, ranks: int, billions: float, bus: int) -> State:
     from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs as estimate
 
     optimizer, weights = PLACES[place]
-    parameters = int(billions * 1e9)
-    host, gpu, _ = estimate(
-        parameters, 0, ranks, 1, cpu_offload=optimizer, cpu_offload_params=weights,
-        additional_buffer_factor=1.0,
-    )  # fmt: skip
+    given = {"cpu_offload": optimizer, "cpu_offload_params": weights}
+    host, gpu, _ = estimate(int(billions * 1e9), 0, ranks, 1, **given, additional_buffer_factor=1.0)
     share = 2 * billions / ranks  # GB of a rank's part in 16 bits, weights or gradients
     up = share * (2 if weights else 1) if optimizer else 0.0  # for forward and for backward
     down = share if optimizer else 0.0
-    kept = "weights, gradients, optimizer states" if not optimizer else "weights, gradients"
+    size = {"GPU, by DeepSpeed's estimate": gpu, "host, a GPU's share": host / ranks * optimizer}
+    colours = (BLUE, MEANING["optimizer states"])
+    kept = "weights, gradients" + ("" if optimizer else ", optimizer states")
     there = "16-bit weights, " if weights else ""
-    steps = [
-        ("forward", f"{share:.2f} GB" if weights else "", "", "computes"),
-        ("backward", f"{share:.2f} GB" if weights else "", f"{down:.2f} GB", "computes"),
-        ("update", "", "", "waits" if optimizer else "updates"),
-        ("publish", f"{share:.2f} GB" if optimizer and not weights else "", "", "next step"),
-    ]
-    rows = ["weights up", "gradients down", "GPU", "processor"]
-    frames, says = [], []
-    for count, (name, _, _, _) in enumerate(steps, 1):
-        shown = steps[:count]
-        busy = ["updates" if each[0] == "update" and optimizer else "" for each in shown]
-        frames.append(
-            [
-                [[each[1], VERMILION if each[1] else "transparent"] for each in shown],
-                [[each[2], MEANING["gradients"] if down and each[2] else "transparent"]
-                 if down else ["", "transparent"] for each in shown],
-                [[each[3], SKY if each[3] in ("computes", "updates") else GREY] for each in shown],
-                [[text, MEANING["optimizer states"] if text else "transparent"] for text in busy],
-            ]
-        )  # fmt: skip
-        says.append(f"{name}: {_what_crosses(name, optimizer, weights)}")
     return {
         "bars": [
-            {"label": "GPU, by DeepSpeed's estimate", "value": round(gpu / 1e9, 2), "colour": BLUE},
-            {
-                "label": "host, a GPU's share",
-                "value": round(host / ranks / 1e9 if optimizer else 0, 2),
-                "colour": MEANING["optimizer states"],
-            },
+            {"label": label, "value": round(each / 1e9, 2), "colour": colour}
+            for (label, each), colour in zip(size.items(), colours, strict=True)
         ],
         "unit": "GB",
         "line": {"value": 80, "label": "80 GB"},
-        "rows": rows,
-        "columns": [each[0] for each in steps],
-        "frames": frames,
+        **_flow(share, optimizer, weights),
         "numbers": {
-            "on a GPU": kept if not weights else "one unit's weights at a time",
+            "on a GPU": "one unit's weights at a time" if weights else kept,
             "in host memory": f"{there}float32 weights and moments" if optimizer else "nothing",
             "over the bus a step, up and down": f"{up:.2f} and {down:.2f} GB",
             f"seconds of that at {bus} GB/s": f"{(up + down) / bus:.2f}",
         },
-        "says": says,
+    }
+
+
+def _flow(share: float, optimizer: bool, weights: bool) -> State:
+    """A step's four parts, one a frame: what goes up, what comes down, who computes."""
+    gb, nothing = f"{share:.2f} GB", ["", "transparent"]
+    up, down = [gb, VERMILION], [gb, MEANING["gradients"]]
+    updates = ["updates", MEANING["optimizer states"]]
+    computes, idle = ["computes", SKY], ["waits", GREY]
+    fetched = up if weights else nothing
+    table = {
+        "forward": (fetched, nothing, computes, nothing),
+        "backward": (fetched, down if optimizer else nothing, computes, nothing),
+        "update": (nothing, nothing, *((idle, updates) if optimizer else (updates, nothing))),
+        "publish": (up if optimizer and not weights else nothing, nothing, idle, nothing),
+    }
+    columns = list(table.values())
+    return {
+        "rows": ["weights up", "gradients down", "GPU", "processor"],
+        "columns": list(table),
+        "frames": [
+            [list(row) for row in zip(*columns[: n + 1], strict=True)] for n in range(len(columns))
+        ],
+        "says": [f"{name}: {_what_crosses(name, optimizer, weights)}" for name in table],
     }
 
 

@@ -1,5 +1,6 @@
 """States of pictures by a run: engines on forked ranks, watched, when the book is built."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -128,20 +129,14 @@ def _fsdp_rank(layers: int, after_forward: str, prefetch: str) -> tuple[Film, Tr
         most[0] = max(most[0], sum(unit.is_whole for unit in sharded.units))
         return [weights, gradients]
 
-    def watch(unit: Any, number: int, name: str, says: str) -> None:
-        original = getattr(unit, name)
-
-        def watched(*args: Any) -> Any:
-            result = original(*args)
-            film.shoot(cells(), f"{phase[0]}: unit {number} {says}")
-            return result
-
-        setattr(unit, name, watched)
-
     optimizer = torch.optim.SGD(sharded.parameters(), lr=0.1)
     for number, unit in enumerate(sharded.units):
         for name, says in WATCHED.items():
-            watch(unit, number, name, says)
+            _watch(
+                unit,
+                name,
+                lambda n=number, s=says: film.shoot(cells(), f"{phase[0]}: unit {n} {s}"),
+            )
     for _ in range(2):  # prefetch follows the order of the step before
         film.__init__()
         phase[0], most[0] = "forward", 0
@@ -155,6 +150,18 @@ def _fsdp_rank(layers: int, after_forward: str, prefetch: str) -> tuple[Film, Tr
         optimizer.step()
         optimizer.zero_grad()
     return film, traffic, most[0]
+
+
+def _watch(unit: Any, name: str, after: Callable[[], None]) -> None:
+    """Call `after` whenever the unit's method has done its work."""
+    original = getattr(unit, name)
+
+    def watched(*args: Any) -> Any:
+        result = original(*args)
+        after()
+        return result
+
+    setattr(unit, name, watched)
 
 
 WATCHED = {
