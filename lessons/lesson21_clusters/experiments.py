@@ -164,9 +164,13 @@ def readdress(links: Links, network: str) -> None:
 
 
 def on_interfaces(links: Links, interfaces: Sequence[str]) -> Callable[[int], None]:
-    """What `run_ranks` calls first in each rank: to its node, and gloo to the named interface."""
+    """What `run_ranks` calls first in each rank: to its node, and gloo to the named interface.
+
+    What gloo writes to stderr at each of its attempts is left out; the error has the last of it.
+    """
 
     def enter(rank: int) -> None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         links.enter(rank)
         os.environ["GLOO_SOCKET_IFNAME"] = interfaces[rank]
 
