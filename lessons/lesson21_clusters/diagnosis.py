@@ -8,10 +8,10 @@ from matplotlib.figure import Figure
 
 from lessons.lesson21_clusters.faults import Seen
 from shared.clusters.report import Finding
-from shared.clusters.stragglers import OwnSeconds
 from shared.clusters.verdicts import (
     Hang,
     Odd,
+    OwnSeconds,
     Straggler,
     describe_hang,
     describe_odd,

@@ -4,13 +4,9 @@ The seconds of whole steps are equal on all ranks: whoever is early waits in the
 """
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
-from shared.clusters.verdicts import Straggler
+from shared.clusters.verdicts import OwnSeconds, Straggler
 from shared.errors import InputError
-
-OwnSeconds = Float[Tensor, "steps ranks"]
 
 
 def find_straggler(seconds: OwnSeconds, factor: float = 2.0) -> Straggler | None:

@@ -3,7 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from jaxtyping import Float
+from torch import Tensor
+
 from shared.clusters.recordings import Call
+
+OwnSeconds = Float[Tensor, "steps ranks"]
 
 
 @dataclass(frozen=True)

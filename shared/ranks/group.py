@@ -187,22 +187,23 @@ def _wait_for_all(store: dist.Store, rank: int, num_ranks: int, wait: datetime.t
 
 
 def _place() -> dict[str, int]:
-    if "RANK" in os.environ and "LOCAL_SIZE" in os.environ:  # what DeepSpeed's launcher calls it
-        os.environ.setdefault("LOCAL_WORLD_SIZE", os.environ["LOCAL_SIZE"])
-    given = [name for name in LAUNCHER_VARIABLES if name in os.environ]
+    said = dict(os.environ)
+    if "RANK" in said and "LOCAL_SIZE" in said:  # what DeepSpeed's launcher calls it
+        said.setdefault("LOCAL_WORLD_SIZE", said["LOCAL_SIZE"])
+    given = [name for name in LAUNCHER_VARIABLES if name in said]
     if not given:
         return {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}
     wanted = LAUNCHER_VARIABLES + ADDRESS_VARIABLES
-    missing = [name for name in wanted if name not in os.environ]
+    missing = [name for name in wanted if name not in said]
     if missing:
         raise InputError(
             f"{', '.join(given)} set but not {', '.join(missing)}: "
             "start with torchrun, or unset them to run as one process"
         )
     for name in given:
-        if not os.environ[name].isdecimal():
-            raise InputError(f"{name}={os.environ[name]!r} is not a number: start with torchrun")
-    place = {name: int(os.environ[name]) for name in LAUNCHER_VARIABLES}
+        if not said[name].isdecimal():
+            raise InputError(f"{name}={said[name]!r} is not a number: start with torchrun")
+    place = {name: int(said[name]) for name in LAUNCHER_VARIABLES}
     for number, count in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
         if place[number] >= place[count]:
             raise InputError(

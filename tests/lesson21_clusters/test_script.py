@@ -3,6 +3,7 @@
 import pytest
 
 from shared.exercises.lessons import ROOT
+from shared.ranks.launching import free_port
 
 FOLDER = ROOT / "lessons" / "lesson21_clusters"
 SCRIPT, PREFLIGHT = FOLDER / "train.py", FOLDER / "preflight.py"
@@ -33,6 +34,13 @@ def test_preflight_alone(tmp_path, run_script):
     assert status == 0
     assert "nothing found that breaks a run" in out
     assert (tmp_path / "links.png").is_file()
+
+
+def test_preflight_under_deepspeeds_launcher_which_says_local_size(tmp_path, run_script):
+    place = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_SIZE": "1"}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    args = ("--device", "cpu", "--out", tmp_path)
+    assert run_script(PREFLIGHT, *args, **place, **address).status == 0
 
 
 def test_preflight_of_a_disk_that_is_too_small(tmp_path, run_script):
