@@ -77,6 +77,11 @@ def main(
         args.lessons = (args.lessons or "").replace(",", " ").split() or None
         if args.unconfined:
             open_judge = partial(Workspace, confined=False)
+        if args.self_test and args.submissions is not None:
+            raise InputError(
+                f"--self-test takes no folder, got {args.submissions}: several lessons are joined "
+                "by commas, --lessons 02,06"
+            )
         if args.self_test:
             good = selftest.self_test(
                 course, args.jobs, limits, args.lessons, open_judge=open_judge

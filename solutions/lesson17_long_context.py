@@ -44,7 +44,7 @@ needs no online softmax and grows with the length; sums in 16 bits.
     "17.2b": """
 TiledAttention: 4 points, 40 minutes. What is kept 1, weights from the logsumexp 1, the gradient
 through the softmax 2. Ask why the weighted mean of the weights' gradients is gradient . output.
-Common mistakes: a softmax inside of each tile; the mean left out (right for a constant gradient);
+Common mistakes: a softmax inside of each tile; the mean left out;
 tensors kept in ctx's attributes, where nobody counts or frees them.
 """,
     "17.3": """

@@ -59,6 +59,7 @@ exercise_17_1 = checks_for(
 )
 
 OVERFLOW = "exp of a large score overflows: the highest score is not subtracted first"
+UNDERFLOW = "exp of a low score is 0: the highest score so far begins at a number, not at -inf"
 UNSEEN = "-inf less -inf: a tile, or a row, in which every key is hidden gives no number"
 
 
@@ -140,6 +141,12 @@ def online_edges(online_softmax) -> None:
     recognise({OVERFLOW: infinite}, expected="scores of 1000 give numbers", seen="inf or nan")
     for each, want in zip(got, whole(large), strict=True):
         expect_close(each, want, what="output and logsumexp at scores of 1000")
+    low = [(s - 1000, v) for s, v in tiles_of([3, 4])]
+    got = expect_pair(online_softmax(list(low)), ("output", "logsumexp"), "online_softmax")
+    gone = is_nan(*got) or bool((got[0] == 0).all())
+    recognise({UNDERFLOW: gone}, expected="scores of -1000 give numbers", seen="0 or nan")
+    for each, want in zip(got, whole(low), strict=True):
+        expect_close(each, want, what="output and logsumexp at scores of -1000")
     for hidden in ((0,), (1,), (0, 1), (0, 1, 2)):
         tiles = tiles_of([3, 2, 4])
         for number in hidden:
@@ -415,10 +422,12 @@ def tiled_gradients(TiledAttention) -> None:
 
 @exercise_17_2b.check("what is kept: linear in the length, to the byte")
 def tiled_kept(TiledAttention) -> None:
-    for length in (96, 192):
-        q, k, v = attended(length, length, d=4, batch=(2,))
+    for length, dtype in ((96, F64), (192, F64), (96, BF16)):
+        q, k, v = attended(length, length, d=4, batch=(2,), dtype=dtype)
         kept, beside, forward, backward = tiled_run(TiledAttention, q, k, v, True)[3:]
-        numel = sum(x.numel() for x in {x.data_ptr(): x for x in kept}.values())
+        different = {x.data_ptr(): x for x in kept}.values()
+        numel = sum(x.numel() for x in different)
+        wide = sum(x.dtype != dtype for x in different)
         want = 2 * (4 * length * 4 + length)
         recognise(
             {
@@ -443,6 +452,11 @@ def tiled_kept(TiledAttention) -> None:
             seen=f"{numel} in {len(kept)} tensors; beside of it {beside or 'nothing'}",
         )
         expect_equal(numel, want, what="the numbers kept")
+        recognise(
+            {"copies in more bits are kept in place of q, k, v and the output": wide > 1},
+            expected=f"all but the logsumexp kept in {dtype}, as they came",
+            seen=f"{wide} tensors of another dtype",
+        )
         for where, seen in (("forward", forward), ("backward", backward)):
             most = max(2 * 64 * 64, 2 * length * 4)
             recognise(
@@ -625,6 +639,7 @@ def looks(one, number) -> dict:
         "backwards": "keys are taken for those of rank + step: they come from the rank before",
         "average": "what the keys of each rank give is averaged, whatever its share of the sum",
         "as they lie": "positions are counted as the chunks lie on the ranks, not by the order",
+        "own as diagonal": "a rank's own chunks are all masked as if each met itself",
     }
     return {words[name]: each[number] for name, each in one.wrong.items()}
 
@@ -642,6 +657,7 @@ exercise_17_3c = checks_for(
     forbidden=(*ENGINE, "shared.long_context.ring.ring_"),
 )
 
+OWN_SOFTMAX = "each pair of chunks has a softmax of its own, not its part of the whole row's"
 HOME = "the gradients of keys and values end on a neighbour: one hop more brings them home"
 
 
@@ -656,9 +672,9 @@ def ring_backwards(ring_backward) -> None:
             wide = torch.promote_types(world.dtype, F32).itemsize
             for number, name in enumerate(("q", "k", "v")):
                 what = f"the gradient of {name} on rank {rank} ({world})"
-                table = {}
+                table = {OWN_SOFTMAX: one.wrong["apart"][number]}
                 if n > 1 and number:
-                    table = {
+                    table |= {
                         "each rank has what its own queries give: nothing of the others comes": (
                             one.wrong["own"][number]
                         ),

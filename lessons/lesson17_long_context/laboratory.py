@@ -137,7 +137,9 @@ def front_and_back(ranks: int) -> list[list[int]]:
     return [[rank, 2 * ranks - 1 - rank] for rank in range(ranks)]
 
 
-ORDERS = {"plain": plain_order, "zigzag": front_and_back, "mixed": ODD.__getitem__}
+THREE_EACH = {2: [[5, 0, 2], [1, 4, 3]]}
+ORDERS = {"plain": plain_order, "zigzag": front_and_back, "mixed": ODD.__getitem__,
+          "three chunks": THREE_EACH.__getitem__}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -184,6 +186,7 @@ RINGS = (
     World(3),
     World(2, "zigzag"),
     World(3, "mixed"),
+    World(2, "three chunks"),
     World(4, "zigzag", groups=2),
     World(4, "zigzag"),
     World(2, "zigzag", dtype=BF16),
@@ -287,6 +290,7 @@ def backwards(answer: Callable[..., Any]) -> Callable[[World], list[Seen]]:
             "next": (want[0], *neighbour[0][1:]),
             "previous": (want[0], *neighbour[1][1:]),
             "own": (want[0], *own[1:]),
+            "apart": [cut_sequence(x, order, place, 2) for x in apart(world, whole)],
         }
         pairs = seen_pairs(world, place)
         return Seen(tuple(got), want, traffic.calls, cuts[1].numel(), seen, pairs, wrong)
@@ -308,6 +312,19 @@ def whole_gradients(
         kept[positions_of(world.table, of, length)] = 1
         upstream = upstream * kept
     return torch.autograd.grad(output, leaves, upstream), output.detach(), logsumexp.detach()
+
+
+def apart(world: World, whole: list[Tensor]) -> tuple[Tensor, ...]:
+    """Gradients where each pair of chunks is a softmax of its own."""
+    leaves = [x.clone().requires_grad_() for x in whole[:3]]
+    chunks = sum(len(each) for each in world.table)
+    q, k, v, upstream = (x.chunk(chunks, 2) for x in (*leaves, whole[3]))
+    total = torch.zeros((), dtype=F64)
+    for i in range(chunks):
+        for j in range(i + 1 if world.causal else chunks):
+            lower = _lower(q[i], k[j]) if world.causal and i == j else None
+            total = total + (attention(q[i], k[j], v[j], lower)[0] * upstream[i]).sum()
+    return torch.autograd.grad(total, leaves)
 
 
 def visible(world: World, place: int) -> Tensor:
@@ -340,6 +357,7 @@ def rules(world: World, place: int) -> Iterator[tuple[str, Tensor]]:
     local = torch.zeros(length, dtype=torch.long)
     for rank in range(n):
         local[positions_of(order, rank, length)] = torch.arange(24 // n) + rank * (24 // n)
+    yield "own as diagonal", torch.where(owner == place, offset & earlier, right)
     yield "as they lie", local <= (torch.arange(24 // n) + place * (24 // n))[:, None]
 
 

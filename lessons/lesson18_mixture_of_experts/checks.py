@@ -254,6 +254,7 @@ def layers_of_experts(answer) -> None:
                     sum(calls) > wanted
                     for calls, wanted in zip(one.rows, one.wanted_rows, strict=True)
                 ),
+                "copies of the experts are kept, not the experts": not any(one.rows),
                 "an expert is called more than once: its rows go through it together": any(
                     len(calls) > 1 for calls in one.rows
                 ),
@@ -367,6 +368,11 @@ def expect_bytes(one, n) -> None:
     )
     if n > 1:
         expect_equal(sent, want, what="bytes handed in, forward and backward")
+        expect(
+            [len(one.forward), len(one.backward)] == [1, 1],
+            expected="one message forward and one backward on every rank",
+            seen=f"forward {say(one.forward)}; backward {say(one.backward)}",
+        )
 
 
 exercise_18_3b = checks_for(
@@ -435,8 +441,12 @@ def dispatches(answer) -> None:
             room = 8 * world.experts if n > 1 else 0
             opened = sum(call.num_bytes for call in one.opened)
             recognise(
-                {"every rank is told all ranks' counts": opened > room > 0},
-                expected=f"{room} bytes of counts",
+                {
+                    "every rank is told all ranks' counts": n > 1
+                    and (opened > room or any("gather" in call.op for call in one.opened)),
+                    "a group of one rank sends to itself": n == 1 and bool(one.opened),
+                },
+                expected=f"{room} bytes of counts, each to the rank that it is for",
                 seen=say(one.opened),
             )
 

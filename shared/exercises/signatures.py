@@ -31,8 +31,9 @@ def contracts() -> dict[str, dict[str, str]]:
 def signature_fault(id: str, name: str, answer: Any) -> Wrong | None:
     """Return how an answer's parameters differ from the contract's, as a fault; None if nowhere.
 
-    Parameters of its own may follow, with defaults; *args and **kwargs take what they are given. A
-    default of None can stand for any: whether it does, the other checks see.
+    Parameters of its own may follow, with defaults; *args and **kwargs take what they are given,
+    and names may stand for what a contract's *args is given. A default of None can stand for any:
+    whether it does, the other checks see.
     """
     for what, text in contracts().get(id, {}).items():
         owner, _, method = what.partition(".")
@@ -115,6 +116,7 @@ def _differences(contract: Signature, own: Signature) -> Iterator[tuple[str, str
     theirs, ours = contract.parameters, own.parameters
     takes_all = any(each.kind in _VARIABLE for each in ours.values())
     takes_names = any(each.kind is Parameter.VAR_KEYWORD for each in theirs.values())
+    takes_places = any(each.kind is Parameter.VAR_POSITIONAL for each in theirs.values())
     strangers = [name for name in ours if name not in theirs and ours[name].kind not in _VARIABLE]
     places = [name for name in ours if ours[name].kind is not Parameter.KEYWORD_ONLY]
     for place, (name, wanted) in enumerate(theirs.items()):
@@ -131,7 +133,8 @@ def _differences(contract: Signature, own: Signature) -> Iterator[tuple[str, str
             mistake = f"the parameter {name}{{}} has a different default"
             yield mistake, _in_short(wanted), _in_short(got)
     for name in strangers:
-        if ours[name].default is _NONE and not takes_names:
+        given = takes_places and ours[name].kind is not Parameter.KEYWORD_ONLY
+        if ours[name].default is _NONE and not takes_names and not given:
             mistake = f"the parameter {name}{{}} is not in the contract, and has no default"
             yield mistake, expected, seen
 

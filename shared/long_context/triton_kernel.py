@@ -1,12 +1,15 @@
 """The tile loop as one GPU kernel in Triton; import it where there is a GPU, and nowhere else.
 
 Forward alone: what a tile's scores are computed into never leaves the chip. Written beside
-`tiled_forward`, line for line; it has not been run or measured where this course was made.
+`tiled_forward`, line for line. Its values are compared with torch's in Triton's interpreter, on a
+CPU (TRITON_INTERPRET=1, Triton 3.9, a test where Triton is installed); it has not been run or
+measured on a GPU where this course was made.
 `python -m shared.long_context.triton_kernel` compares it with torch's own, values and seconds.
 Source: triton-lang.org, tutorial 06, "Fused Attention".
 """
 
 import math
+import os
 
 import torch
 import torch.nn.functional as F
@@ -62,11 +65,11 @@ def triton_forward(
 ) -> tuple[Float[Tensor, "*batch length d"], Float[Tensor, "*batch length"]]:
     """Return output and logsumexp as `tiled_forward` does, for as many keys as queries.
 
-    Raises InputError where tensors are not on a GPU, shapes differ, or d is no power of two
-    from 16 up.
+    Raises InputError where tensors are not on a GPU (and Triton does not interpret), shapes differ,
+    or d is no power of two from 16 up.
     """
-    d = q.shape[-1]
-    if not q.is_cuda or not q.shape == k.shape == v.shape or d < 16 or d & (d - 1):
+    d, runs = q.shape[-1], q.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
+    if not runs or not q.shape == k.shape == v.shape or d < 16 or d & (d - 1):
         raise InputError(
             f"q, k, v of {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)} on {q.device}: equal "
             "shapes on a GPU would do, whose width is a power of two from 16 up"

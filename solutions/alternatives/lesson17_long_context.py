@@ -111,8 +111,9 @@ class BackwardByQueries(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
-        grad = grads[0]
-        q, k, v, output, logsumexp = ctx.saved_tensors
+        dtype = grads[0].dtype
+        q, k, v, output, logsumexp = (x.to(ctx.saved_tensors[4].dtype) for x in ctx.saved_tensors)
+        grad = grads[0].to(logsumexp.dtype)
         dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
         delta = (grad * output).sum(-1)
         for i in range(0, q.shape[-2], 64):
@@ -132,7 +133,7 @@ class BackwardByQueries(torch.autograd.Function):
                 found = torch.autograd.grad(scores, own, weights * inner)
                 dq[..., rows, :] += found[0]
                 dk[..., keys, :] += found[1]
-        return dq, dk, dv, None
+        return dq.to(dtype), dk.to(dtype), dv.to(dtype), None
 
 
 class BackwardByKeys(torch.autograd.Function):
@@ -147,8 +148,9 @@ class BackwardByKeys(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
-        grad = grads[0]
-        q, k, v, output, logsumexp = ctx.saved_tensors
+        dtype, wide = grads[0].dtype, ctx.saved_tensors[4].dtype
+        q, k, v, output, logsumexp = (x.to(wide) for x in ctx.saved_tensors)
+        grad = grads[0].to(wide)
         gives, scale = grad * output, q.shape[-1] ** -0.5
         dq, columns = torch.zeros_like(q), ([], [])
         for j in range(0, k.shape[-2], 32):
@@ -168,7 +170,8 @@ class BackwardByKeys(torch.autograd.Function):
                 dk = dk + change.mT @ q[..., rows, :]
             columns[0].append(dk)
             columns[1].append(dv)
-        return dq, torch.cat(columns[0], -2), torch.cat(columns[1], -2), None
+        dk, dv = (torch.cat(each, -2).to(dtype) for each in columns)
+        return dq.to(dtype), dk, dv, None
 
 
 def order_from_both_ends(ranks):

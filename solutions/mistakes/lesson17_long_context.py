@@ -17,10 +17,10 @@ from solutions import lesson17_long_context as right
 
 
 def online(
-    tiles, rescale_sum=True, rescale_output=True, subtract=True, safe=True, log=True, whole=True
-):
-    """The recurrence, with one thing left out."""
-    top: Any = None
+    tiles, rescale_sum=True, rescale_output=True, subtract=True, safe=True, log=True, whole=True,
+    top: Any = None,
+):  # fmt: skip
+    """The recurrence, with one thing left out; `top` is the first maximum."""
     total: Any = None
     output: Any = None
     for scores, values in tiles:
@@ -38,7 +38,7 @@ def online(
         )
         top = new
         del scores, values, weights
-    if top is None:
+    if total is None:
         raise ValueError("no tile")
     base = top if subtract else torch.zeros_like(top)
     logsumexp = total.log() + (base if log else 0)
@@ -81,6 +81,11 @@ def online_softmax(tiles):
 @mistake("17.1", says="the logsumexp lacks the highest score")
 def online_softmax(tiles):
     return online(tiles, log=False)
+
+
+@mistake("17.1", says="the highest score so far begins at a number")
+def online_softmax(tiles):
+    return online(tiles, top=torch.zeros(1, dtype=torch.float32))
 
 
 @mistake("17.1", says="all tiles are collected first")
@@ -268,6 +273,17 @@ class TiledAttention(Tiled):
         return *from_weights(q, k, v, weights, mean, gradient, q.shape[-1] ** -0.5), None
 
 
+@mistake("17.2b", says="copies in more bits are kept")
+class TiledAttention(Tiled):
+    @staticmethod
+    def forward(ctx, q, k, v, is_causal):
+        output, logsumexp = right.tiled_forward(q, k, v, is_causal)
+        wide = (x.to(logsumexp.dtype) for x in (q, k, v))
+        ctx.save_for_backward(*wide, output, logsumexp)
+        ctx.is_causal = is_causal
+        return output
+
+
 @mistake("17.2b", says="tensors are kept as attributes of ctx")
 class TiledAttention(Tiled):
     @staticmethod
@@ -400,6 +416,15 @@ def ring_forward(q, k, v, group, is_causal, order):
     return ring(q, k, v, group, is_causal, order, pairs=pairs)
 
 
+@mistake("17.3b", says="a rank's own chunks are all masked as if each met itself")
+def ring_forward(q, k, v, group, is_causal, order):
+    def pairs(mine, theirs, causal):
+        own = causal and list(mine) == list(theirs)
+        return [(i, j, own) for i, j, _ in chunk_pairs(mine, theirs, causal)]
+
+    return ring(q, k, v, group, is_causal, order, pairs=pairs)
+
+
 @mistake("17.3b", says="one hop too many")
 def ring_forward(q, k, v, group, is_causal, order):
     return ring(q, k, v, group, is_causal, order, hops=len(order))
@@ -437,7 +462,9 @@ def ring_forward(q, k, v, group, is_causal, order):
 # 17.3c ring_backward
 
 
-def ring_back(q, k, v, output, logsumexp, gradient, group, is_causal, order, hops=0, keys_too=0):
+def ring_back(
+    q, k, v, output, logsumexp, gradient, group, is_causal, order, hops=0, keys_too=0, apart=False
+):  # fmt: skip
     """The ring's backward, whose gradients make n + `hops` hops and keys n - 1 + `keys_too`."""
     n, rank = dist.get_world_size(group), dist.get_rank(group)
     mine, here = order[rank], [k, v]
@@ -449,6 +476,8 @@ def ring_back(q, k, v, output, logsumexp, gradient, group, is_causal, order, hop
         for i, j, diagonal in chunk_pairs(mine, theirs, is_causal):
             own = [x.chunk(len(mine), -2)[i] for x in (q, output, gradient)]
             rows = logsumexp.chunk(len(mine), -1)[i]
+            if apart:
+                own[1], rows = right.tiled_forward(own[0], cut[0][j], cut[1][j], diagonal)
             each = tiled_backward(own[0], cut[0][j], cut[1][j], own[1], rows, own[2], diagonal)
             places = dq.chunk(len(mine), -2)[i], cut[2][j], cut[3][j]
             for total, part in zip(places, each, strict=True):
@@ -476,6 +505,11 @@ def ring_backward(q, k, v, output, logsumexp, gradient, group, is_causal, order)
     n = len(order)
     extra = 1 if n > 1 else 0
     return ring_back(q, k, v, output, logsumexp, gradient, group, is_causal, order, keys_too=extra)
+
+
+@mistake("17.3c", says="each pair of chunks has a softmax of its own")
+def ring_backward(q, k, v, output, logsumexp, gradient, group, is_causal, order):
+    return ring_back(q, k, v, output, logsumexp, gradient, group, is_causal, order, apart=True)
 
 
 @mistake("17.3c", says="each rank has what its own queries give")

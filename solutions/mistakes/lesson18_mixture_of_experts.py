@@ -1,5 +1,6 @@
 """Wrong answers to lesson 18, each with the words that the check must say to it."""
 
+import copy
 from typing import Any
 
 import torch
@@ -150,6 +151,13 @@ def balance_loss(routing, group=None):
     return balanced(routing, group, counts=counts)
 
 
+@mistake("18.1b", says="the ranks' counts differ in length")
+def balance_loss(routing, group=None):
+    n = routing.probabilities.shape[-1]
+    counts = summed(torch.bincount(routing.experts.flatten()), group)
+    return n * (counts / counts.sum() * routing.probabilities.mean(0)[: len(counts)]).sum()
+
+
 # 18.2 MoELayer
 
 
@@ -241,6 +249,12 @@ class MoELayer(Layer):
 @mistake("18.2", says="the router has a bias of its own")
 class MoELayer(Layer):
     bias = True
+
+
+@mistake("18.2", says="copies of the experts are kept")
+class MoELayer(Layer):
+    def __init__(self, experts, d_model, k):
+        super().__init__(copy.deepcopy(list(experts)), d_model, k)
 
 
 # 18.3a exchange
@@ -341,6 +355,11 @@ def exchange(rows, send, receive, group=None):
     return right.exchange(rows.float(), send, receive, group).to(rows.dtype)
 
 
+@mistake("18.3a", says="not every rank takes part in each message")
+def exchange(rows, send, receive, group=None):
+    return right.exchange(rows, send, receive, group) if sum(send) + sum(receive) else rows
+
+
 # 18.3b Dispatcher
 
 
@@ -388,6 +407,24 @@ class Dispatcher(right.Dispatcher):
             everyone = [torch.empty_like(counts) for _ in range(dist.get_world_size(group))]
             dist.all_gather(everyone, counts, group=group)
         super().__init__(counts, group)
+
+
+@mistake("18.3b", says="every rank is told all ranks' counts")
+class Dispatcher(right.Dispatcher):
+    """In one all-gather, which is handed as many bytes as the all-to-all and sends n - 1 times."""
+
+    def __init__(self, counts, group=None):
+        ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+        if len(counts) % ranks:
+            raise ValueError(f"{len(counts)} experts on {ranks} ranks")
+        everyone = [torch.empty_like(counts) for _ in range(ranks)]
+        dist.all_gather(everyone, counts, group=group)
+        theirs = torch.stack([each.view(ranks, -1)[rank] for each in everyone])
+        self.group, self.counts = group, theirs.sum(0)
+        self.send = counts.view(ranks, -1).sum(1).tolist()
+        self.receive = theirs.sum(1).tolist()
+        expert = torch.arange(theirs.shape[1]).repeat(ranks)
+        self.order = expert.repeat_interleave(theirs.flatten()).argsort(stable=True)
 
 
 @mistake("18.3b", says="5 experts on 2 ranks are accepted")

@@ -84,6 +84,11 @@ def test_what_differs_is_said_in_words(contract, answer, heard):
     assert contract("x, size=5, *, eps=1e-06", answer) == heard
 
 
+def test_names_stand_for_what_a_contracts_args_is_given(contract):
+    assert contract("ctx, *gradients", lambda ctx, grad_output: 0) == ""
+    assert contract("ctx, *gradients", lambda ctx, *, group: 0).startswith("the parameter group")
+
+
 def test_methods_are_looked_at_without_self_and_torchs_own_are_let_alone(contract):
     class Right(nn.Linear):
         def __init__(self, size, bias=False):

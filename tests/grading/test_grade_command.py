@@ -235,6 +235,7 @@ def test_a_damaged_store_is_graded_again(a_class, tmp_path):
 TO_OUT = ["{tmp}/in", "--out", "{tmp}/out"]
 BAD_CALLS = {
     "no such folder": (["{tmp}/nowhere", *TO_OUT[1:]], "there is no folder"),
+    "self-test of a folder": (["--self-test", "--lessons", "02", "03"], "takes no folder, got 03"),
     "no --out": (TO_OUT[:1], "give a folder of submissions and --out"),
     "unknown lesson": ([*TO_OUT, "--lessons", "2,99"], "no lesson '99'"),
     "no jobs": ([*TO_OUT, "--jobs", "0"], "a whole number from 1 up, got 0"),

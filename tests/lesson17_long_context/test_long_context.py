@@ -1,11 +1,20 @@
 """The proofs: torch's attention and gradients, bytes by formula, torch's own ring, the curve."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch._dynamo  # what optimizers import: once here, not in every forked rank
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from lessons.lesson17_long_context.experiments.counting import (
+    fused_attention,
+    moved_bytes,
+    plain_attention,
+)
 from lessons.lesson17_long_context.experiments.torch_ring import (
     engine_error,
     head_tail_order,
@@ -82,6 +91,16 @@ def test_bytes_kept_are_linear_in_the_length_and_the_plain_ones_square(length):
         return (q / 4 @ k.mT).softmax(-1) @ v
 
     assert saved_bytes(plain) == 4 * 2 * (length**2 + 3 * length * 16)
+
+
+def test_bytes_moved_are_those_of_the_operators_and_no_view_moves_any():
+    rows, square = 3 * 64 * 8 * 4, 3 * 64 * 64 * 4
+    q, k, v, _ = drawn(1, 3, 64, 8, dtype=torch.float32)
+    # q / 8 reads and writes; two products; a softmax reads and writes.
+    assert moved_bytes(lambda: plain_attention(q, k, v)) == 2 * rows + 2 * (2 * rows + square) + (
+        2 * square
+    )
+    assert moved_bytes(lambda: fused_attention(q, k, v)) == 4 * rows + 3 * 64 * 4
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, pytest.param(4, marks=pytest.mark.full)])
@@ -203,6 +222,27 @@ def test_sixteen_bits_are_summed_in_float32():
     theirs = torch.autograd.grad(y, exact, g.double())
     assert {x.dtype for x in ours} == {torch.bfloat16}
     assert gap([x.double() for x in ours], theirs) < 2e-2
+
+
+INTERPRETED = """
+import torch
+from shared.long_context.tiles import tiled_forward
+from shared.long_context.triton_kernel import triton_forward
+for is_causal in (True, False):
+    q, k, v = torch.randn(3, 2, 100, 16)
+    pairs = zip(triton_forward(q, k, v, is_causal), tiled_forward(q, k, v, is_causal))
+    print(max((a - b).abs().max().item() for a, b in pairs))
+"""
+
+
+def test_the_triton_kernel_has_the_tiles_numbers_in_its_interpreter():
+    pytest.importorskip("triton")
+    run = [sys.executable, "-c", INTERPRETED]
+    said = subprocess.run(
+        run, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=60
+    )
+    assert said.returncode == 0, said.stderr
+    assert max(map(float, said.stdout.split())) < 1e-5
 
 
 def test_a_sequence_is_whole_again():

@@ -150,7 +150,8 @@ def draw_roofline(
     """FLOPs a second over FLOPs a byte: the machine's two limits, and where each version lies."""
     figure, ax = plt.subplots(figsize=(7, 3.4))
     ridge = flops_a_second / bytes_a_second
-    xs = [ridge / 30, ridge, ridge * 30]
+    most = max(intensity for intensity, _ in points.values())
+    xs = [ridge / 30, ridge, max(ridge * 30, 2 * most)]
     roof = [min(flops_a_second, x * bytes_a_second) / 1e9 for x in xs]
     theory(ax, xs, roof, "the machine: bytes, then FLOPs")
     for colour, (name, (intensity, rate)) in zip(VARIANTS, points.items(), strict=False):

@@ -16,6 +16,10 @@ from shared.measuring.traffic import Call, count_traffic
 from shared.mixture_of_experts.routing import Routing
 
 HANG = "not every rank takes part in each message: the others wait for it"
+LENGTHS = (
+    "the ranks' counts differ in length, or not every rank takes part: an expert that no token of a "
+    "rank chose has a place in its counts, too"
+)
 WIDTH = 3
 
 
@@ -29,6 +33,7 @@ class World:
     k: int = 2
     dtype: torch.dtype = torch.float64
     empty: bool = False  # one rank has no rows
+    idle: bool = False  # and gets none
 
     def members(self, rank: int) -> list[int]:
         """The ranks of this rank's group."""
@@ -49,10 +54,13 @@ WORLDS = (
     World(4, groups=2, empty=True),
     World(1),
     World(2, empty=True),
+    World(3, experts=6, empty=True, idle=True),
 )
 
 
-def _cases(worlds: tuple[World, ...], observe: Callable[[World, int], Any]) -> Callable:
+def _cases(
+    worlds: tuple[World, ...], observe: Callable[[World, int], Any], apart: str = HANG
+) -> Callable:
     groups = {
         ranks: RankCases(
             ranks, {w: functools.partial(observe, w) for w in worlds if w.ranks == ranks}
@@ -74,7 +82,7 @@ def _cases(worlds: tuple[World, ...], observe: Callable[[World, int], Any]) -> C
             "backward sends `receive` and receives `send`, in the same group",
         ),
     }
-    return lambda w: groups[w.ranks].seen(w, apart=HANG, known=known)
+    return lambda w: groups[w.ranks].seen(w, apart=apart, known=known)
 
 
 @dataclass
@@ -96,6 +104,7 @@ def balances(answer: Callable[..., Tensor]) -> Callable[[World], list[Balance]]:
         group = world.group(rank)
         seed_all(seed + rank)
         logits = torch.randn(9, world.experts, dtype=torch.float64) + rank * torch.arange(4)
+        logits[:, -1] -= 20 * (rank == 0)  # nobody on this rank chooses the last expert
         probabilities = logits.softmax(-1).requires_grad_()
         weights, experts = probabilities.topk(world.k, -1)
         routing = Routing(experts, weights, probabilities)
@@ -111,7 +120,7 @@ def balances(answer: Callable[..., Tensor]) -> Callable[[World], list[Balance]]:
             traffic.calls,
         )
 
-    return _cases(BALANCES, observe)
+    return _cases(BALANCES, observe, LENGTHS)
 
 
 def _send(world: World, place: int, seed: int) -> Tensor:
@@ -122,6 +131,8 @@ def _send(world: World, place: int, seed: int) -> Tensor:
     table[0, -1] = 6  # never a symmetric table: sending and receiving differ
     if world.empty:
         table[-1] = 0
+    if world.idle:
+        table[:, -1] = 0
     return table
 
 
@@ -190,6 +201,8 @@ def _counts(world: World, seed: int) -> Tensor:
     counts[0, 1], counts[0, -1], counts[-1, 0] = 5, 0, 3
     if world.empty:
         counts[-1] = 0
+    if world.idle:
+        counts[:, -(world.experts // n) :] = 0
     return counts
 
 
