@@ -355,6 +355,16 @@ def exchange(rows, send, receive, group=None):
     return right.exchange(rows.float(), send, receive, group).to(rows.dtype)
 
 
+@mistake("18.3a", says="a gradient is taken to lie in one piece")
+def exchange(rows, send, receive, group=None):
+    def as_it_lies(gradient, send, receive, group):
+        came = gradient.new_empty(sum(send), *gradient.shape[1:])
+        dist.all_to_all_single(came, gradient, send, receive, group=group)
+        return came
+
+    return exchanging(moved, as_it_lies)(rows, send, receive, group)
+
+
 @mistake("18.3a", says="not every rank takes part in each message")
 def exchange(rows, send, receive, group=None):
     return right.exchange(rows, send, receive, group) if sum(send) + sum(receive) else rows

@@ -15,7 +15,7 @@ from shared.measuring.timing import fastest_seconds
 
 
 class _Moved(TorchDispatchMode):
-    """Adds up bytes; `_unsafe_view`, which follows each product of more than two dims, moves none."""
+    """Adds up bytes; `_unsafe_view`, which follows a product of many dims, moves none."""
 
     def __init__(self) -> None:
         super().__init__()

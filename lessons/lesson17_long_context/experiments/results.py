@@ -16,11 +16,11 @@ from shared.ranks.group import Rank
 from shared.results import of_all_ranks, write_results
 from shared.training.language_recipes import Recipe
 
-# 12 heads, and lengths that the chunks of 1 to 6 ranks divide.
+# 12 heads, and lengths that the chunks of 1 to 6 ranks divide; 24 and 8 GPUs for large.
 RECIPES = {
     "tiny": Recipe(48, 2, 12, 400, 120, 4, 6, 60_000),
     "small": Recipe(96, 2, 12, 2000, 240, 6, 40, 1_000_000),
-    "large": Recipe(768, 12, 12, 16_384, 7680, 8, 500, 50_000_000),
+    "large": Recipe(768, 12, 24, 16_384, 7680, 8, 500, 50_000_000),
 }
 
 

@@ -27,8 +27,9 @@ from shared.model.layers import PositionwiseFeedForward
 
 WORDS, LENGTH, ROWS = 64, 24, 32
 TOPICS = (0.55, 0.25, 0.15, 0.05)  # how often a row is of each: text is not even, either
-SWITCH, RATE = 0.01, 0.01  # the loss's weight (Fedus et al.), what a bias moves by in a step
-VARIANTS = ("dense", "nothing", "loss", "bias")
+SWITCH = {"loss 0.01": 0.01, "loss 0.1": 0.1}  # the loss's weight (Fedus et al.), ten times that
+RATE = 0.01  # what a bias moves by in a step
+VARIANTS = ("dense", "nothing", *SWITCH, "bias")
 
 
 @dataclass
@@ -73,8 +74,8 @@ def train(
         tokens = sentences(100_000 * seed + step)
         loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
         found = [layer.routing for layer in layers if layer.routing is not None]
-        if variant == "loss":
-            loss = loss + SWITCH * sum(balance_loss(each, group) for each in found)
+        if variant in SWITCH:
+            loss = loss + SWITCH[variant] * sum(balance_loss(each, group) for each in found)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -18,11 +18,11 @@ from shared.ranks.group import Rank
 from shared.results import of_all_ranks, write_results
 from shared.training.language_recipes import Recipe
 
-# 60 rows, which 1 to 6 ranks divide; the experts of a layer are in SIZES.
+# 60 rows, which 1 to 6 ranks divide, and 48 for 8 GPUs; the experts of a layer are in SIZES.
 RECIPES = {
     "tiny": Recipe(32, 2, 2, 400, 24, 60, 6, 60_000),
     "small": Recipe(64, 2, 4, 2000, 32, 60, 40, 1_000_000),
-    "large": Recipe(768, 12, 12, 16_384, 1024, 60, 500, 50_000_000),
+    "large": Recipe(768, 12, 12, 16_384, 1024, 48, 500, 50_000_000),
 }
 SIZES = {"tiny": 12, "small": 12, "large": 24}
 
@@ -113,12 +113,17 @@ def draw_run(losses: Sequence[float], fullest: Sequence[float]) -> Figure:
     return figure
 
 
-NAMES = {"nothing": "nothing", "loss": "Switch's loss", "bias": "bias alone"}
+NAMES = {
+    "nothing": "nothing",
+    "loss 0.01": "Switch's loss, 0.01",
+    "loss 0.1": "Switch's loss, 0.1",
+    "bias": "bias alone",
+}
 
 
 def draw_loads(runs: Mapping[str, Sequence[Sequence[float]]]) -> Figure:
     """Loads by expert, sorted, of every seed; one panel for each way of balancing."""
-    figure, axes = plt.subplots(1, len(runs), figsize=(9.5, 3.0), sharey=True)
+    figure, axes = plt.subplots(1, len(runs), figsize=(10, 2.8), sharey=True)
     for ax, colour, (name, seeds) in zip(axes, VARIANTS, runs.items(), strict=False):
         for loads in seeds:
             ordered = sorted(loads, reverse=True)

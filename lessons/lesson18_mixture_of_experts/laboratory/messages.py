@@ -17,8 +17,8 @@ from shared.mixture_of_experts.routing import Routing
 
 HANG = "not every rank takes part in each message: the others wait for it"
 LENGTHS = (
-    "the ranks' counts differ in length, or not every rank takes part: an expert that no token of a "
-    "rank chose has a place in its counts, too"
+    "the ranks' counts differ in length, or not every rank takes part: an expert that no token "
+    "of a rank chose has a place in its counts, too"
 )
 WIDTH = 3
 
@@ -75,6 +75,10 @@ def _cases(
         "tensor splits not equal to group": (
             "a message goes over all ranks: the group is left out, in forward or in backward",
             "group=group in both",
+        ),
+        "must be contiguous": (
+            "a gradient is taken to lie in one piece, as rows do: some are views, as that of a sum",
+            ".contiguous() before the message, in backward as well",
         ),
         "plit sizes": (
             "the lists do not fit the rows: what comes back has the lists swapped, and they are of "
@@ -163,7 +167,7 @@ def exchanges(answer: Callable[..., Tensor]) -> Callable[[World], list[Exchanged
         leaf = rows.clone().requires_grad_()
         with count_traffic() as forward:
             came = answer(leaf * 1, send, receive, group)
-        upstream = torch.randn(sum(receive), WIDTH, dtype=world.dtype)
+        upstream = torch.randn(WIDTH, sum(receive), dtype=world.dtype).T  # not contiguous
         with count_traffic() as backward:
             if came.requires_grad:
                 came.backward(upstream)
