@@ -198,9 +198,10 @@ class ByHooks(right.QLoRALinear):
     def forward(self, x):
         """The frozen output plus the update."""
         weight = self.base.dequantize(x.dtype)
+        address = weight.untyped_storage().data_ptr()  # hooks that knew `weight` would keep it
 
         def pack(t):
-            same = t.untyped_storage().data_ptr() == weight.untyped_storage().data_ptr()
+            same = t.untyped_storage().data_ptr() == address
             return (t.shape, t.stride()) if same else t
 
         def unpack(kept):

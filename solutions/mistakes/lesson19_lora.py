@@ -149,6 +149,23 @@ def add_lora(model, names, rank, alpha, kind=Right):
     return adapt(model, meant, rank, alpha, kind)
 
 
+@mistake("19.2a", says="in the order of the names")
+def add_lora(model, names, rank, alpha, kind=Right):
+    each = [places_meant(model, [name]) for name in names]
+    return adapt(model, [place for places in each for place in places], rank, alpha, kind)
+
+
+@mistake("19.2a", says="a name of what layers lie in is accepted")
+def add_lora(model, names, rank, alpha, kind=Right):
+    every = list(model.named_modules(remove_duplicate=False))
+    every = [(n, m) for n, m in every if isinstance(m, nn.Linear)]
+    for name in names:
+        if not any(f".{name}." in f".{n}." for n, _ in every):
+            raise InputError(f"no layer {name}")
+    meant = [(n, m) for n, m in every if any(f".{name}." in f".{n}." for name in names)]
+    return adapt(model, meant, rank, alpha, kind)
+
+
 @mistake("19.2a", says="the model is changed before the refusal")
 def add_lora(model, names, rank, alpha, kind=Right):
     model.requires_grad_(False)
@@ -291,7 +308,7 @@ def quantize_nf4(weight, block=64):
 # 19.3b double_quantize
 
 
-def doubling(scales, mean=None, block=256, largest=448.0, clean=True, kept=torch.float8_e4m3fn):
+def doubling(scales, block=256, mean=None, largest=448.0, clean=True, kept=torch.float8_e4m3fn):
     mean = scales.mean().reshape(1) if mean is None else mean
     centred = F.pad(scales - mean, (0, -len(scales) % block)).unflatten(0, (-1, block))
     ranges = centred.abs().amax(1) / largest
@@ -303,7 +320,7 @@ def doubling(scales, mean=None, block=256, largest=448.0, clean=True, kept=torch
 
 @mistake("19.3b", says="the mean is not subtracted")
 def double_quantize(scales, block=256):
-    return doubling(scales, mean=torch.zeros(1))
+    return doubling(scales, block, mean=torch.zeros(1))
 
 
 @mistake("19.3b", says="one range serves all blocks")
@@ -313,17 +330,29 @@ def double_quantize(scales, block=256):
 
 @mistake("19.3b", says="not divided by 448")
 def double_quantize(scales, block=256):
-    return doubling(scales, largest=1.0)
+    return doubling(scales, block, largest=1.0)
+
+
+@mistake("19.3b", says="block is not looked at")
+def double_quantize(scales, block=256):
+    return doubling(scales)
+
+
+@mistake("19.3b", says="the range is of signed numbers")
+def double_quantize(scales, block=256):
+    eighths, _, mean = doubling(scales, block)
+    blocks = F.pad(scales - mean, (0, -len(scales) % block)).unflatten(0, (-1, block))
+    return eighths, blocks.amax(1) / 448, mean
 
 
 @mistake("19.3b", says="0 / 0 is NaN")
 def double_quantize(scales, block=256):
-    return doubling(scales, clean=False)
+    return doubling(scales, block, clean=False)
 
 
 @mistake("19.3b", says="not kept in torch.float8_e4m3fn")
 def double_quantize(scales, block=256):
-    return doubling(scales, kept=torch.float8_e5m2)
+    return doubling(scales, block, kept=torch.float8_e5m2)
 
 
 # 19.4 QLoRALinear
@@ -333,6 +362,26 @@ def double_quantize(scales, block=256):
 class QLoRALinear(RightQ):
     def forward(self, x):
         y = F.linear(x, self.base.dequantize(x.dtype), self.base.bias)
+        update = F.linear(F.linear(x.to(self.lora_a.dtype), self.lora_a), self.lora_b)
+        return (y + self.scale * update).to(y.dtype)
+
+
+class _KeptInContext(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, base):
+        ctx.weight = base.dequantize(x.dtype)
+        return x @ ctx.weight.T
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient @ ctx.weight, None
+
+
+@mistake("19.4", says="autograd keeps the dequantized weight until backward")
+class QLoRALinear(RightQ):
+    def forward(self, x):
+        y = _KeptInContext.apply(x, self.base)
+        y = y if self.base.bias is None else y + self.base.bias
         update = F.linear(F.linear(x.to(self.lora_a.dtype), self.lora_a), self.lora_b)
         return (y + self.scale * update).to(y.dtype)
 

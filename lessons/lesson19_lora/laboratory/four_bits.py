@@ -71,11 +71,12 @@ def unpack(codes: Tensor, numel: int) -> Tensor:
 
 
 def scales_like(numel: int) -> Tensor:
-    """Scales as weights have them: positive, around 3, with a few larger ones in some blocks."""
+    """Scales as weights have them: positive, around 3; a small one, and larger ones in blocks."""
     draw = fresh_generator()
     scales = 2.5 + 0.3 * torch.randn(numel, generator=draw).abs()
     for start in range(0, numel, 256):
         scales[start] *= 1 + 0.4 * (start // 256)
+    scales[1] = 0.5  # the first block's farthest from the mean lies below it
     return scales
 
 
@@ -94,6 +95,6 @@ def rms(row: Tensor, block: int) -> Tensor:
     return blocks_of(row, block).square().mean(1).sqrt()
 
 
-def ranges_of(centred: Tensor) -> Tensor:
-    """What a block of 256 scales is divided by."""
-    return blocks_of(centred, 256).abs().amax(1) / 448
+def ranges_of(centred: Tensor, block: int) -> Tensor:
+    """What a block of scales is divided by."""
+    return blocks_of(centred, block).abs().amax(1) / 448
