@@ -69,7 +69,7 @@ class Call:
     names: tuple[int, ...]
     given: Tensor
     sent: list[tuple[str, int]]
-    dtype: torch.dtype | None  # of the value
+    dtype: torch.dtype | None = None  # of the future's value
 
 
 @dataclass
@@ -106,6 +106,7 @@ def hooked(rank: int, hook: Callable[..., Any], make_state: Any, world: World, s
     cap = 25 if world.one_bucket else 0.0005
     ddp = DistributedDataParallel(net, process_group=group, bucket_cap_mb=cap)
     names = {p: index for index, p in enumerate(net.each)}
+    futures: list[torch.futures.Future[Any]] = []
 
     def watching(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         own = tuple(names[p] for p in bucket.parameters())
@@ -113,7 +114,8 @@ def hooked(rank: int, hook: Callable[..., Any], make_state: Any, world: World, s
         with count_traffic() as traffic:
             future = hook(state, bucket)
         sent = [(call.op, call.num_bytes) for call in traffic.calls]
-        seen.calls.append(Call(len(seen.results), own, given, sent, None))
+        seen.calls.append(Call(len(seen.results), own, given, sent))
+        futures.append(future)
         return future
 
     ddp.register_comm_hook(state, watching)
@@ -122,6 +124,9 @@ def hooked(rank: int, hook: Callable[..., Any], make_state: Any, world: World, s
         gradients = [world.gradient(seed, rank, step, i) for i in range(len(SHAPES))]
         ddp(gradients).backward()
         seen.results.append([p.grad.clone() for p in net.each if p.grad is not None])
+    for call, future in zip(seen.calls, futures, strict=True):
+        value = future.value()  # DDP has waited for it; an all_reduce's own is a list
+        call.dtype = (value[0] if isinstance(value, list) else value).dtype
     residuals = getattr(state, "residuals", {})
     seen.state = {
         "residuals": {names[p]: r.clone() for p, r in residuals.items()},

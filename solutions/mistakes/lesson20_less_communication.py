@@ -454,7 +454,7 @@ class LocalSGD(Apart):
 # 20.6 hierarchical_all_reduce
 
 
-@mistake("20.6", says="every rank sends the whole tensor across")
+@mistake("20.6", says="the whole tensor is sent across")
 def hierarchical_all_reduce(x, inside, across):
     for group in (inside, across):
         if dist.get_world_size(group) > 1:
