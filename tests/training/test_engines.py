@@ -1,4 +1,8 @@
-"""Every engine of lessons 06, 10, 13, 14, 15 and 16 gives the reference curve, clipped as well."""
+"""Every engine of lessons 06, 10, 13 to 17 and 20 gives the reference curve, clipped as well.
+
+Not here: lesson 18's experts, which are another model, and lesson 20's local SGD and lossy hooks,
+whose curve is another one.
+"""
 
 import runpy
 from collections.abc import Callable
@@ -7,10 +11,19 @@ from functools import partial
 import pytest
 import torch
 import torch._dynamo  # what optimizers import: once here, not in every forked rank
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
 from torch.distributed.fsdp import fully_shard
 
 from shared.ddp.engines import ENGINES
 from shared.exercises.lessons import ROOT
+from shared.less_communication.hierarchical import hierarchical_hook, two_levels
+from shared.less_communication.hooks import topk_with_error_feedback
+from shared.less_communication.reference import hooked_reference
+from shared.less_communication.states import TopK
+from shared.long_context.models import context_parallel, sum_gradients
+from shared.long_context.orders import cut_sequence
 from shared.parallel3d.engine import Parallel3D
 from shared.parallel3d.mesh import build_mesh, make_groups
 from shared.pipeline.engine import PipelineEngine
@@ -24,7 +37,7 @@ from shared.sharding.prefetch import PrefetchingShard
 from shared.sharding.zero_reference import SETTINGS, build_zero
 from shared.tensor_parallel.engine import reference_engine
 from shared.training.engine import Curve, DataParallelEngine, Engine, reference_curve
-from shared.training.reference_run import read_record, reference_model, reference_optimizer
+from shared.training.reference_run import CONFIG, read_record, reference_model, reference_optimizer
 
 STEPS, RANKS = range(3), 2
 LIMIT = 0.5  # below the norms of the first steps, which are 2 to 6
@@ -58,6 +71,34 @@ def on_mesh(dp: int, tp: int, pp: int, zero: int = 0) -> Engine:
     return Parallel3D(reference_model(), mesh, torch.optim.AdamW, **more)
 
 
+class InParts(DataParallelEngine):
+    """Ranks that share every sequence and no rows: each knows the loss of its own positions."""
+
+    def global_loss(self, part: Tensor) -> Tensor:
+        total = part.clone()
+        dist.all_reduce(total)
+        return total
+
+
+def in_parts(way: str) -> Engine:
+    model = reference_model()
+    order = context_parallel(model, way=way)
+    chunks = sum(len(each) for each in order)
+
+    def mine(tokens: Tensor) -> Tensor:
+        padded = F.pad(tokens, (0, -tokens.shape[1] % chunks), value=CONFIG.pad_id)
+        return cut_sequence(padded, order, dist.get_rank(), 1)
+
+    def loss(model, batch, num_tokens: int) -> Tensor:
+        logits, follow = model(mine(batch.src), mine(batch.tgt_in)), mine(batch.tgt_out)
+        return F.cross_entropy(
+            logits.flatten(0, 1), follow.flatten(), ignore_index=CONFIG.pad_id, reduction="sum"
+        ) / num_tokens  # fmt: skip
+
+    optimizer = reference_optimizer(list(model.parameters()))
+    return InParts(model, optimizer, finish=partial(sum_gradients, model), loss=loss)
+
+
 MAKE: dict[str, Callable[[], Engine]] = {
     **{
         n: partial(lambda n: wrap(n, reference_model(), reference_optimizer, 2), n) for n in ENGINES
@@ -73,6 +114,10 @@ MAKE: dict[str, Callable[[], Engine]] = {
     "dp 2, zero 3": partial(on_mesh, 2, 1, 1, zero=3),
     "tp 2": partial(on_mesh, 1, 2, 1),
     "pp 2": partial(on_mesh, 1, 1, 2),
+    "ring attention": partial(in_parts, "ring"),
+    "heads for sequence": partial(in_parts, "all_to_all"),
+    "two levels": lambda: hooked_reference(two_levels(2), hierarchical_hook),
+    "top-k, density 1": lambda: hooked_reference(TopK(1.0), topk_with_error_feedback),
 }
 
 

@@ -60,7 +60,7 @@ class Run:
     """How one model is trained: sizes, steps and the peak of the learning rate."""
 
     d_model: int = 64
-    num_layers: int = 2
+    num_layers: int = 1
     length: int = 64
     batch: int = 8
     base_steps: int = 150

@@ -140,24 +140,19 @@ def draw_bytes(columns: Mapping[str, Mapping[str, float]]) -> Figure:
     return figure
 
 
-def draw_ranks(
-    names: Sequence[str],
-    new: Mapping[str, Sequence[float]],
-    old: Mapping[str, Sequence[float]],
-    base: tuple[Sequence[float], Sequence[float]],
+def draw_trade(
+    best: Mapping[str, Sequence[tuple[float, float]]],
+    every: Mapping[str, Sequence[tuple[float, float]]],
 ) -> Figure:
-    """Every seed's losses on both languages, by the way of tuning; the base as a band."""
-    figure, axes = plt.subplots(1, 2, figsize=(9.5, 3.6))
-    for ax, seen, before, title in (
-        (axes[0], new, base[1], "German: learned"),
-        (axes[1], old, base[0], "English: forgotten"),
-    ):
-        for place, name in enumerate(names):
-            colour = VARIANTS[0] if name.startswith("r ") else VARIANTS[1 + (name == "full")]
-            ax.plot([place] * len(seen[name]), seen[name], "o", markersize=4, color=colour)
-        ax.axhspan(min(before), max(before), color=MEANING["idle"], alpha=0.3)
-        ax.annotate("the base", (len(names) - 1, max(before)), xytext=(0, 2), ha="right",
-                    textcoords="offset points", fontsize=8)  # fmt: skip
-        ax.set_xticks(range(len(names)), names, fontsize=8)
-        ax.set(ylabel="held-out loss (nats a byte)", title=title)
+    """Losses on both languages, a point a seed: large at each way's best rate, pale at others."""
+    figure, ax = plt.subplots(figsize=(7, 4.4))
+    for colour, (name, points) in zip(VARIANTS, best.items(), strict=False):
+        ax.plot(*zip(*points, strict=True), "o", markersize=6, color=colour, label=name)
+        if name in every:
+            others = zip(*every[name], strict=True)
+            ax.plot(*others, "o", markersize=4, color=colour, alpha=0.3, zorder=1)
+    ax.set(xlabel="German, just learned: loss (nats a byte)")
+    ax.set(ylabel="English, learned before: loss (nats a byte)")
+    ax.legend(fontsize=8)
+    ax.set_title("Learned and forgotten, five ways at three rates: lower left is better")
     return figure
