@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 from lessons.lesson10_zero.experiments import results
 from lessons.lesson10_zero.experiments.config_files import accumulation, read_config, zero_section
-from lessons.lesson10_zero.experiments.deepspeed_engine import DeepSpeedEngine
 from lessons.lesson10_zero.experiments.results import Run, conclude, resume, save, search
 from shared import script
 from shared.data.rows import Text
@@ -25,6 +24,7 @@ from shared.model.language_model import LanguageModel
 from shared.ranks.group import Rank, process_group
 from shared.sharding.stage3 import ZeroStage3
 from shared.sharding.stages import ZeroStage1, ZeroStage2
+from shared.training.deepspeed_engine import DeepSpeedEngine
 from shared.training.engine import DataParallelEngine
 from shared.training.language_recipes import RECIPES, Recipe, load_tokens, rows, rows_a_rank
 from shared.training.schedules import set_learning_rate

@@ -49,6 +49,8 @@ def make_norm(config: TransformerConfig) -> LayerNorm:
 class PositionwiseFeedForward(nn.Module):
     """Two projections with a ReLU between them, the same for every position (section 3.3)."""
 
+    inner = ("linear1",)  # whose outputs are the inner features, which tensor parallelism cuts
+
     def __init__(self, d_model: int, d_ff: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.linear1 = nn.Linear(d_model, d_ff)

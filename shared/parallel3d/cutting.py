@@ -94,6 +94,8 @@ def check_widths(model: Model, tp: int) -> None:
     """Raise InputError where `tp` ranks cannot have equal parts of the model's layers."""
     config = model.config
     widths = {"heads": config.num_heads, "d_ff": config.d_ff, "vocab_size": config.vocab_size}
+    if hasattr(config, "num_kv_heads"):  # lesson 23's
+        widths["heads of keys"] = config.num_kv_heads
     for name, width in widths.items():
         if width % tp:
             raise InputError(

@@ -82,6 +82,11 @@ def _check(block: nn.Module, group: Group) -> None:
                 f"{module.num_heads} heads cannot be shared out evenly over {ranks} ranks: a head "
                 f"is computed on one rank; take a number of heads that {ranks} divides"
             )
+        if (heads := getattr(module, "num_kv_heads", 0)) % ranks:
+            raise InputError(
+                f"{heads} heads of keys cannot be shared out evenly over {ranks} ranks: take a "
+                f"number of them that {ranks} divides"
+            )
         if isinstance(module, PositionwiseFeedForward) and module.linear1.out_features % ranks:
             raise InputError(
                 f"d_ff {module.linear1.out_features} cannot be shared out evenly over {ranks} ranks"
@@ -92,12 +97,15 @@ def _cut(block: nn.Module, group: Group, enter: Message, leave: Message) -> None
     for module in list(block.modules()):
         if isinstance(module, MultiHeadAttention):
             module.num_heads //= dist.get_world_size(group)
+            if hasattr(module, "num_kv_heads"):  # lesson 23's
+                module.num_kv_heads //= dist.get_world_size(group)
             for name in ("w_q", "w_k", "w_v"):  # behind one copy, which is the region's
                 setattr(module, name, ColumnParallelLinear(getattr(module, name), group, None))
             module.w_o = RowParallelLinear(module.w_o, group, leave)  # ty: ignore
             split_region(module, group, enter)
         elif isinstance(module, PositionwiseFeedForward):
-            module.linear1 = ColumnParallelLinear(module.linear1, group, None)  # ty: ignore
+            for name in module.inner:
+                setattr(module, name, ColumnParallelLinear(getattr(module, name), group, None))
             module.linear2 = RowParallelLinear(module.linear2, group, leave)  # ty: ignore
             split_region(module, group, enter)
     keep_rank_0(block, group)

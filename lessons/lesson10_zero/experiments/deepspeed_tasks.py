@@ -13,11 +13,11 @@ import torch.distributed as dist
 from torch import nn
 
 from lessons.lesson10_zero.experiments.counting import deepspeed_bytes
-from lessons.lesson10_zero.experiments.deepspeed_engine import DeepSpeedEngine
 from shared.measuring.live import MODEL_CRUMB, live_storages
 from shared.measuring.traffic import Traffic, count_traffic
 from shared.sharding.counting import ring_bytes
 from shared.sharding.zero_reference import SETTINGS, build_zero
+from shared.training.deepspeed_engine import DeepSpeedEngine
 from shared.training.engine import DataParallelEngine, reference_curve
 from shared.training.quiet_deepspeed import quiet_deepspeed
 from shared.training.reference_run import GLOBAL_BATCH, reference_model, reference_optimizer

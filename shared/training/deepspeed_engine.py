@@ -39,8 +39,9 @@ class DeepSpeedEngine(DataParallelEngine):
         """Nothing: backward() has."""
 
     def clip(self, max_norm: float) -> Tensor:
-        """DeepSpeed clips in its step, by its file."""
-        raise NotImplementedError('DeepSpeed clips by "gradient_clipping" of its configuration')
+        """DeepSpeed clips in its step, and knows the norm then: read it after the step."""
+        self.model.optimizer.clip_grad = max_norm
+        return self.optimizer.norm
 
 
 class _Stepping:
@@ -48,6 +49,7 @@ class _Stepping:
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
+        self.norm = torch.zeros(())
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -55,6 +57,11 @@ class _Stepping:
 
     def zero_grad(self) -> None:
         """Its step() has done it."""
+        self.norm = torch.zeros(())
 
     def step(self) -> None:
+        """The engine's own; the norm that `clip` gave out is there after it."""
         self.engine.step()
+        norm = self.engine.get_global_grad_norm()
+        if norm is not None:
+            self.norm.fill_(float(norm))
