@@ -8,7 +8,6 @@ from torch import Tensor
 
 from shared.data.rows import Rows, own_rows
 from shared.training.engine import DataParallelEngine
-from shared.training.reference_run import loss_of
 
 
 class DeepSpeedEngine(DataParallelEngine):
@@ -28,7 +27,7 @@ class DeepSpeedEngine(DataParallelEngine):
         m, parts = self.num_micro_batches, []
         pieces = own_rows(batch, 0, 1, m) if m > 1 else [batch]
         for i, piece in enumerate(pieces, start=1):
-            part = loss_of(self.model, piece, num_tokens)
+            part = self.loss(self.model, piece, num_tokens)
             self.model.backward(part * (self.num_replicas * m))
             parts.append(part.detach())
             if i < m:
