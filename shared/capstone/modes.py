@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -86,7 +85,7 @@ def check_mode(mode: str, config: Config, world_size: int, how: How = How()) -> 
     return Plan(**{**vars(plan), **fields})
 
 
-def import_for(mode: str, device: str) -> None:
+def import_for(mode: str | None, device: str) -> None:
     """What has to be imported before there is a process group; InputError where it is missing."""
     if mode == "deepspeed":
         on_gpu = device != "cpu" and torch.cuda.is_available()
@@ -210,8 +209,3 @@ def held_out_loss(engine: Engine, batches: list[Rows], share: Callable[..., Rows
 def num_parameters(model: nn.Module) -> int:
     """Trained parameters, a tied one once; before an engine cuts them."""
     return sum(p.numel() for p in model.parameters())
-
-
-def synchronize_ranks() -> None:
-    """Let all ranks begin together."""
-    dist.barrier()

@@ -65,7 +65,9 @@ def notice_of_sigterm(device: torch.device) -> Generator[Notice]:
 
 
 @contextlib.contextmanager
-def asking_to_requeue(out: Path, rank: Rank) -> Generator[None]:
+def asking_to_requeue(
+    out: Path, rank: Rank, advice: str = "the same command resumes there"
+) -> Generator[None]:
     """Turn `Preempted` into exit status 99 and, on rank 0, a file for a batch script to find."""
     note = out / NOTE
     if rank.is_main:
@@ -74,7 +76,7 @@ def asking_to_requeue(out: Path, rank: Rank) -> Generator[None]:
         yield
     except Preempted as stop:
         if rank.is_main:
-            words = f"{stop}: the same command resumes there"
+            words = f"{stop}: {advice}"
             print(words, flush=True)
             note.write_text(words + "\n", encoding="utf-8")
         sys.exit(REQUEUE)

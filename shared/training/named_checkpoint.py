@@ -78,11 +78,17 @@ class ModuleLayout:
         return part
 
 
-def save_named(layout: Layout, optimizer: Optimizer | None, folder: Path) -> None:
+def save_named(
+    layout: Layout,
+    optimizer: Optimizer | None,
+    folder: Path,
+    notes: Mapping[str, str] | None = None,
+) -> None:
     """Write a checkpoint. Every rank takes part; of equal tensors one rank writes.
 
-    It is written beside `folder`, and takes its place when it is whole. Raises InputError on every
-    rank where the disk refuses; a checkpoint that is there stays then.
+    It is written beside `folder`, and takes its place when it is whole; `notes` are texts by file
+    name, which rank 0 lays beside the tensors. Raises InputError on every rank where the disk
+    refuses; a checkpoint that is there stays then.
     """
     aside, main = folder.with_name(f".{folder.name}.part"), current_rank() == 0
     why = ""
@@ -90,6 +96,8 @@ def save_named(layout: Layout, optimizer: Optimizer | None, folder: Path) -> Non
         with _quiet():
             dcp.save(named_state(layout, optimizer), checkpoint_id=str(aside))
         if main:
+            for name, text in (notes or {}).items():
+                (aside / name).write_text(text, encoding="utf-8")
             _put_in_place(aside, folder)
     except CheckpointException as failed:  # on every rank, whoever failed
         why = next(cause_of(error) for error, _ in failed.failures.values())

@@ -1,0 +1,1 @@
+"""Lesson 23: one script for every mode."""
