@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -145,25 +146,30 @@ def _deepspeed(
     model: Any, config: Config, rank: Rank, loss: Callable[..., Tensor], settings: dict[str, Any]
 ) -> Made:
     """Stage and clipping by our file, the optimizer is torch's."""
-    place = {"RANK": rank.rank, "LOCAL_RANK": rank.local_rank, "WORLD_SIZE": rank.world_size}
-    os.environ |= {name: str(value) for name, value in place.items()}
-    buckets = {"reduce_bucket_size": BUCKET, "allgather_bucket_size": BUCKET}
-    zero = {"stage": config.parallel.zero, "overlap_comm": False, **buckets}
-    wrapped, *_ = quiet_deepspeed().initialize(
-        model=model,
-        model_parameters=model.parameters(),
-        optimizer=torch.optim.AdamW(model.parameters(), **settings),
-        config={
-            "train_micro_batch_size_per_gpu": 1,  # a number that DeepSpeed asks for and never uses
-            "gradient_clipping": config.training.max_norm,
-            "zero_optimization": zero,
-            "zero_allow_untested_optimizer": True,
-        },
-    )
+    os.environ["LOCAL_RANK"] = str(rank.local_rank)
+    optimizer = torch.optim.AdamW(model.parameters(), **settings)
+    wrapped = start_deepspeed(model, optimizer, config.parallel.zero, config.training.max_norm)
     engine = DeepSpeedEngine(wrapped)
     engine.loss = loss
     layout = DeepSpeedShards(wrapped)
     return Made(engine, layout, layout.optimizer, wrapped.destroy)  # its hooks hold the group
+
+
+def start_deepspeed(
+    model: Any, optimizer: Any, stage: int, max_norm: float = 0.0, bucket: int = BUCKET
+) -> Any:
+    """DeepSpeed's engine with ZeRO around a model; `bucket` elements travel at once."""
+    os.environ.setdefault("LOCAL_RANK", str(dist.get_rank()))
+    os.environ |= {"RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size())}
+    buckets = {"reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
+    config = {
+        "train_micro_batch_size_per_gpu": 1,  # a number that DeepSpeed asks for and does not use
+        "gradient_clipping": max_norm,
+        "zero_optimization": {"stage": stage, "overlap_comm": False, **buckets},
+        "zero_allow_untested_optimizer": True,
+    }
+    given = {"model": model, "model_parameters": model.parameters(), "optimizer": optimizer}
+    return quiet_deepspeed().initialize(**given, config=config)[0]
 
 
 def within(cast: torch.autocast | None, model: Any, batch: Rows, num_tokens: int) -> Tensor:

@@ -1,0 +1,176 @@
+"""Five modes, one curve; a checkpoint of each is resumed by each, on other numbers of ranks."""
+
+import json
+import warnings
+
+import pytest
+import torch
+import torch._dynamo  # what optimizers import: once here, not in every forked rank
+import torch.distributed as dist
+
+from shared.capstone.config import Config, DataTable, ModelTable, ParallelTable, TrainingTable
+from shared.capstone.modes import How, check_mode, held_out_loss, import_for, make, num_parameters
+from shared.capstone.resuming import RUN, Origin, resume_run, save_run, saved_in
+from shared.capstone.tasks import (
+    LanguageTask,
+    TranslationTask,
+    build_model,
+    learning_rate,
+    own_share,
+)
+from shared.data.corpora import load_corpus
+from shared.data.text import load_text
+from shared.exercises.lessons import ROOT
+from shared.ranks.forked import run_ranks
+from shared.ranks.group import Rank
+from shared.training.engine import train_step
+from shared.training.schedules import set_learning_rate
+
+STEPS, RUN_STEPS = 2, 8
+MODELS = {
+    "gpt": ModelTable("gpt", 32, 4, 4, 0, 64, 400, 32),
+    "modern": ModelTable("modern", 32, 4, 4, 2, 64, 400, 32, fused=False),
+    "translator": ModelTable("translator", 32, 2, 4, 0, 64, 300, 64),
+}
+# By mode: the ranks that save and those that resume, and how they share the work then.
+MODES = {
+    "single": (1, 1, {}, {}),
+    "ddp": (2, 3, {}, {}),
+    "deepspeed": (2, 3, {"zero": 2}, {"zero": 3}),
+    "fsdp2": (3, 2, {}, {}),
+    "3d": (4, 2, {"tp": 2, "pp": 2, "micro_batches": 2}, {"tp": 1, "zero": 1}),
+}
+
+
+def config_of(kind: str, **parallel: int) -> Config:
+    training = TrainingTable(batch=12, steps=RUN_STEPS, warmup=2, max_norm=0.5)
+    data = DataTable(str(ROOT / "shared" / "data"), 60_000)
+    return Config(MODELS[kind], data, training, ParallelTable(**parallel))
+
+
+@pytest.fixture(scope="module")
+def tasks():
+    text, pairs = load_text(ROOT / "shared" / "data"), load_corpus("grammar", "en", "de")
+    made = {kind: LanguageTask(text, config_of(kind), 0) for kind in ("gpt", "modern")}
+    config = Config(MODELS["translator"], DataTable("grammar", 500), config_of("gpt").training)
+    return made | {"translator": TranslationTask(pairs, config, 0)}
+
+
+def started(rank: int, mode: str, config: Config, task):
+    ranks = dist.get_world_size()
+    how = How()
+    check_mode(mode, config, ranks, how)
+    torch.manual_seed(0)
+    model = build_model(config.model, task.vocab_size)
+    return make(mode, model, config, Rank(rank, rank, ranks, torch.device("cpu"), "gloo"), how)
+
+
+def trained(made, config: Config, task, first: int) -> list[tuple[float, float]]:
+    """Loss and norm of some steps."""
+    seen = []
+    for step in range(first, first + STEPS):
+        batch = task.batch(step)
+        set_learning_rate(made.engine.optimizer, learning_rate(config, step, RUN_STEPS))
+        own = own_share(batch, *made.engine.share)
+        part, norm = train_step(made.engine, own, batch.num_tokens, config.training.max_norm)
+        seen.append((made.engine.global_loss(part).item(), float(norm)))
+    seen.append((held_out_loss(made.engine, task.held_out(1), own_share), 0.0))
+    return seen
+
+
+@pytest.fixture(scope="module")
+def relay(tasks, tmp_path_factory):
+    """For each model: what each mode saw before it saved, and what each saw of each after."""
+    import_for("deepspeed", "cpu")
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    before, after = {}, {}
+    for kind in MODELS:
+        task, root = tasks[kind], tmp_path_factory.mktemp(kind)
+
+        def save(rank: int, mode: str, parallel: dict, kind=kind, task=task, root=root):
+            config = config_of(kind, **parallel)
+            made = started(rank, mode, config, task)
+            seen = trained(made, config, task, 1)
+            place = Rank(rank, rank, dist.get_world_size(), torch.device("cpu"), "gloo")
+            origin = Origin.of(config, task.vocab_size, 0, "text")
+            save_run(root / mode, made, origin, STEPS, place, mode, keep=2)
+            made.close()
+            return seen
+
+        def resume(rank: int, mode: str, parallel: dict, kind=kind, task=task, root=root):
+            config, found = config_of(kind, **parallel), {}
+            origin = Origin.of(config, task.vocab_size, 0, "text")
+            for other in MODES if kind == "gpt" else ("3d", "deepspeed"):
+                made = started(rank, mode, config, task)
+                steps = resume_run(root / other, made, origin)
+                found[other] = steps, trained(made, config, task, STEPS + 1)
+                made.close()
+            return found
+
+        for mode, (saves, resumes, saving, resuming) in MODES.items():
+            before[kind, mode] = run_ranks(save, saves, mode, saving, timeout=250)
+            last = (resume, resumes, mode, resuming) if kind == "gpt" or mode != "ddp" else None
+            after[kind, mode] = last
+    return before, {key: run_ranks(*given, timeout=280) for key, given in after.items() if given}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_all_modes_have_the_losses_and_norms_of_one_process(kind, relay):
+    alone = relay[0][kind, "single"][0]
+    for mode in MODES:
+        for of_rank in relay[0][kind, mode]:
+            assert of_rank == [pytest.approx(each, abs=2e-5) for each in alone]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("other", MODES)
+def test_a_checkpoint_of_one_mode_goes_on_in_another_on_other_ranks(mode, other, relay, unbroken):
+    for of_rank in relay[1]["gpt", mode]:
+        steps, seen = of_rank[other]
+        assert steps == STEPS
+        assert seen == [pytest.approx(each, abs=2e-5) for each in unbroken["gpt"]]
+
+
+@pytest.mark.parametrize("kind", ["modern", "translator"])
+def test_the_other_models_checkpoints_move_as_well(kind, relay, unbroken):
+    for (which, _), ranks in relay[1].items():
+        for found in ranks if which == kind else ():
+            for steps, seen in found.values():
+                assert steps == STEPS
+                assert seen == [pytest.approx(each, abs=2e-5) for each in unbroken[kind]]
+
+
+@pytest.fixture(scope="module")
+def unbroken(tasks):
+    """The steps after the checkpoint, of one process that was never stopped."""
+
+    def work(rank: int, kind: str):
+        config = config_of(kind)
+        made = started(rank, "single", config, tasks[kind])
+        trained(made, config, tasks[kind], 1)
+        return trained(made, config, tasks[kind], STEPS + 1)
+
+    return {kind: run_ranks(work, 1, kind)[0] for kind in MODELS}
+
+
+def test_old_checkpoints_go_and_a_half_written_one_is_none(tasks, tmp_path):
+    def work(rank: int):
+        config = config_of("gpt")
+        made = started(rank, "ddp", config, tasks["gpt"])
+        place = Rank(rank, rank, dist.get_world_size(), torch.device("cpu"), "gloo")
+        origin = Origin.of(config, 448, 0, "text")
+        for step in (2, 4, 6):
+            save_run(tmp_path, made, origin, step, place, "ddp", keep=2)
+        return None
+
+    (tmp_path / ".step_00000008.part").mkdir()
+    run_ranks(work, 2)
+    assert [path.name for path in saved_in(tmp_path)] == ["step_00000004", "step_00000006"]
+    notes = json.loads((tmp_path / "step_00000006" / RUN).read_text())
+    assert (notes["step"], notes["mode"], notes["ranks"]) == (6, "ddp", 2)
+
+
+def test_the_gpt_has_gpt2s_parameters():
+    with torch.device("meta"):
+        model = build_model(ModelTable("gpt", 768, 12, 12, 0, 3072, 0, 1024), 50_257)
+    assert num_parameters(model) == 124_439_808  # as the published checkpoint has

@@ -1,0 +1,230 @@
+"""The script: every mode, interrupted and resumed, and what it says to bad input."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from shared.capstone.config import TABLES, read_config
+from shared.errors import InputError
+from shared.exercises.lessons import ROOT
+
+FOLDER = ROOT / "lessons" / "lesson23_capstone"
+SCRIPT = FOLDER / "train.py"
+TEXT = ROOT / "shared" / "data"  # quickly read: the course's own sources
+
+
+def config_file(folder: Path, **changed: str) -> Path:
+    """tiny.toml with that text, and lines put at the end of its tables."""
+    text = (FOLDER / "configs" / "tiny.toml").read_text()
+    text = text.replace("[data]", f'[data]\ndataset = "{TEXT}"')
+    for table, lines in changed.items():
+        text = text.replace(f"[{table}]", f"[{table}]\n{lines}")
+    path = folder / "run.toml"
+    path.write_text(text)
+    return path
+
+
+def arguments(folder: Path, *args: object, **changed: str) -> list[str]:
+    file = config_file(folder, **changed)
+    given = ("--preset", "tiny", "--device", "cpu", "--config", file, "--out", folder / "out")
+    return [str(each) for each in (*given, *args)]
+
+
+def refused(ended, folder: Path) -> str:
+    assert ended.status == 2, ended
+    assert not (folder / "out" / "metrics.json").exists()
+    lines = ended.err.strip().splitlines()
+    assert lines[-1].startswith("error: ")
+    assert "Traceback" not in ended.err
+    return lines[-1]
+
+
+def metrics(folder: Path) -> dict:
+    return json.loads((folder / "out" / "metrics.json").read_text())
+
+
+def test_the_script_is_short():
+    assert len(SCRIPT.read_text().splitlines()) < 150
+
+
+def test_a_run_is_stopped_resumed_in_another_mode_and_ends_as_if_it_had_not_been(
+    run_script, launch_on, tmp_path
+):
+    whole = run_script(SCRIPT, *arguments(tmp_path, "--steps", 4))
+    assert whole.status == 0, whole.err
+    losses = metrics(tmp_path)["losses"]
+    save = tmp_path / "kept"
+    args = arguments(
+        tmp_path, "--mode", "fsdp2", "--steps", 4, "--save", save, training="save_every = 2"
+    )
+    seen = launch_on(SCRIPT, (2,), *args)[2][1]
+    assert seen["losses"] == pytest.approx(losses, abs=1e-4)
+    assert sorted(path.name for path in save.iterdir()) == ["step_00000002", "step_00000004"]
+    again = arguments(tmp_path, "--steps", 4, "--resume", save / "step_00000002", "--profile")
+    assert run_script(SCRIPT, *again, "--checkpointing").status == 0
+    assert metrics(tmp_path)["losses"] == pytest.approx(losses[2:], abs=1e-4)
+    lines = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
+    # two of the whole run, whose losses are the checkpoint's, and those after it
+    assert [json.loads(line)["step"] for line in lines if '"loss"' in line] == [1, 2, 3, 4]
+    trace = json.loads((tmp_path / "out" / "trace_rank_0.json").read_text())
+    assert trace["traceEvents"]
+
+
+def test_the_table_has_predicted_bytes_and_they_are_those_counted(run_script, tmp_path):
+    assert run_script(SCRIPT, *arguments(tmp_path, "--tensorboard")).status == 0
+    found = metrics(tmp_path)
+    assert found["bytes_kept"]["predicted"] == found["bytes_kept"]["measured"]
+    assert {"tokens/s", "MFU, %", "peak MiB", "held-out"} <= found["table"][0].keys()
+    assert list((tmp_path / "out" / "tensorboard").glob("events.*"))
+
+
+def test_tensorboard_and_deepspeed_are_imported_where_they_are_asked_for(tmp_path):
+    words = "import sys, runpy; sys.argv = ['train.py', *sys.argv[1:]]\n"
+    words += f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
+    words += "assert not {'tensorboard', 'deepspeed'} & set(sys.modules), 'imported'"
+    command = [sys.executable, "-c", words, *arguments(tmp_path, "--steps", "2")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="signals and /proc")
+def test_sigterm_saves_and_the_run_goes_on(run_script, tmp_path):
+    args = arguments(tmp_path, "--steps", 5000, training="log_every = 1\nsave_every = 0")
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_HANDLE_IMPLEMENTATION": "solution"}
+    child = subprocess.Popen(
+        [sys.executable, str(SCRIPT), *args], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    lines, deadline = tmp_path / "out" / "metrics.jsonl", time.monotonic() + 200
+    while time.monotonic() < deadline and not (lines.exists() and lines.stat().st_size):
+        time.sleep(0.2)
+    child.send_signal(signal.SIGTERM)
+    out, _ = child.communicate(timeout=100)
+    assert child.returncode == 99
+    assert "stopped by SIGTERM after step" in out
+    assert "--resume that folder goes on" in out
+    (saved,) = (tmp_path / "out" / "checkpoints").glob("step_*")
+    done = int(saved.name.removeprefix("step_"))
+    more = arguments(tmp_path, "--steps", done + 1, "--resume", saved.parent)
+    assert run_script(SCRIPT, *more).status == 0
+    assert len(metrics(tmp_path)["losses"]) == 1
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("table", "line", "words"),
+    [
+        ("training", "stpes = 5", "unknown key training.stpes: did you mean training.steps?"),
+        ("model", "micro_batch = 5", "did you mean parallel.micro_batches?"),
+        ("model", 'kinds = "gpt"', "did you mean model.kind?"),
+        ("training", 'peak = "high"', "training.peak must be float, got 'high'"),
+        ("training", "keep = 0", "training.keep must be 1 or more, got 0"),
+        ("parallel", "tp = true", "parallel.tp must be int, got True"),
+        ("parallel", "schedule = 'zb'", "must be one of gpipe, 1f1b, not 'zb'"),
+        ("training", "max_norm = 0.0", "training.max_norm must be above 0"),
+    ],
+)
+def test_a_file_with_something_unknown_is_refused(table, line, words, run_script, tmp_path):
+    ended = run_script(SCRIPT, *arguments(tmp_path, **{table: line}))
+    assert words in refused(ended, tmp_path)
+
+
+def test_other_files_that_are_none(tmp_path):
+    for text, words in {
+        "[modle]": r"did you mean model\?",
+        "a = ": "is no TOML",
+        "model = 3": "table",
+    }.items():  # noqa: E501
+        (tmp_path / "bad.toml").write_text(text)
+        with pytest.raises(InputError, match=words):
+            read_config(tmp_path / "bad.toml")
+    with pytest.raises(InputError, match="cannot be read"):
+        read_config(tmp_path / "nothing.toml")
+    for path in (FOLDER / "configs").glob("*.toml"):
+        assert read_config(path)
+    assert len(TABLES) == 5
+
+
+@pytest.mark.parametrize(
+    ("ranks", "args", "lines", "words"),
+    [
+        (2, ("--mode", "single"), "", "--mode single is one process, 2 were started"),
+        (1, ("--mode", "3d"), "tp = 2", "tp 2 x pp 1 are 2 ranks a copy, and 1 ranks are no"),
+        (1, ("--mode", "3d", "--compile"), "", "--compile goes with --mode single, ddp, fsdp2"),
+        (1, ("--device", "cuda"), "", "torch sees no CUDA device here"),
+        (1, ("--config", "nothing"), "", "no name in configs/ (124m, 7b, small, tiny"),
+    ],
+)
+def test_what_this_machine_or_mode_cannot_do_is_said(
+    ranks, args, lines, words, run_script, tmp_path
+):
+    from shared.ranks.launching import LaunchFailed, launch
+
+    given = [*arguments(tmp_path, parallel=lines), *args]
+    if ranks == 1:
+        assert words in refused(run_script(SCRIPT, *given), tmp_path)
+        return
+    with pytest.raises(LaunchFailed, match=words):
+        launch(SCRIPT, nproc=ranks, args=given)
+
+
+def test_a_mode_whose_package_is_missing_is_said(run_script, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    ended = run_script(SCRIPT, *arguments(tmp_path, "--mode", "deepspeed"))
+    assert "DeepSpeed is not installed here" in refused(ended, tmp_path)
+
+
+def test_a_checkpoint_of_another_model_is_refused_and_kept(run_script, tmp_path):
+    save = tmp_path / "kept"
+    done = run_script(SCRIPT, *arguments(tmp_path, "--steps", 3, "--save", save))
+    assert done.status == 0, done.err
+    before = sorted((p.name, p.read_bytes()) for p in save.rglob("*") if p.is_file())
+    (tmp_path / "out" / "metrics.json").unlink()
+    for lines, words in (
+        ({"model": "num_kv_heads = 0\nfused = false\ntied = false"}, "another model: tied True"),
+        ({"data": "", "training": ""}, "is of seed 0, here 1"),
+    ):
+        seed = ("--seed", 1) if "seed" in words else ()
+        args = arguments(tmp_path, "--resume", save, "--save", save, *seed, **lines)
+        assert words in refused(run_script(SCRIPT, *args), tmp_path)
+    nothing = arguments(tmp_path, "--resume", tmp_path / "nothing")
+    assert "no folder of a run's checkpoint" in refused(run_script(SCRIPT, *nothing), tmp_path)
+    after = sorted((p.name, p.read_bytes()) for p in save.rglob("*") if p.is_file())
+    assert after == before
+
+
+def test_a_full_disk_costs_the_checkpoint_and_nothing_else(run_script, tmp_path, monkeypatch):
+    from shared.training import named_checkpoint
+
+    save = tmp_path / "kept"
+    args = arguments(tmp_path, "--steps", 4, "--save", save, training="save_every = 2")
+    writes, plain = [], named_checkpoint.dcp.save
+
+    def full(*given, **named):
+        writes.append(1)
+        if len(writes) == 2:
+            raise OSError(28, "No space left on device")
+        return plain(*given, **named)
+
+    monkeypatch.setattr(named_checkpoint.dcp, "save", full)
+    said = refused(run_script(SCRIPT, *args), tmp_path)
+    assert "cannot be written: No space left on device" in said
+    assert [path.name for path in save.iterdir()] == ["step_00000002"]
+    monkeypatch.setattr(named_checkpoint.dcp, "save", plain)
+    assert run_script(SCRIPT, *args, "--resume", save).status == 0
+    assert len(metrics(tmp_path)["losses"]) == 2
+
+
+def test_a_run_that_is_planned_is_not_run(run_script, tmp_path):
+    given = ("--config", "7b", "--device", "cpu", "--out", tmp_path / "out")
+    ended = run_script(SCRIPT, *given)
+    assert ended.status == 0, ended.err
+    assert "planned, not run: dp 64 x tp 1 x pp 1" in ended.out
+    assert "losses" not in metrics(tmp_path)
