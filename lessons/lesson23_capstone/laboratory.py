@@ -1,6 +1,8 @@
 """A plan, run: forked ranks take two steps of it, and what they keep and send is counted."""
 
 import functools
+import statistics
+import time
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +18,7 @@ from shared.parallel3d.engine import Parallel3D
 from shared.parallel3d.mesh import build_mesh, make_groups
 from shared.planner.specs import ModelSpec, Plan
 from shared.ranks.forked import run_ranks
+from shared.ranks.links import throttled_links
 from shared.sharding.counting import ring_bytes
 from shared.training.engine import train_step
 
@@ -50,21 +53,26 @@ def sent_bytes(traffic: Traffic) -> int:
     return round(total)
 
 
+def engine_of(table: ModelTable, plan: Plan) -> tuple[Parallel3D, Text]:
+    """On a rank: the engine of a plan, and a batch for it."""
+    torch.manual_seed(0)
+    mesh = make_groups(build_mesh(plan.dp, plan.tp, plan.pp, dist.get_world_size()))
+    model, micro = build_model(table, VOCABULARY), plan.num_micro_batches
+    adam = torch.optim.AdamW
+    engine = Parallel3D(model, mesh, adam, num_micro_batches=micro, zero=plan.zero)
+    draw = torch.Generator().manual_seed(1)
+    rows = torch.randint(VOCABULARY, (2, plan.batch, table.length), generator=draw)
+    return engine, Text(rows[0], rows[1])
+
+
 @functools.cache
 def run_plan(table: ModelTable, plan: Plan) -> Counted:
     """Train two steps by a plan on forked ranks; the second is counted."""
 
     def work(rank: int) -> tuple[int, int]:
         keeping = Keeping()
-        torch.manual_seed(0)
-        model = build_model(table, VOCABULARY)
-        mesh = make_groups(build_mesh(plan.dp, plan.tp, plan.pp, dist.get_world_size()))
-        micro = {"num_micro_batches": plan.num_micro_batches, "zero": plan.zero}
-        engine = Parallel3D(model, mesh, torch.optim.AdamW, **micro)
+        engine, batch = engine_of(table, plan)
         keeping.watch(engine)
-        draw = torch.Generator().manual_seed(1)
-        rows = torch.randint(VOCABULARY, (2, plan.batch, table.length), generator=draw)
-        batch = Text(rows[0], rows[1])
         train_step(engine, batch)
         with count_traffic() as traffic:
             train_step(engine, batch)
@@ -72,3 +80,22 @@ def run_plan(table: ModelTable, plan: Plan) -> Counted:
 
     seen = run_ranks(work, plan.num_gpus, timeout=120)
     return Counted(max(kept for kept, _ in seen), max(sent for _, sent in seen))
+
+
+def step_seconds(table: ModelTable, plan: Plan, mbit: float | None, steps: int = 3) -> float:
+    """The median step of the slowest rank; with `mbit` every rank is a node on such a link."""
+
+    def work(rank: int) -> float:
+        engine, batch = engine_of(table, plan)
+        taken = []
+        for _ in range(steps + 1):
+            dist.barrier()
+            began = time.perf_counter()
+            train_step(engine, batch)
+            taken.append(time.perf_counter() - began)
+        return statistics.median(taken[1:])
+
+    if mbit is None:
+        return max(run_ranks(work, plan.num_gpus, timeout=120))
+    with throttled_links(plan.num_gpus, mbit) as slow:
+        return max(run_ranks(work, plan.num_gpus, before=slow.enter, timeout=120))

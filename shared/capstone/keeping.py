@@ -10,11 +10,9 @@ from shared.planner.memory import memory_per_rank
 from shared.planner.specs import ModelSpec, Plan
 from shared.training.engine import Engine
 
-Known = set[int]
-
 
 def floats_alive() -> dict[int, int]:
-    """Bytes of the storages of all floating tensors that Python reaches, by address.
+    """Bytes of the storages of all floating tensors that the collector sees, by address.
 
     Single numbers (step counts, losses) are left out. What C++ alone holds is not seen: DDP's
     buckets, which are another copy of the gradients, are such.
@@ -34,12 +32,13 @@ def floats_alive() -> dict[int, int]:
 class Keeping:
     """The most bytes of model states in a step, around the averaging of gradients.
 
-    Make it before the model, so that what was alive before does not count.
+    Make it before the model: what is alive then is set aside (`gc.freeze`) and does not count.
     """
 
     def __init__(self) -> None:
-        self.known = set(floats_alive())
         self.most, self.steps = 0, 0
+        gc.collect()
+        gc.freeze()
 
     def watch(self, engine: Engine) -> None:
         """Count in the next two steps: the optimizer's states are made at the end of the first."""
@@ -53,18 +52,18 @@ class Keeping:
             self.steps += 1
             if self.steps == 2:
                 engine.average_gradients = average  # ty: ignore[invalid-assignment]
+                gc.unfreeze()
 
         engine.average_gradients = counted  # ty: ignore[invalid-assignment]
 
-    def _look(self, buffers: Known) -> None:
+    def _look(self, buffers: set[int]) -> None:
         alive = floats_alive()
-        now = sum(n for at, n in alive.items() if at not in self.known and at not in buffers)
-        self.most = max(self.most, now)
+        self.most = max(self.most, sum(n for at, n in alive.items() if at not in buffers))
 
 
 def predicted_states(spec: ModelSpec | None, plan: Plan) -> int | None:
     """The planner's bytes for the same on the fullest rank; None where it has no description."""
     if spec is None:
         return None
-    memory = memory_per_rank(spec, plan)
-    return memory.parameters + memory.gradients + memory.optimizer
+    stages = memory_per_rank(spec, plan).stages  # activations may make another one the fullest
+    return max(each.parameters + each.gradients + each.optimizer for each in stages)

@@ -162,6 +162,7 @@ def start_deepspeed(
     os.environ.setdefault("LOCAL_RANK", str(dist.get_rank()))
     os.environ |= {"RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size())}
     buckets = {"reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
+    buckets["stage3_param_persistence_threshold"] = 0  # else small parameters stay whole
     config = {
         "train_micro_batch_size_per_gpu": 1,  # a number that DeepSpeed asks for and does not use
         "gradient_clipping": max_norm,
