@@ -14,7 +14,7 @@ from shared.capstone.tasks import LanguageTask, build_model, learning_rate, own_
 from shared.data.text import load_text
 from shared.ranks.forked import run_ranks
 from shared.ranks.group import Rank
-from shared.training.engine import train_step
+from shared.training.engine import DataParallelEngine, train_step
 from shared.training.schedules import set_learning_rate
 
 MODEL = ModelTable("modern", 32, 4, 4, 2, 96, vocab_size=400, length=32)
@@ -89,3 +89,25 @@ def relay(task: LanguageTask, folder: Path) -> tuple[list[float], list[float]]:
         losses += run_ranks(leg, runner.ranks, *given, timeout=200)[0]
     alone = run_ranks(leg, 1, task, RUNNERS[0], 1, len(losses), None, timeout=200)[0]
     return losses, alone
+
+
+def after_a_restart(task: LanguageTask, seed: int, forgets: str = "") -> list[float]:
+    """Six steps in one process, a restart that forgets something, and four more.
+
+    `forgets`: "" nothing, "moments" the optimizer's states, "step" where the data and the
+    learning rate were. Returns the losses after the restart.
+    """
+    config = config_of({})
+    torch.manual_seed(seed)
+    model = build_model(MODEL, task.vocab_size)
+    optimizer, losses = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95)), []
+    engine = DataParallelEngine(model, optimizer)
+    for i in range(1, 11):
+        if i == 7 and forgets == "moments":
+            engine.optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95))
+        step = i - 6 if i > 6 and forgets == "step" else i
+        batch = task.batch(step)
+        set_learning_rate(engine.optimizer, learning_rate(config, step, config.training.steps))
+        part, _ = train_step(engine, batch, batch.num_tokens, config.training.max_norm)
+        losses += [part.item()] if i > 6 else []
+    return losses

@@ -153,11 +153,9 @@ def _nearest(name: str, known: Any, table: str = "") -> str:
     """The known name that looks most like it, or all of them; keys of other tables as well."""
     if near := difflib.get_close_matches(name, list(known), n=1):
         return f": did you mean {table + '.' if table else ''}{near[0]}?"
-    for other, kind in TABLES.items() if table else ():
-        keys = [each.name for each in dataclasses.fields(kind)]
-        if near := difflib.get_close_matches(name, keys, n=1):
-            return f": did you mean {other}.{near[0]}?"
-    return f": known are {', '.join(known)}"
+    keys = {each.name: other for other in TABLES for each in dataclasses.fields(TABLES[other])}
+    near = difflib.get_close_matches(name, list(keys), n=1) if table else []
+    return f": did you mean {keys[near[0]]}.{near[0]}?" if near else f": known: {', '.join(known)}"
 
 
 ZERO_IS_NEVER = {"num_kv_heads", "zero", "warmup", "evaluate_every", "save_every"}

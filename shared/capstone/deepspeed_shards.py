@@ -119,6 +119,7 @@ class DeepSpeedShards:
         if self.stage < 3:
             self.zero.update_lp_params()
         else:
+            self.zero._partition_all_parameters()  # those that a forward has left whole are old
             for number in range(len(self.flats)):
                 self.zero._reassign_or_swap_out_partitioned_parameters(number)
 

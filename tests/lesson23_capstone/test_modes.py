@@ -1,7 +1,7 @@
 """Five modes, one curve; a checkpoint of each is resumed by each, on other numbers of ranks."""
 
 import json
-import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -79,78 +79,92 @@ def trained(made, config: Config, task, first: int) -> list[tuple[float, float]]
 
 
 @pytest.fixture(scope="module")
-def relay(tasks, tmp_path_factory):
-    """For each model: what each mode saw before it saved, and what each saw of each after."""
-    import_for("deepspeed", "cpu")
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    before, after = {}, {}
-    for kind in MODELS:
-        task, root = tasks[kind], tmp_path_factory.mktemp(kind)
-
-        def save(rank: int, mode: str, parallel: dict, kind=kind, task=task, root=root):
-            config = config_of(kind, **parallel)
-            made = started(rank, mode, config, task)
-            seen = trained(made, config, task, 1)
-            place = Rank(rank, rank, dist.get_world_size(), torch.device("cpu"), "gloo")
-            origin = Origin.of(config, task.vocab_size, 0, "text")
-            save_run(root / mode, made, origin, STEPS, place, mode, keep=2)
-            made.close()
-            return seen
-
-        def resume(rank: int, mode: str, parallel: dict, kind=kind, task=task, root=root):
-            config, found = config_of(kind, **parallel), {}
-            origin = Origin.of(config, task.vocab_size, 0, "text")
-            for other in MODES if kind == "gpt" else ("3d", "deepspeed"):
-                made = started(rank, mode, config, task)
-                steps = resume_run(root / other, made, origin)
-                found[other] = steps, trained(made, config, task, STEPS + 1)
-                made.close()
-            return found
-
-        for mode, (saves, resumes, saving, resuming) in MODES.items():
-            before[kind, mode] = run_ranks(save, saves, mode, saving, timeout=250)
-            last = (resume, resumes, mode, resuming) if kind == "gpt" or mode != "ddp" else None
-            after[kind, mode] = last
-    return before, {key: run_ranks(*given, timeout=280) for key, given in after.items() if given}
-
-
-@pytest.mark.parametrize("kind", MODELS)
-def test_all_modes_have_the_losses_and_norms_of_one_process(kind, relay):
-    alone = relay[0][kind, "single"][0]
-    for mode in MODES:
-        for of_rank in relay[0][kind, mode]:
-            assert of_rank == [pytest.approx(each, abs=2e-5) for each in alone]
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("other", MODES)
-def test_a_checkpoint_of_one_mode_goes_on_in_another_on_other_ranks(mode, other, relay, unbroken):
-    for of_rank in relay[1]["gpt", mode]:
-        steps, seen = of_rank[other]
-        assert steps == STEPS
-        assert seen == [pytest.approx(each, abs=2e-5) for each in unbroken["gpt"]]
-
-
-@pytest.mark.parametrize("kind", ["modern", "translator"])
-def test_the_other_models_checkpoints_move_as_well(kind, relay, unbroken):
-    for (which, _), ranks in relay[1].items():
-        for found in ranks if which == kind else ():
-            for steps, seen in found.values():
-                assert steps == STEPS
-                assert seen == [pytest.approx(each, abs=2e-5) for each in unbroken[kind]]
-
-
-@pytest.fixture(scope="module")
 def unbroken(tasks):
-    """The steps after the checkpoint, of one process that was never stopped."""
+    """By model: the first steps of one process, and those after, of a run that is not stopped."""
 
     def work(rank: int, kind: str):
         config = config_of(kind)
         made = started(rank, "single", config, tasks[kind])
-        trained(made, config, tasks[kind], 1)
-        return trained(made, config, tasks[kind], STEPS + 1)
+        return [trained(made, config, tasks[kind], first) for first in (1, STEPS + 1)]
 
     return {kind: run_ranks(work, 1, kind)[0] for kind in MODELS}
+
+
+def save(rank: int, mode: str, kind: str, task, folder: Path):
+    """The first steps, and a checkpoint of them."""
+    config = config_of(kind, **MODES[mode][2])
+    made = started(rank, mode, config, task)
+    seen = trained(made, config, task, 1)
+    place = Rank(rank, rank, dist.get_world_size(), torch.device("cpu"), "gloo")
+    origin = Origin.of(config, task.vocab_size, 0, "text")
+    save_run(folder, made, origin, STEPS, place, mode, keep=2)
+    made.close()
+    return seen
+
+
+def resume(rank: int, mode: str, kind: str, task, folders: dict[str, Path]):
+    """What comes after each checkpoint; one engine loads all of them in turn."""
+    config, found = config_of(kind, **MODES[mode][3]), {}
+    origin = Origin.of(config, task.vocab_size, 0, "text")
+    made = started(rank, mode, config, task)
+    for other, folder in folders.items():
+        steps = resume_run(folder, made, origin)
+        found[other] = steps, trained(made, config, task, STEPS + 1)
+    made.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def saved(tasks, tmp_path_factory):
+    """Folder and losses of each mode that has saved the gpt."""
+    import_for("deepspeed", "cpu")  # before there is a group
+    root = tmp_path_factory.mktemp("saved")
+    return {
+        mode: (root / mode, run_ranks(save, ranks, mode, "gpt", tasks["gpt"], root / mode))
+        for mode, (ranks, *_) in MODES.items()
+    }
+
+
+@pytest.fixture(scope="module", params=MODES)
+def resumed(request, tasks, saved):
+    """What one mode saw after the checkpoint of each; on ranks other than those that saved."""
+    folders = {mode: folder for mode, (folder, _) in saved.items()}
+    given = (request.param, "gpt", tasks["gpt"], folders)
+    return run_ranks(resume, MODES[request.param][1], *given, timeout=200)
+
+
+def near(losses: list[tuple[float, float]]) -> list:
+    return [pytest.approx(each, abs=2e-5) for each in losses]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_all_modes_have_the_losses_and_norms_of_one_process(mode, saved, unbroken):
+    for of_rank in saved[mode][1]:
+        assert of_rank == near(unbroken["gpt"][0])
+
+
+@pytest.mark.parametrize("other", MODES)
+def test_a_checkpoint_of_one_mode_goes_on_in_another_on_other_ranks(resumed, other, unbroken):
+    for of_rank in resumed:
+        assert of_rank[other] == (STEPS, near(unbroken["gpt"][1]))
+
+
+@pytest.mark.parametrize("kind", ["modern", "translator"])
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("3d", "fsdp2"), *(pytest.param(*x, marks=pytest.mark.full) for x in
+     (("deepspeed", "3d"), ("fsdp2", "deepspeed"), ("ddp", "single")))],
+)  # fmt: skip
+def test_the_other_models_are_the_same_everywhere_and_move_as_well(
+    kind, one, other, tasks, unbroken, tmp_path
+):
+    import_for("deepspeed", "cpu")
+    first, after = unbroken[kind]
+    for seen in run_ranks(save, MODES[one][0], one, kind, tasks[kind], tmp_path):
+        assert seen == near(first)
+    given = (other, kind, tasks[kind], {one: tmp_path})
+    for found in run_ranks(resume, MODES[other][1], *given):
+        assert found[one] == (STEPS, near(after))
 
 
 def test_old_checkpoints_go_and_a_half_written_one_is_none(tasks, tmp_path):
