@@ -12,6 +12,7 @@ BUILT = {
     "shared.measuring.activations": 11,
     "shared.model.embeddings": 1,
     "shared.model.attention": 2,
+    "shared.model.modern": 23,
     "shared.model": 3,
     "shared.data.sampling": 7,
     "shared.data": 4,
@@ -40,6 +41,7 @@ BUILT = {
     "shared.lora": 19,
     "shared.less_communication": 20,
     "shared.clusters": 21,
+    "shared.capstone": 23,
 }
 
 # Answers that lie in a module of an earlier lesson, which needs them: a class can read them from

@@ -10,7 +10,7 @@ another number of ranks, and the same numbers under their names can; which of th
 are exact, and which a model with something left out.
 """
 
-from shared.capstone.budgets import choose_plan
+from shared.capstone.choosing import choose_plan
 from shared.capstone.resharding import read_part
 from shared.model.modern import grouped_attention
 
