@@ -50,7 +50,7 @@ class Kind:
 
     lesson: str
     make: Callable[[Any], Engine]
-    plan: dict[str, int]
+    plan: dict[str, Any]
 
 
 def plain(model: Any) -> Engine:
@@ -113,11 +113,11 @@ def pipelined(model: Any) -> Engine:
 def on_mesh(dp: int, tp: int, pp: int, zero: int, model: Any) -> Engine:
     """Three axes."""
     mesh = make_groups(build_mesh(dp, tp, pp, RANKS))
-    more = {"num_micro_batches": 2, "zero": zero, **SETTINGS}
+    more: dict[str, Any] = {"num_micro_batches": 2, "zero": zero, **SETTINGS}
     return Parallel3D(model, mesh, torch.optim.AdamW, **more)
 
 
-def _zero(stage: int) -> dict[str, int]:
+def _zero(stage: int) -> dict[str, Any]:
     return {"dp": RANKS, "zero": stage}
 
 

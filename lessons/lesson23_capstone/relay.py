@@ -2,7 +2,7 @@
 
 import warnings
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch._dynamo  # what optimizers import: once here, not in every forked rank
@@ -27,7 +27,7 @@ class Runner(NamedTuple):
 
     mode: str
     ranks: int
-    parallel: dict[str, int]
+    parallel: dict[str, Any]
 
 
 RUNNERS = (
@@ -41,7 +41,7 @@ RUNNERS = (
 )
 
 
-def config_of(parallel: dict[str, int]) -> Config:
+def config_of(parallel: dict[str, Any]) -> Config:
     """The same run for every runner."""
     training = TrainingTable(batch=12, steps=STEPS * len(RUNNERS), warmup=2, peak=3e-3)
     return Config(MODEL, DataTable(str(TEXT), 60_000), training, ParallelTable(**parallel))

@@ -97,7 +97,7 @@ def import_for(mode: str | None, device: str) -> None:
 
 def make(mode: str, model: Any, config: Config, rank: Rank, how: How) -> Made:
     """The engine of a mode around a model, which has the same numbers on every rank."""
-    settings = {"betas": (0.9, 0.95), "weight_decay": config.training.weight_decay}
+    settings: dict[str, Any] = {"betas": (0.9, 0.95), "weight_decay": config.training.weight_decay}
     loss = partial(within, how.cast)
     if mode == "3d":
         return _on_mesh(model, config, rank, how, settings)

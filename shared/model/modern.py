@@ -136,8 +136,8 @@ class ModernLayer(EncoderLayer):
         super().__init__(config)
         self.self_attention = GroupedQueryAttention(config, kernel)
         self.feed_forward = SwiGLU(config.d_model, config.d_ff)
-        self.norm1 = RMSNorm(config.d_model)  # ty: ignore[invalid-assignment]
-        self.norm2 = RMSNorm(config.d_model)  # ty: ignore[invalid-assignment]
+        self.norm1 = RMSNorm(config.d_model)
+        self.norm2 = RMSNorm(config.d_model)
 
 
 class ModernModel(LanguageModel):

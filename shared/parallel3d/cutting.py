@@ -94,8 +94,9 @@ def check_widths(model: Model, tp: int) -> None:
     """Raise InputError where `tp` ranks cannot have equal parts of the model's layers."""
     config = model.config
     widths = {"heads": config.num_heads, "d_ff": config.d_ff, "vocab_size": config.vocab_size}
-    if hasattr(config, "num_kv_heads"):  # lesson 23's
-        widths["heads of keys"] = config.num_kv_heads
+    kv_heads: int = getattr(config, "num_kv_heads", 0)  # lesson 23's
+    if kv_heads:
+        widths["heads of keys"] = kv_heads
     for name, width in widths.items():
         if width % tp:
             raise InputError(

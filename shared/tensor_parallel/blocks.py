@@ -97,8 +97,8 @@ def _cut(block: nn.Module, group: Group, enter: Message, leave: Message) -> None
     for module in list(block.modules()):
         if isinstance(module, MultiHeadAttention):
             module.num_heads //= dist.get_world_size(group)
-            if hasattr(module, "num_kv_heads"):  # lesson 23's
-                module.num_kv_heads //= dist.get_world_size(group)
+            if heads := getattr(module, "num_kv_heads", 0):  # lesson 23's
+                setattr(module, "num_kv_heads", heads // dist.get_world_size(group))  # noqa: B010
             for name in ("w_q", "w_k", "w_v"):  # behind one copy, which is the region's
                 setattr(module, name, ColumnParallelLinear(getattr(module, name), group, None))
             module.w_o = RowParallelLinear(module.w_o, group, leave)  # ty: ignore
