@@ -1,0 +1,169 @@
+"""The reference run, once for each framework, as its own documentation would write it.
+
+Each function is whole: from a bare model to the last step. Read two of them side by side. A
+framework is imported in the function that needs it, and nowhere else.
+"""
+
+import tempfile
+from typing import Any
+
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from shared.ecosystem.task import Loop, Task, count_tokens, pad_rows
+from shared.training.quiet_deepspeed import quiet_deepspeed
+from shared.training.schedules import set_learning_rate
+
+BLOCKS = ("EncoderLayer", "DecoderLayer")
+ZERO3 = {"stage": 3, "stage3_param_persistence_threshold": 0, "reduce_bucket_size": 50_000}
+
+
+def ddp(task: Task) -> None:
+    """torch alone, as lesson 06's script does it."""
+    model = DistributedDataParallel(task.model)
+    optimizer = task.optimizer(model.parameters())
+    for rate, batch, num_tokens in task.batches():
+        set_learning_rate(optimizer, rate)
+        loss = model(**batch, num_items_in_batch=num_tokens)["loss"]
+        (loss * task.ranks).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    task.wrapped = type(model).__name__
+
+
+def fsdp2(task: Task) -> None:
+    """The blocks, then the root; the optimizer afterwards."""
+    for module in task.model.modules():
+        if type(module).__name__ in BLOCKS:
+            fully_shard(module)
+    model = fully_shard(task.model)
+    optimizer = task.optimizer(model.parameters())
+    for rate, batch, num_tokens in task.batches():
+        set_learning_rate(optimizer, rate)
+        loss = model(**batch, num_items_in_batch=num_tokens)["loss"]
+        (loss * task.ranks).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    task.wrapped = type(model).__name__
+
+
+def deepspeed(task: Task) -> None:
+    """`initialize` takes model and optimizer; backward and step are the engine's."""
+    config = {"train_micro_batch_size_per_gpu": task.rows, "zero_optimization": ZERO3}
+    config["gradient_clipping"] = 0.0  # its default is 1.0
+    model, optimizer, *_ = quiet_deepspeed().initialize(
+        model=task.model, optimizer=task.optimizer(task.model.parameters()), config=config
+    )
+    for rate, batch, num_tokens in task.batches():
+        set_learning_rate(optimizer, rate)
+        loss = model(**batch, num_items_in_batch=num_tokens)["loss"]
+        model.backward(loss * task.ranks)
+        model.step()
+    task.wrapped = f"{type(model).__name__}, ZeRO-{model.zero_optimization_stage()}"
+    model.destroy()
+
+
+def accelerate(task: Task) -> None:
+    """`prepare` wraps what is handed to it; the loader shares out the batches by itself."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=task.device.type == "cpu")
+    optimizer = task.optimizer(task.model.parameters())
+    scheduler = task.schedule(optimizer)  # not handed to prepare: it would step once for each rank
+    model, optimizer, loader = accelerator.prepare(task.model, optimizer, task.loader())
+    for batch in loader:
+        loss = model(**batch, num_items_in_batch=count_tokens(batch))["loss"]
+        accelerator.backward(loss * accelerator.num_processes)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+    task.wrapped = type(model).__name__
+
+
+def fabric(task: Task) -> None:
+    """`setup` wraps; loop, loader and schedule stay ours."""
+    from lightning_fabric import Fabric
+
+    device = "gpu" if task.device.type == "cuda" else "cpu"
+    nodes = task.ranks // task.local_ranks
+    runner = Fabric(accelerator=device, devices=task.local_ranks, num_nodes=nodes)
+    runner.launch()
+    model, optimizer = runner.setup(task.model, task.optimizer(task.model.parameters()))
+    for rate, batch, num_tokens in task.batches():
+        set_learning_rate(optimizer, rate)
+        loss = model(**batch, num_items_in_batch=num_tokens)["loss"]
+        runner.backward(loss * task.ranks)
+        optimizer.step()
+        optimizer.zero_grad()
+    task.wrapped = type(model._forward_module).__name__
+
+
+def trainer(task: Task, changed: dict[str, Any] | None = None, ours: bool = True) -> None:
+    """The Trainer's own loop, sampler, clipping and schedule, turned back into the reference run.
+
+    `changed` replaces arguments; without `ours` the optimizer and its rates are the Trainer's, too.
+    """
+    from transformers import PrinterCallback, Trainer, TrainingArguments
+
+    class Ours(Trainer):
+        def create_optimizer(self, model: nn.Module | None = None) -> Any:
+            if ours:
+                self.optimizer = task.optimizer(self.model.parameters())
+            return super().create_optimizer(model)
+
+        def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+            if ours:
+                self.lr_scheduler = task.schedule(optimizer or self.optimizer)
+            return super().create_scheduler(num_training_steps, optimizer)
+
+    arguments = {
+        "per_device_train_batch_size": task.rows,
+        "max_steps": task.num_steps,
+        "train_sampling_strategy": "sequential",  # its default shuffles
+        "max_grad_norm": 0.0,  # its default is 1.0
+        "use_cpu": task.device.type == "cpu",
+        "remove_unused_columns": False,  # its default drops what forward does not name
+        **QUIET,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(folder, **(arguments | (changed or {})))
+        runner = Ours(task.model, arguments, data_collator=pad_rows, train_dataset=task.data)  # ty: ignore
+        runner.remove_callback(PrinterCallback)
+        runner.train()
+    task.wrapped = type(runner.model_wrapped).__name__
+
+
+QUIET = {
+    "logging_strategy": "no",
+    "save_strategy": "no",
+    "report_to": [],
+    "disable_tqdm": True,
+    "dataloader_pin_memory": False,
+    "log_level": "error",
+}
+
+
+def trainer_fsdp(task: Task) -> None:
+    """FSDP2 by two arguments; on a CPU, read what came of it."""
+    units = {"transformer_layer_cls_to_wrap": list(BLOCKS)}
+    trainer(task, {"fsdp": True, "fsdp_config": units})
+
+
+def trainer_deepspeed(task: Task) -> None:
+    """DeepSpeed by a dict, whose `auto` values the Trainer fills in."""
+    quiet_deepspeed()
+    keys = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
+    trainer(task, {"deepspeed": dict.fromkeys(keys, "auto") | {"zero_optimization": ZERO3}})
+
+
+LOOPS: dict[str, Loop] = {
+    "ddp": ddp,
+    "accelerate": accelerate,
+    "trainer": trainer,
+    "trainer_fsdp": trainer_fsdp,
+    "trainer_deepspeed": trainer_deepspeed,
+    "deepspeed": deepspeed,
+    "fsdp2": fsdp2,
+    "fabric": fabric,
+}
