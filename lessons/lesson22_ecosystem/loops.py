@@ -5,18 +5,34 @@ framework is imported in the function that needs it, and nowhere else.
 """
 
 import tempfile
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from shared.ecosystem.task import Loop, Task, count_tokens, pad_rows
+from shared.ecosystem.translate import deepspeed_config, shard_as_trainer
 from shared.training.quiet_deepspeed import quiet_deepspeed
+from shared.training.reference_run import CONFIG
 from shared.training.schedules import set_learning_rate
 
 BLOCKS = ("EncoderLayer", "DecoderLayer")
 ZERO3 = {"stage": 3, "stage3_param_persistence_threshold": 0, "reduce_bucket_size": 50_000}
+
+
+OURS = ("optimizer", "rates")
+
+
+def arguments_of(task: Task) -> dict[str, Any]:
+    """The reference run in the words of the Trainer, under full sharding."""
+    return {
+        "per_device_train_batch_size": task.rows,
+        "max_steps": task.num_steps,
+        "max_grad_norm": 0.0,  # its default is 1.0
+        "fsdp": True,
+        "fsdp_config": {"transformer_layer_cls_to_wrap": list(BLOCKS)},
+    }
 
 
 def ddp(task: Task) -> None:
@@ -32,12 +48,9 @@ def ddp(task: Task) -> None:
     task.wrapped = type(model).__name__
 
 
-def fsdp2(task: Task) -> None:
-    """The blocks, then the root; the optimizer afterwards."""
-    for module in task.model.modules():
-        if type(module).__name__ in BLOCKS:
-            fully_shard(module)
-    model = fully_shard(task.model)
+def fsdp2(task: Task, shard: Callable = shard_as_trainer) -> None:
+    """Two units in each stack, then the root; the optimizer afterwards."""
+    model = shard(arguments_of(task), task.model)
     optimizer = task.optimizer(model.parameters())
     for rate, batch, num_tokens in task.batches():
         set_learning_rate(optimizer, rate)
@@ -48,10 +61,10 @@ def fsdp2(task: Task) -> None:
     task.wrapped = type(model).__name__
 
 
-def deepspeed(task: Task) -> None:
+def deepspeed(task: Task, configure: Callable = deepspeed_config) -> None:
     """`initialize` takes model and optimizer; backward and step are the engine's."""
-    config = {"train_micro_batch_size_per_gpu": task.rows, "zero_optimization": ZERO3}
-    config["gradient_clipping"] = 0.0  # its default is 1.0
+    config = configure(arguments_of(task), CONFIG.d_model)
+    config.pop("optimizer")  # the reference run has its own, with a decay
     model, optimizer, *_ = quiet_deepspeed().initialize(
         model=task.model, optimizer=task.optimizer(task.model.parameters()), config=config
     )
@@ -99,29 +112,28 @@ def fabric(task: Task) -> None:
     task.wrapped = type(model._forward_module).__name__
 
 
-def trainer(task: Task, changed: dict[str, Any] | None = None, ours: bool = True) -> None:
+def trainer(task: Task, changed: dict[str, Any] | None = None, ours: Sequence[str] = OURS) -> None:
     """The Trainer's own loop, sampler, clipping and schedule, turned back into the reference run.
 
-    `changed` replaces arguments; without `ours` the optimizer and its rates are the Trainer's, too.
+    `changed` replaces arguments. What is not in `ours` is as the Trainer makes it.
     """
     from transformers import PrinterCallback, Trainer, TrainingArguments
 
     class Ours(Trainer):
         def create_optimizer(self, model: nn.Module | None = None) -> Any:
-            if ours:
+            if "optimizer" in ours:
                 self.optimizer = task.optimizer(self.model.parameters())
             return super().create_optimizer(model)
 
         def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-            if ours:
+            if "rates" in ours:
                 self.lr_scheduler = task.schedule(optimizer or self.optimizer)
             return super().create_scheduler(num_training_steps, optimizer)
 
-    arguments = {
-        "per_device_train_batch_size": task.rows,
-        "max_steps": task.num_steps,
+    arguments = arguments_of(task) | {
+        "fsdp": None,
+        "fsdp_config": None,
         "train_sampling_strategy": "sequential",  # its default shuffles
-        "max_grad_norm": 0.0,  # its default is 1.0
         "use_cpu": task.device.type == "cpu",
         "remove_unused_columns": False,  # its default drops what forward does not name
         **QUIET,
@@ -146,8 +158,8 @@ QUIET = {
 
 def trainer_fsdp(task: Task) -> None:
     """FSDP2 by two arguments; on a CPU, read what came of it."""
-    units = {"transformer_layer_cls_to_wrap": list(BLOCKS)}
-    trainer(task, {"fsdp": True, "fsdp_config": units})
+    given = arguments_of(task)
+    trainer(task, {name: given[name] for name in ("fsdp", "fsdp_config")})
 
 
 def trainer_deepspeed(task: Task) -> None:

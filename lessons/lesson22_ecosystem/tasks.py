@@ -3,7 +3,6 @@
 Every function runs on all ranks of a gloo group, on the CPU, with the rank's number first.
 """
 
-import contextlib
 import gc
 import logging
 from collections.abc import Callable
@@ -18,12 +17,17 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from lightning_fabric import Fabric
 from lightning_fabric.strategies import FSDPStrategy
 from torch import nn
-from transformers import Trainer, TrainingArguments  # noqa: F401 - lazily imported otherwise
+from transformers import (  # noqa: F401 - the Trainer would be imported late
+    Trainer,
+    TrainingArguments,
+    get_scheduler,
+)
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
 
 from lessons.lesson22_ecosystem.loops import LOOPS, QUIET, trainer
-from shared.ecosystem.task import Task, count_tokens, rows_of
+from shared.ecosystem.task import Task, count_tokens
+from shared.ecosystem.translate import deepspeed_config
 from shared.measuring.traffic import count_traffic
 from shared.training.quiet_deepspeed import quiet_deepspeed
 from shared.training.reference_run import reference_model, reference_optimizer
@@ -38,7 +42,7 @@ logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
 def warm_up() -> None:
     """Import before the ranks are forked what each of them would import."""
     import torch._dynamo
-    import torch.distributed.fsdp  # noqa: F401
+    import torch.distributed.fsdp
 
     with mock.patch.object(torch, "compile", lambda fn=None, **_: fn or (lambda inner: inner)):
         import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
@@ -66,22 +70,18 @@ def follow(rank: int, engine: str, num_steps: int) -> dict[str, Any]:
     return seen | {"wrapped": task.wrapped, "ops": [(c.op, c.num_bytes) for c in calls]}
 
 
-def with_arguments(
-    rank: int, changes: list[dict[str, Any]], num_steps: int, ours: bool = True
-) -> list[list[float]]:
-    """The Trainer's curves, each with some arguments changed from those of the reference run."""
-    return [_curve(lambda task, c=c: trainer(task, c, ours), num_steps) for c in changes]
+def with_arguments(rank: int, changes: list[list[Any]], num_steps: int) -> list[list[float]]:
+    """The Trainer's curves: each with some arguments changed, and with what of ours is left."""
+    return [_curve(lambda task, c=c: trainer(task, *c), num_steps) for c in changes]
 
 
-def with_arguments_alone(
-    rank: int, arguments: dict[str, Any], num_steps: int
-) -> list[float]:
+def with_arguments_alone(rank: int, arguments: dict[str, Any]) -> list[float]:
     """The Trainer's curve, optimizer and rates its own as well; all that is not given, its default.
 
     The rows are in order, and nothing is written.
     """
     given = {"max_grad_norm": 1.0, "train_sampling_strategy": "sequential"} | arguments
-    return _curve(lambda task: trainer(task, given, ours=False), num_steps)
+    return _curve(lambda task: trainer(task, given, ours=[]), arguments["max_steps"])
 
 
 def _curve(loop: Callable[[Task], None], num_steps: int) -> list[float]:
@@ -107,8 +107,6 @@ def _accelerated(task: Task, fault: str) -> None:
     for batch in loader:
         num_tokens = None if fault == "mean of means" else count_tokens(batch)
         loss = model(**batch, num_items_in_batch=num_tokens)["loss"]
-        if fault == "mean of means":  # a part of the mean of the ranks' means
-            task.model.parts[-1] /= task.ranks
         factor = 1 if fault in ("mean of means", "parts averaged") else task.ranks
         runner.backward(loss * factor)
         optimizer.step()
@@ -136,15 +134,17 @@ def resolved(rank: int, config: dict[str, Any], arguments: dict[str, Any]) -> di
     return filled.config
 
 
-def by_config(rank: int, config: dict[str, Any], num_steps: int) -> dict[str, Any]:
-    """DeepSpeed alone, optimizer and rates as the configuration says: losses and bytes by kind.
+def by_config(rank: int, config: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    """DeepSpeed alone, with the optimizer of the configuration: losses and bytes by kind.
 
-    The bytes are those after the last backward, before its step.
+    The rates are those that transformers has for `arguments`, unless the configuration has a
+    scheduler. The bytes are those after the last backward, before its step.
     """
-    task = Task(num_steps)
+    task = Task(arguments["max_steps"])
     model = task.model
-    engine, _, _, scheduler = deepspeed.initialize(
-        model=model, model_parameters=model.parameters(), config=config
+    own = None if "scheduler" in config else lambda optimizer: linear(optimizer, arguments)
+    engine, *_ = deepspeed.initialize(
+        model=model, model_parameters=model.parameters(), config=config, lr_scheduler=own
     )
     kinds, rates = {}, []
     for _, batch, num_tokens in task.batches():
@@ -159,6 +159,34 @@ def by_config(rank: int, config: dict[str, Any], num_steps: int) -> dict[str, An
     found["dtype"] = str(next(model.parameters()).dtype)
     engine.destroy()
     return found
+
+
+def rates(rank: int, num_steps: int) -> dict[str, list[float]]:
+    """The rates at which the first steps are made, by transformers and by DeepSpeed's JSON."""
+    found = {}
+    for kind in ("cosine", "linear"):
+        weight = nn.Parameter(torch.zeros(1))
+        optimizer = torch.optim.AdamW([weight], lr=3e-3)
+        scheduler = get_scheduler(kind, optimizer, 10, 50)
+        found[f"Trainer, {kind}"] = []
+        for _ in range(num_steps):
+            found[f"Trainer, {kind}"].append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            scheduler.step()
+    for how in ("linear", "log"):
+        params = {"warmup_max_lr": 3e-3, "warmup_num_steps": 10, "total_num_steps": 50}
+        section = {"type": "WarmupDecayLR", "params": params | {"warmup_type": how}}
+        arguments = {"learning_rate": 3e-3, "per_device_train_batch_size": 16}
+        config = deepspeed_config(arguments, 64) | {"scheduler": section}
+        seen = by_config(rank, config, {"max_steps": num_steps})
+        found[f"DeepSpeed, WarmupDecayLR, {how}"] = seen["rates"]
+    return found
+
+
+def linear(optimizer: Any, arguments: dict[str, Any]) -> Any:
+    """The Trainer's schedule for these arguments."""
+    kind, warmup = arguments.get("lr_scheduler_type", "linear"), arguments.get("warmup_steps", 0)
+    return get_scheduler(kind, optimizer, warmup, arguments["max_steps"])
 
 
 def _kinds(engine: Any) -> dict[str, int]:
@@ -181,7 +209,9 @@ def refusals(rank: int) -> dict[str, str]:
     found = {
         "Trainer, fsdp, use_cpu=False": _error(_trainer_with_fsdp),
         "Fabric, FSDPStrategy": _error(_fabric_with_fsdp),
-        "transformers, FSDP and pipeline": _error(lambda: DistributedConfig(fsdp_size=2, pp_size=2)),
+        "transformers, FSDP and pipeline": _error(
+            lambda: DistributedConfig(fsdp_size=2, pp_size=2)
+        ),
     }
     for stage in (1, 2):
         name = f"DeepSpeed, pipeline of 2, ZeRO-{stage}"

@@ -1,4 +1,4 @@
-"""The reference run as frameworks want it: a model that returns its loss, a list of rows, a collator.
+"""The reference run as frameworks want it: a model that returns its loss, rows, a collator.
 
 Accelerate, the Trainer and Fabric bring a loop, a sampler or a wrapper of their own. What they are
 all given is here, once; so what differs between two of them is theirs.
@@ -31,8 +31,10 @@ from shared.training.reference_run import (
     reference_model,
     reference_optimizer,
 )
+from shared.training.schedules import set_learning_rate
 
 Row = dict[str, Tensor]
+CPU = torch.device("cpu")
 PAD = {"src": CONFIG.pad_id, "tgt_in": CONFIG.pad_id, "labels": NO_TARGET}
 
 
@@ -58,12 +60,17 @@ class WithLoss(nn.Module):
     ) -> dict[str, Tensor]:
         """The loss, under the name that the Trainer looks for."""
         logits = self.model(src, tgt_in).flatten(0, 1).float()
-        how = "mean" if num_items_in_batch is None else "sum"
-        loss = F.cross_entropy(logits, labels.flatten(), ignore_index=NO_TARGET, reduction=how)
-        if num_items_in_batch is not None:
-            loss = loss / num_items_in_batch
-        self.parts.append(loss.detach().clone())  # the Trainer multiplies the loss in place
-        return {"loss": loss}
+        total = F.cross_entropy(logits, labels.flatten(), ignore_index=NO_TARGET, reduction="sum")
+        tokens = (labels != NO_TARGET).sum()
+        self.parts.append(torch.stack([total.detach(), tokens.to(total.dtype)]))
+        return {"loss": total / (tokens if num_items_in_batch is None else num_items_in_batch)}
+
+    def curve(self, all_ranks: bool = True) -> list[float]:
+        """The mean loss per token of each global batch, however a loop has weighed it."""
+        found = torch.stack(self.parts)
+        if all_ranks and current_world_size() > 1:
+            dist.all_reduce(found)
+        return (found[:, 0] / found[:, 1]).tolist()
 
 
 def rows_of(num_steps: int, batch: int = GLOBAL_BATCH) -> list[Row]:
@@ -96,7 +103,7 @@ class Task:
 
     num_steps: int = NUM_STEPS
     traffic: Traffic | None = None
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
     model: WithLoss = field(default_factory=lambda: WithLoss(reference_model()))
     marks: list[int] = field(default_factory=list)  # calls before each forward
     kept: int = 0  # bytes at rest, of all floating-point tensors of this process
@@ -147,16 +154,31 @@ class Task:
 
     def losses(self) -> list[float]:
         """The losses of the global batches; call it on all ranks."""
-        found = torch.stack(self.model.parts)
-        if self.ranks > 1:
-            dist.all_reduce(found)
-        return found.tolist()
+        return self.model.curve()
 
     def messages(self) -> tuple[int, int]:
         """Messages from one forward to the next, the last two, and what of them this rank sends."""
         assert self.traffic is not None
         calls = self.traffic.calls[self.marks[-2] : self.marks[-1]]
         return len(calls), round(ring_bytes(Traffic(calls)))
+
+
+def one_process(num_steps: int, device: torch.device = CPU) -> list[float]:
+    """The same batches in this process by itself: what every loop is held against.
+
+    On 1, 2 or 4 ranks these are the losses of lesson 04's record.
+    """
+    batch = GLOBAL_BATCH // current_world_size() * current_world_size()
+    rows, model = rows_of(num_steps, batch), WithLoss(reference_model()).to(device)
+    optimizer = reference_optimizer(list(model.parameters()))
+    for step in range(num_steps):
+        set_learning_rate(optimizer, learning_rate(step + 1))
+        whole = pad_rows(rows[step * batch : (step + 1) * batch])
+        loss = model(**{name: x.to(device) for name, x in whole.items()})["loss"]
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model.curve(all_ranks=False)
 
 
 def count_tokens(batch: Row) -> Tensor:

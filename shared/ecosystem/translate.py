@@ -29,14 +29,17 @@ DEFAULTS: dict[str, Any] = {
 
 
 def deepspeed_config(arguments: Arguments, hidden_size: int) -> dict[str, Any]:
-    """The configuration under which DeepSpeed alone trains as the Trainer would, every state cut."""
+    """The configuration under which DeepSpeed alone trains as the Trainer would, every state cut.
+
+    Without a scheduler: DeepSpeed's WarmupDecayLR is a step behind the Trainer's "linear".
+    """
     a = {**DEFAULTS, **arguments}
     if a["weight_decay"]:
         raise InputError(
-            f"weight_decay {a['weight_decay']}: the Trainer leaves biases and norms out of it, and a"
-            " JSON has one decay for all parameters; give DeepSpeed an optimizer with two groups"
+            f"weight_decay {a['weight_decay']}: the Trainer leaves biases and norms out of it, and"
+            " a JSON has one decay for all parameters; give DeepSpeed an optimizer with two groups"
         )
-    config: dict[str, Any] = {
+    return {
         "train_micro_batch_size_per_gpu": a["per_device_train_batch_size"],
         "gradient_accumulation_steps": a["gradient_accumulation_steps"],
         "gradient_clipping": a["max_grad_norm"],
@@ -57,27 +60,6 @@ def deepspeed_config(arguments: Arguments, hidden_size: int) -> dict[str, Any]:
             },
         },
     }
-    return config | scheduler_section(a)
-
-
-def scheduler_section(a: Arguments) -> dict[str, Any]:
-    """The rates; nothing where they are constant."""
-    kind, warmup = a["lr_scheduler_type"], a["warmup_steps"]
-    if kind == "constant":
-        return {}
-    if kind != "linear" or warmup < 1:
-        raise InputError(
-            f"lr_scheduler_type {kind!r} with warmup_steps {warmup}: DeepSpeed's JSON has the"
-            " Trainer's 'constant', and 'linear' with a warmup of 1 step or more"
-        )
-    params = {
-        "warmup_min_lr": 0.0,
-        "warmup_max_lr": a["learning_rate"],
-        "warmup_num_steps": warmup,
-        "warmup_type": "linear",  # its default is a logarithm
-        "total_num_steps": a["max_steps"],
-    }
-    return {"scheduler": {"type": "WarmupDecayLR", "params": params}}
 
 
 def shard_as_trainer(arguments: Arguments, model: Model) -> Model:
