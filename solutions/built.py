@@ -41,6 +41,7 @@ BUILT = {
     "shared.lora": 19,
     "shared.less_communication": 20,
     "shared.clusters": 21,
+    "shared.ecosystem": 22,
     "shared.capstone": 23,
 }
 

@@ -108,7 +108,12 @@ def _serve() -> None:
 def _in_rank(rank: int, work: Any, given: dict[str, Any]) -> Any:
     """Frameworks read their place from the variables that torchrun sets."""
     n = dist.get_world_size()
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": n, "LOCAL_WORLD_SIZE": n}
+    place: dict[str, Any] = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": n,
+        "LOCAL_WORLD_SIZE": n,
+    }
     place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}  # looked at; the group is there
     os.environ |= {name: str(value) for name, value in place.items()}
     return work(rank, **given)

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from lessons.lesson22_ecosystem import laboratory as lab
 from lessons.lesson22_ecosystem.laboratory import Order, Runs
-from shared.ecosystem.translate import DEFAULTS
+from shared.ecosystem.defaults import DEFAULTS
 from shared.errors import InputError
 from shared.exercises.checks import checks_for
 from shared.exercises.expecting import expect, expect_equal, expect_raises, recognise

@@ -140,7 +140,8 @@ def by_torch(
     for module in [] if roots else list(model.float().modules()):
         if type(module).__name__ in names:
             fully_shard(module, **given)
-    return fully_shard(model.float(), **given)
+    fully_shard(model.float(), **given)
+    return model
 
 
 @cache

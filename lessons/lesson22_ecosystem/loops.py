@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from shared.ecosystem.task import Loop, Task, count_tokens, pad_rows
-from shared.ecosystem.translate import deepspeed_config, shard_as_trainer
 from shared.training.quiet_deepspeed import quiet_deepspeed
 from shared.training.reference_run import CONFIG
 from shared.training.schedules import set_learning_rate
@@ -21,6 +21,8 @@ BLOCKS = ("EncoderLayer", "DecoderLayer")
 ZERO3 = {"stage": 3, "stage3_param_persistence_threshold": 0, "reduce_bucket_size": 50_000}
 
 
+Shard = Callable[[dict[str, Any], nn.Module], nn.Module]
+Configure = Callable[[dict[str, Any], int], dict[str, Any]]
 OURS = ("optimizer", "rates")
 
 
@@ -48,8 +50,17 @@ def ddp(task: Task) -> None:
     task.wrapped = type(model).__name__
 
 
-def fsdp2(task: Task, shard: Callable = shard_as_trainer) -> None:
-    """Two units in each stack, then the root; the optimizer afterwards."""
+def by_blocks(arguments: dict[str, Any], model: nn.Module) -> nn.Module:
+    """Each block of the two stacks, then the model."""
+    for module in model.modules():
+        if type(module).__name__ in BLOCKS:
+            fully_shard(module)
+    fully_shard(model)
+    return model
+
+
+def fsdp2(task: Task, shard: Shard = by_blocks) -> None:
+    """The optimizer is made afterwards: its parameters are shards."""
     model = shard(arguments_of(task), task.model)
     optimizer = task.optimizer(model.parameters())
     for rate, batch, num_tokens in task.batches():
@@ -61,10 +72,16 @@ def fsdp2(task: Task, shard: Callable = shard_as_trainer) -> None:
     task.wrapped = type(model).__name__
 
 
-def deepspeed(task: Task, configure: Callable = deepspeed_config) -> None:
+def zero3(arguments: dict[str, Any], hidden_size: int) -> dict[str, Any]:
+    """Stage 3 without clipping; DeepSpeed's own default clips at 1.0."""
+    config = {"train_micro_batch_size_per_gpu": arguments["per_device_train_batch_size"]}
+    return config | {"zero_optimization": ZERO3, "gradient_clipping": 0.0}
+
+
+def deepspeed(task: Task, configure: Configure = zero3) -> None:
     """`initialize` takes model and optimizer; backward and step are the engine's."""
     config = configure(arguments_of(task), CONFIG.d_model)
-    config.pop("optimizer")  # the reference run has its own, with a decay
+    config.pop("optimizer", None)  # the reference run has its own, with a decay
     model, optimizer, *_ = quiet_deepspeed().initialize(
         model=task.model, optimizer=task.optimizer(task.model.parameters()), config=config
     )
@@ -122,15 +139,16 @@ def trainer(task: Task, changed: dict[str, Any] | None = None, ours: Sequence[st
     class Ours(Trainer):
         def create_optimizer(self, model: nn.Module | None = None) -> Any:
             if "optimizer" in ours:
-                self.optimizer = task.optimizer(self.model.parameters())
+                self.optimizer = task.optimizer(task.model.parameters())
             return super().create_optimizer(model)
 
         def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
             if "rates" in ours:
-                self.lr_scheduler = task.schedule(optimizer or self.optimizer)
+                own: Any = optimizer or self.optimizer
+                self.lr_scheduler = task.schedule(own)
             return super().create_scheduler(num_training_steps, optimizer)
 
-    arguments = arguments_of(task) | {
+    given: dict[str, Any] = arguments_of(task) | {
         "fsdp": None,
         "fsdp_config": None,
         "train_sampling_strategy": "sequential",  # its default shuffles
@@ -139,14 +157,14 @@ def trainer(task: Task, changed: dict[str, Any] | None = None, ours: Sequence[st
         **QUIET,
     }
     with tempfile.TemporaryDirectory() as folder:
-        arguments = TrainingArguments(folder, **(arguments | (changed or {})))
+        arguments = TrainingArguments(folder, **(given | (changed or {})))
         runner = Ours(task.model, arguments, data_collator=pad_rows, train_dataset=task.data)  # ty: ignore
         runner.remove_callback(PrinterCallback)
         runner.train()
     task.wrapped = type(runner.model_wrapped).__name__
 
 
-QUIET = {
+QUIET: dict[str, Any] = {
     "logging_strategy": "no",
     "save_strategy": "no",
     "report_to": [],

@@ -4,6 +4,7 @@ import argparse
 import ast
 import importlib.util
 import inspect
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,7 +59,7 @@ def code_lines(functions: Sequence[Callable]) -> int:
 
 
 def _body_lines(function: Callable) -> int:
-    (tree,) = ast.parse(inspect.cleandoc(inspect.getsource(function))).body
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
     assert isinstance(tree, ast.FunctionDef)
     lines: set[int] = set()
     for statement in tree.body[1:]:  # the first is the docstring
@@ -69,9 +70,11 @@ def _body_lines(function: Callable) -> int:
 
 
 def lines_of(engine: str) -> int:
-    """Lines of code of an engine's loop, the Trainer's common part included."""
-    more = [loops.trainer] if engine.startswith("trainer_") else []
-    return code_lines([loops.LOOPS[engine], *more])
+    """Lines of code of an engine's loop, what it shares or is configured by included."""
+    parts: list[Callable] = [loops.LOOPS[engine]]
+    parts += {"deepspeed": [loops.zero3], "fsdp2": [loops.by_blocks]}.get(engine, [])
+    parts += [loops.trainer] if engine.startswith("trainer_") else []
+    return code_lines(parts)
 
 
 def row_of(engine: str, seen: Mapping[str, Any], alone: Sequence[float]) -> dict[str, Any]:

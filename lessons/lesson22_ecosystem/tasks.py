@@ -25,9 +25,8 @@ from transformers import (  # noqa: F401 - the Trainer would be imported late
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
 
-from lessons.lesson22_ecosystem.loops import LOOPS, QUIET, trainer
+from lessons.lesson22_ecosystem.loops import LOOPS, QUIET, ZERO3, trainer
 from shared.ecosystem.task import Task, count_tokens
-from shared.ecosystem.translate import deepspeed_config
 from shared.measuring.traffic import count_traffic
 from shared.training.quiet_deepspeed import quiet_deepspeed
 from shared.training.reference_run import reference_model, reference_optimizer
@@ -134,6 +133,13 @@ def resolved(rank: int, config: dict[str, Any], arguments: dict[str, Any]) -> di
     return filled.config
 
 
+def defaults(rank: int, names: list[str]) -> dict[str, Any]:
+    """What TrainingArguments takes for these arguments if nobody gives them."""
+    given = TrainingArguments(use_cpu=True, **QUIET)
+    found = {name: getattr(given, name) for name in names}
+    return found | {"lr_scheduler_type": str(found["lr_scheduler_type"].value)}
+
+
 def by_config(rank: int, config: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
     """DeepSpeed alone, with the optimizer of the configuration: losses and bytes by kind.
 
@@ -176,8 +182,9 @@ def rates(rank: int, num_steps: int) -> dict[str, list[float]]:
     for how in ("linear", "log"):
         params = {"warmup_max_lr": 3e-3, "warmup_num_steps": 10, "total_num_steps": 50}
         section = {"type": "WarmupDecayLR", "params": params | {"warmup_type": how}}
-        arguments = {"learning_rate": 3e-3, "per_device_train_batch_size": 16}
-        config = deepspeed_config(arguments, 64) | {"scheduler": section}
+        adam = {"type": "AdamW", "params": {"lr": 3e-3, "torch_adam": True}}
+        config = {"train_micro_batch_size_per_gpu": 16, "optimizer": adam, "scheduler": section}
+        config["zero_optimization"] = ZERO3
         seen = by_config(rank, config, {"max_steps": num_steps})
         found[f"DeepSpeed, WarmupDecayLR, {how}"] = seen["rates"]
     return found

@@ -16,7 +16,7 @@ class FrameworkEngine(DataParallelEngine):
     """What a framework has wrapped, with its own backward and its own clipping."""
 
     def __init__(
-        self, wrapped: Wrapped, backward: Callable[[Tensor], Any], clip: Callable[[float], Tensor]
+        self, wrapped: Wrapped, backward: Callable[[Tensor], Any], clip: Callable[[float], Any]
     ) -> None:
         super().__init__(*wrapped, num_replicas=dist.get_world_size())
         self._backward, self._clip = backward, clip

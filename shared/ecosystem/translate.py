@@ -7,25 +7,11 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+from shared.ecosystem.defaults import DEFAULTS
 from shared.errors import InputError
 
 Arguments = Mapping[str, Any]
 Model = TypeVar("Model", bound=nn.Module)
-
-# What transformers 5.24 takes for an argument that nobody gives; a test compares.
-DEFAULTS: dict[str, Any] = {
-    "per_device_train_batch_size": 8,
-    "gradient_accumulation_steps": 1,
-    "learning_rate": 5e-5,
-    "weight_decay": 0.0,
-    "adam_beta1": 0.9,
-    "adam_beta2": 0.999,
-    "adam_epsilon": 1e-8,
-    "max_grad_norm": 1.0,
-    "lr_scheduler_type": "linear",
-    "warmup_steps": 0,
-    "bf16": False,
-}
 
 
 def deepspeed_config(arguments: Arguments, hidden_size: int) -> dict[str, Any]:
@@ -76,4 +62,5 @@ def shard_as_trainer(arguments: Arguments, model: Model) -> Model:
     for module in model.float().modules():  # the masters; the policy casts
         if type(module).__name__ in names and module is not model:
             fully_shard(module, mp_policy=policy, reshard_after_forward=again)
-    return fully_shard(model, mp_policy=policy, reshard_after_forward=again)
+    fully_shard(model, mp_policy=policy, reshard_after_forward=again)
+    return model

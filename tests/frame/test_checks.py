@@ -42,7 +42,7 @@ ALLOWED = re.compile(
     r"long_context\.orders|mixture_of_experts\.(?:marks|parallel|routing\.Routing)|"
     r"lora\.(?:adapter|levels)|tensor_parallel\.models\.make_mesh|"
     r"clusters\.(?:addresses|links|recordings|report|verdicts)|capstone\.budgets|"
-    r"less_communication\.states|pipeline\.(?:schedules|transfer)|"
+    r"less_communication\.states|ecosystem\.(?:defaults|task)|pipeline\.(?:schedules|transfer)|"
     r"exercises\.(?:checks|comparing|expecting|nets|noting|on_ranks|"
     r"properties|rank_cases|remembered|seeds|wrong))\b"
 )

@@ -1,9 +1,10 @@
-"""Every engine of lessons 06, 10, 13 to 17 and 20 gives the reference curve, clipped as well.
+"""Every engine of lessons 06, 10, 13 to 17, 20 and 22 gives the reference curve, clipped as well.
 
 Not here: lesson 18's experts, which are another model, and lesson 20's local SGD and lossy hooks,
 whose curve is another one.
 """
 
+import os
 import runpy
 from collections.abc import Callable
 from functools import partial
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.distributed.fsdp import fully_shard
 
 from shared.ddp.engines import ENGINES
+from shared.ecosystem.engines import accelerate_engine, fabric_engine
 from shared.exercises.lessons import ROOT
 from shared.less_communication.hierarchical import hierarchical_hook, two_levels
 from shared.less_communication.hooks import topk_with_error_feedback
@@ -65,6 +67,13 @@ def pipelined() -> Engine:
     return PipelineEngine(pipeline, one_f_one_b_schedule(RANKS, 4), optimizer)
 
 
+def by_framework(make: Callable) -> Engine:
+    rank, ranks = str(dist.get_rank()), str(RANKS)
+    os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks}
+    model = reference_model()
+    return make(model, reference_optimizer(list(model.parameters())))
+
+
 def on_mesh(dp: int, tp: int, pp: int, zero: int = 0) -> Engine:
     mesh = make_groups(build_mesh(dp, tp, pp, RANKS))
     more = {"num_micro_batches": 2, "zero": zero, **SETTINGS}
@@ -108,6 +117,8 @@ MAKE: dict[str, Callable[[], Engine]] = {
     "with prefetch": partial(sharded, PrefetchingShard),
     "hybrid": partial(sharded, partial(hybrid_shard, mesh=(2, 1))),
     "FSDP2": partial(sharded, fully_shard),
+    "Accelerate": partial(by_framework, accelerate_engine),
+    "Fabric": partial(by_framework, fabric_engine),
     "tensor parallel": reference_engine,
     "sequence parallel": partial(reference_engine, sequence_parallel=True),
     "pipeline": pipelined,
