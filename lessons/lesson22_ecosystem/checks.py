@@ -323,6 +323,9 @@ def units(shard_as_trainer) -> None:
                     "the weights are bf16: what the optimizer updates is to be float32": (
                         "torch.bfloat16" in got.dtypes
                     ),
+                    "the model itself is told to reshard, which Accelerate leaves to torch": (
+                        lambda: looks(root_too=True)
+                    ),
                     "the model is one unit: its blocks are not": lambda: looks(roots=True),
                     "bf16 is not passed on: all is sent in float32": lambda: looks(bf16=False),
                     "gradients are reduced in float32: Accelerate reduces in bf16": lambda: looks(

@@ -125,6 +125,7 @@ def by_torch(
     roots: bool = False,
     policy: MixedPrecisionPolicy | None = None,
     reshard: bool | None = None,
+    root_too: bool = False,
 ) -> nn.Module:
     """`fully_shard` called by what an order says, or with one thing done as a mistake does it."""
     options = arguments["fsdp_config"]
@@ -140,6 +141,8 @@ def by_torch(
     for module in [] if roots else list(model.float().modules()):
         if type(module).__name__ in names:
             fully_shard(module, **given)
+    if not root_too:
+        del given["reshard_after_forward"]
     fully_shard(model.float(), **given)
     return model
 

@@ -62,5 +62,5 @@ def shard_as_trainer(arguments: Arguments, model: Model) -> Model:
     for module in model.float().modules():  # the masters; the policy casts
         if type(module).__name__ in names and module is not model:
             fully_shard(module, mp_policy=policy, reshard_after_forward=again)
-    fully_shard(model, mp_policy=policy, reshard_after_forward=again)
+    fully_shard(model, mp_policy=policy)  # the root: as torch decides, it stays whole
     return model

@@ -91,6 +91,7 @@ def by_names(arguments, model):
     units = [each for kind in wanted for each in by_class[kind]]
     for _, module in sorted(units, key=lambda each: -len(each[0])):
         fully_shard(module, **given)
+    given.pop("reshard_after_forward")
     fully_shard(model, **given)
     return model
 
@@ -110,7 +111,8 @@ def by_apply(arguments, model):
 
     def one(module):
         if module is model or type(module).__name__ in wanted:
-            fully_shard(module, mp_policy=policy, reshard_after_forward=again)
+            kept = None if module is model else again
+            fully_shard(module, mp_policy=policy, reshard_after_forward=kept)
 
     model.apply(one)
     return model

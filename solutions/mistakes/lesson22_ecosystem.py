@@ -184,7 +184,9 @@ def deepspeed_config(arguments, hidden_size):
 # 22.3 shard_as_trainer
 
 
-def shard(root=True, blocks=True, policy=None, reshard=True, to=torch.float32, check=True):
+def shard(
+    root=True, blocks=True, policy=None, reshard=True, to=torch.float32, check=True, too=False
+):
     """The call, with what is to go wrong."""
 
     def sharded(arguments, model):
@@ -205,7 +207,11 @@ def shard(root=True, blocks=True, policy=None, reshard=True, to=torch.float32, c
         for module in model.modules():
             if blocks and type(module).__name__ in names:
                 fully_shard(module, **given)
-        return fully_shard(model, **given) if root else model
+        if not too:
+            given.pop("reshard_after_forward", None)
+        if root:
+            fully_shard(model, **given)
+        return model
 
     return sharded
 
@@ -213,6 +219,11 @@ def shard(root=True, blocks=True, policy=None, reshard=True, to=torch.float32, c
 @mistake("22.3", says="parameters outside the named classes are whole")
 def shard_as_trainer(arguments, model):
     return shard(root=False)(arguments, model)
+
+
+@mistake("22.3", says="the model itself is told to reshard")
+def shard_as_trainer(arguments, model):
+    return shard(too=True)(arguments, model)
 
 
 @mistake("22.3", says="the model is one unit")
