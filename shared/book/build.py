@@ -20,6 +20,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from shared.book.chinese import (
+    chinese_index,
+    chinese_landing,
+    chinese_note,
+    po_file,
+    translated,
+    with_blocks,
+)
 from shared.book.explorables import EXPLORABLES
 from shared.book.explore import explore_pages
 from shared.book.glossary import glossary_page, link_first_uses, read_glossary
@@ -49,7 +57,7 @@ def lay_out(root: Path, source: Path) -> None:
     for folder in lessons:
         target = source / "lessons" / folder.name
         target.mkdir(parents=True)
-        text = with_links_to_its_files((folder / "lesson.ipynb").read_text("utf-8"), folder)
+        text = with_note((folder / "lesson.ipynb").read_text("utf-8"), english_note(folder))
         (target / "lesson.ipynb").write_text(link_first_uses(text, folder.name, terms), "utf-8")
         for name in its_files(folder):
             shutil.copy(folder / name, target)
@@ -59,8 +67,7 @@ def lay_out(root: Path, source: Path) -> None:
     (source / "glossary.md").write_text(
         glossary_page(terms, [each.name for each in lessons]), "utf-8"
     )
-    chinese = (HERE / "zh.md").read_text("utf-8")  # whose lines join without a space
-    (source / "zh.md").write_text(re.sub(r"(?<!\n)\n(?![\n#])", "", chinese), "utf-8")
+    (source / "zh.md").write_text(chinese_landing((HERE / "zh.md").read_text("utf-8")), "utf-8")
     shutil.copy(HERE / "explorable.js", source / "_static")
     (source / "explore").mkdir()
     for name, text in explore_pages([each.name for each in lessons]).items():
@@ -74,24 +81,32 @@ def its_files(folder: Path) -> list[str]:
     return [name for name in OFFERED if (folder / name).exists()]
 
 
-def with_links_to_its_files(notebook: str, folder: Path) -> str:
-    """The notebook, its first cell with a line of what one can take away from the page."""
+def pictures_of(folder: Path) -> list[tuple[str, str]]:
+    """Title and name of the explorables that belong to a lesson."""
+    number = folder.name.removeprefix("lesson")[:2]
+    return [(each.title, each.name) for each in EXPLORABLES if each.lesson == number]
+
+
+def english_note(folder: Path) -> str:
+    """What one can take away from a lesson's page, and where else to look."""
+    links = " and ".join(f"[{OFFERED[name]}]({name})" for name in its_files(folder))
+    note = f"This page is `lessons/{folder.name}/lesson.ipynb` with the outputs of one run;"
+    note += f" beside it lie {links}."
+    pictures = [f"[{title}](../../explore/{name}.md)" for title, name in pictures_of(folder)]
+    if pictures:
+        note += f" A picture that answers: {', '.join(pictures)}."
+    if po_file(folder.name).exists():
+        page = f"../../zh/lessons/{folder.name}/lesson.html"  # of Sphinx's second run
+        note += f' In Chinese: <a href="{page}">中文</a>.'
+    return note
+
+
+def with_note(notebook: str, note: str) -> str:
+    """The notebook, its first cell with a note at the end, and its imports folded."""
     import nbformat
 
     read = nbformat.reads(notebook, as_version=4)
-    links = " and ".join(f"[{OFFERED[name]}]({name})" for name in its_files(folder))
-    read.cells[0].source += (
-        f"\n\nThis page is `lessons/{folder.name}/lesson.ipynb` with the outputs of one run;"
-        f" beside it lie {links}."
-    )
-    number = folder.name.removeprefix("lesson")[:2]
-    pictures = [
-        f"[{each.title}](../../explore/{each.name}.md)"
-        for each in EXPLORABLES
-        if each.lesson == number
-    ]
-    if pictures:
-        read.cells[0].source += f" A picture that answers: {', '.join(pictures)}."
+    read.cells[0].source += f"\n\n{note}"
     for cell in read.cells:
         if "setup" in cell.metadata.get("tags", []):  # imports: for who runs it, not who reads it
             cell.metadata["tags"] = [*cell.metadata["tags"], "hide-input"]
@@ -110,13 +125,40 @@ def copy_linked(page: Path, source: Path, root: Path) -> None:
             shutil.copy(original, target)
 
 
+def lay_out_chinese(root: Path, source: Path) -> None:
+    """Write the tree of Sphinx's second run: the lessons that have a translation, and it."""
+    shutil.rmtree(source, ignore_errors=True)
+    (source / "_static").mkdir(parents=True)
+    shutil.copy(HERE / "conf.py", source)
+    shutil.copy(HERE / "book.css", source / "_static")
+    folders = [root / "lessons" / name for name in translated(root)]
+    for folder in folders:
+        target = source / "lessons" / folder.name
+        target.mkdir(parents=True)
+        text = with_note(
+            (folder / "lesson.ipynb").read_text("utf-8"),
+            chinese_note(folder.name, its_files(folder), pictures_of(folder)),
+        )
+        (target / "lesson.ipynb").write_text(with_blocks(text, folder.name), "utf-8")
+        for name in its_files(folder):
+            shutil.copy(folder / name, target)
+    shutil.copytree(HERE / "locale", source / "locale")
+    names = [folder.name for folder in folders]
+    (source / "index.md").write_text(chinese_index(names), "utf-8")
+
+
 def build(root: Path, out: Path) -> int:
     """Build the site into `out`/html; return Sphinx's exit status, 0 where nothing was odd."""
-    source = out / "source"
-    lay_out(root, source)
-    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q"]
-    command += ["-b", "html", "-d", str(out / "doctrees"), str(source), str(out / "html")]
-    return subprocess.run(command, check=False).returncode
+    lay_out(root, out / "source")
+    lay_out_chinese(root, out / "source_zh")
+    html = out / "html"
+    sphinx = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html"]
+    english = ["-d", str(out / "doctrees"), str(out / "source"), str(html)]
+    chinese = ["-d", str(out / "doctrees_zh"), str(out / "source_zh"), str(html / "zh")]
+    chinese += ["-D", "language=zh_CN", "-D", "extensions=myst_nb,sphinx.ext.mathjax"]
+    chinese += ["-D", "mathjax_path=../../_static/mathjax/tex-chtml.js"]  # the English pages' copy
+    runs = [subprocess.run([*sphinx, *each], check=False) for each in (english, chinese)]
+    return max(run.returncode for run in runs)
 
 
 def size_and_pages(html: Path) -> Iterator[tuple[str, Any]]:

@@ -25,9 +25,8 @@ myst_heading_anchors = 4
 nb_execution_mode = "off"  # the stored outputs are what the course stands for
 nb_ipywidgets_js = {}  # there are none, and nothing is fetched when a page opens
 nb_merge_streams = True
-language = "en"
+language = "en"  # and zh_CN for the lessons that have a file in locale/: see chinese.py
 locale_dirs = ["locale"]
 gettext_compact = False
-gettext_uuid = True
 # A lesson's questions are headings of its own choice, and some begin below the second level.
 suppress_warnings = ["myst.header", "mystnb.unknown_mime_type"]
