@@ -225,17 +225,19 @@ def _preflight(command: list[str], environment: Mapping[str, str]) -> tuple[int,
         return done.status, log.read_text(errors="replace").replace(folder, "DIR")
 
 
-def preflight_on_nodes(links: Links, interfaces: Sequence[str]) -> tuple[int, str]:
+def preflight_on_nodes(
+    links: Links, interfaces: Sequence[str], script: Path = PREFLIGHT
+) -> tuple[int, str]:
     """Start preflight.py on namespaces that play nodes; the largest exit status, node 0's words.
 
-    `interfaces` has each node's GLOO_SOCKET_IFNAME.
+    `interfaces` has each node's GLOO_SOCKET_IFNAME. Another script has to know --device and --out.
     """
 
     def run(node: int) -> tuple[int, str]:
         command = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(interfaces)}"]
         command += [f"--node_rank={node}", "--nproc_per_node=1", "--rdzv_backend=static"]
-        command += [f"--master_addr={links.address(0)}", "--master_port=29500", str(PREFLIGHT)]
-        command += ["--device", "cpu", "--patience", "60"]
+        command += [f"--master_addr={links.address(0)}", "--master_port=29500", str(script)]
+        command += ["--device", "cpu"]
         own = {"GLOO_SOCKET_IFNAME": interfaces[node]}
         return _preflight(links.command(node, command), own)
 
