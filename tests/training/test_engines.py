@@ -69,7 +69,8 @@ def pipelined() -> Engine:
 
 def by_framework(make: Callable) -> Engine:
     rank, ranks = str(dist.get_rank()), str(RANKS)
-    os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks}
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    os.environ |= place  # where frameworks look, and torchrun writes
     model = reference_model()
     return make(model, reference_optimizer(list(model.parameters())))
 
