@@ -203,8 +203,9 @@ def expect_fed_back(world: World, all_seen: list[Seen], compress, more=None) -> 
         elsewhere = not seen.state["residuals"] and not torch.allclose(got, twin(feedback=False))
         recognise(
             {
-                "residuals are not kept by state.keep: after the first step a bucket's index "
-                "stands for other parameters": elsewhere and not torch.allclose(got, twin())
+                "residuals are not kept by state.keep: after the first step "
+                "a bucket's index stands for other parameters": elsewhere
+                and not torch.allclose(got, twin())
             },
             expected="the residual of each parameter, whatever bucket it is in",
             seen="nothing in the state",

@@ -98,7 +98,7 @@ def states() -> dict[str, Any]:
         "fp16": None,
         "top-k 1 %": TopK(0.01),
         "one bit": ErrorFeedback(),
-        "PowerSGD 2": LowRank(2, start=10),
+        "PowerSGD 2": LowRank(2, start=0),
     }
 
 

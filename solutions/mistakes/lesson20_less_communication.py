@@ -65,6 +65,13 @@ def fp16_hook(group, bucket):
     return future.then(lambda done: bucket.buffer().copy_(done.value()[0]))
 
 
+@mistake("20.1", says="the future's value is still in 16 bits")
+def fp16_hook(group, bucket):
+    half = bucket.buffer().half() / dist.get_world_size(group)
+    future = dist.all_reduce(half, group=group, async_op=True).get_future()
+    return future.then(lambda done: done.value()[0])
+
+
 @mistake("20.1", says="a rank keeps its own gradients")
 def fp16_hook(group, bucket):
     half = bucket.buffer().half() / dist.get_world_size(group)
@@ -120,6 +127,28 @@ def topk_with_error_feedback(state, bucket):
 @mistake("20.2", says="the largest with their sign")
 def topk_with_error_feedback(state, bucket):
     return sparse(key=lambda x: x)(state, bucket)
+
+
+class ByIndex:
+    """A state that keeps a residual for a bucket's index, where it still has the right size."""
+
+    def __init__(self, state):
+        self.inner, self.kept = state, state.__dict__.setdefault("by_index", {})
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def recall(self, bucket):
+        old, buffer = self.kept.get(bucket.index()), bucket.buffer()
+        return old if old is not None and old.shape == buffer.shape else torch.zeros_like(buffer)
+
+    def keep(self, bucket, residual):
+        self.kept[bucket.index()] = residual
+
+
+@mistake("20.2", says="a bucket's index stands for other parameters")
+def topk_with_error_feedback(state, bucket):
+    return sparse()(ByIndex(state), bucket)
 
 
 @mistake("20.2", says="the places take 8 bytes each")
@@ -343,6 +372,15 @@ def power_sgd(state, bucket):
 @mistake("20.4b", says="before state.start")
 def power_sgd(state, bucket):
     return powered(start=False)(state, bucket)
+
+
+@mistake("20.4b", says="something is kept or drawn before state.start")
+def power_sgd(state, bucket):
+    own, early = bucket.buffer().clone(), state.steps < state.start
+    future = powered()(state, bucket)
+    if early:
+        state.keep(bucket, own - bucket.buffer())
+    return future
 
 
 @mistake("20.4b", says="counts buckets, not steps")
