@@ -157,6 +157,7 @@ def build(root: Path, out: Path) -> int:
     chinese = ["-d", str(out / "doctrees_zh"), str(out / "source_zh"), str(html / "zh")]
     chinese += ["-D", "language=zh_CN", "-D", "extensions=myst_nb,sphinx.ext.mathjax"]
     chinese += ["-D", "mathjax_path=../../_static/mathjax/tex-chtml.js"]  # the English pages' copy
+    chinese += ["-D", "nb_code_prompt_show=显示代码", "-D", "nb_code_prompt_hide=隐藏代码"]
     runs = [subprocess.run([*sphinx, *each], check=False) for each in (english, chinese)]
     return max(run.returncode for run in runs)
 

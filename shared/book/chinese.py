@@ -93,7 +93,8 @@ def faults(now: "Catalog", catalog: "Catalog") -> Iterator[str]:
             yield f"marked fuzzy, to be looked at: {message.id}"
         else:
             for what, pattern in KEPT.items():
-                one, other = (sorted(pattern.findall(text)) for text in (found.id, found.string))
+                said = (str(found.id), str(found.string))
+                one, other = (sorted(pattern.findall(text)) for text in said)
                 if one != other:
                     yield f"other {what} ({one}, {other}): {message.id}"
 

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from shared.book.build import build, lay_out, lesson_folders
+from shared.book.chinese import translated
 from shared.book.explorables import EXPLORABLES, Explorable
 from shared.book.explore import explore_pages
 from shared.book.glossary import Term, anchor, link_first_uses, read_glossary
@@ -87,6 +88,15 @@ def test_the_book_builds_without_a_warning_and_needs_no_network(tmp_path, capfd)
         assert "_static/mathjax/" in page
     assert (html / "_static" / "mathjax").is_dir()
     assert not list(html.rglob("*solutions*"))
+    for lesson in translated(ROOT):
+        there = html / "zh" / "lessons" / lesson
+        page = (there / "lesson.html").read_text("utf-8")
+        assert "<summary>提示</summary>" in page
+        links = {link for link in re.findall(r'(?:href|src)="([^"#?]+)', page) if ":" not in link}
+        assert [link for link in links if not (there / link).exists()] == []
+        english = (html / "lessons" / lesson / "lesson.html").read_text("utf-8")
+        assert f'href="../../zh/lessons/{lesson}/lesson.html"' in english
+        assert f'href="zh/lessons/{lesson}/lesson.html"' in (html / "zh.html").read_text("utf-8")
 
 
 @pytest.mark.full
