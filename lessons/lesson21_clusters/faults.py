@@ -66,7 +66,7 @@ class Fault:
     def slows(self, seconds: float) -> None:
         """Compute for longer, where that is the fault."""
         if self.here and self.name == "slow_node":
-            time.sleep(max(0.1, 4 * seconds))
+            time.sleep(max(0.1, 8 * seconds))
 
     def strikes(self, step: int, group: dist.ProcessGroup) -> None:
         """Go wrong in the step in which it is time for it."""

@@ -9,6 +9,7 @@ links, then the calls that all ranks recorded, then the seconds before the all_r
 import torch
 
 from lessons.lesson21_clusters.diagnosis import (
+    FACTOR,
     NOTHING,
     draw_seconds,
     own_seconds,
@@ -73,7 +74,7 @@ def main() -> None:
         hangs = explain_hang([each.recording for each in seen])
         own, whole = own_seconds(seen), whole_seconds(seen)
         said = [each.said for each in seen]
-        straggler = find_straggler(own) if own.numel() else None
+        straggler = find_straggler(own, FACTOR) if own.numel() else None
         words = verdict(findings, hangs, said, straggler, odd)
         if not rank.is_main:
             return

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lessons.lesson21_clusters.diagnosis import NOTHING, own_seconds, verdict, whole_seconds
+from lessons.lesson21_clusters.diagnosis import FACTOR, NOTHING, own_seconds, verdict, whole_seconds
 from lessons.lesson21_clusters.experiments import (
     ask_torch,
     called,
@@ -52,7 +52,7 @@ def judged(run):
         run.findings,
         explain_hang([each.recording for each in run.seen]),
         [each.said for each in run.seen],
-        find_straggler(own) if own.numel() else None,
+        find_straggler(own, FACTOR) if own.numel() else None,
         [],  # links in microseconds: on a busy machine a test of its own
     )
 
@@ -76,6 +76,12 @@ def test_every_fault_is_named(fault, raised, words):
     assert [rank for rank, each in enumerate(run.seen) if each.said] == raised
     said = judged(run)
     assert all(each in said for each in words), said
+
+
+@pytest.mark.full
+def test_noise_makes_nobody_a_straggler():
+    for _ in range(5):
+        assert judged(whole_run("none", timeout=20.0)) == NOTHING
 
 
 def test_whole_steps_do_not_show_the_slow_node():
