@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from lessons.lesson22_ecosystem.asking import ask
 from lessons.lesson22_ecosystem.loops import LOOPS
-from lessons.lesson22_ecosystem.results import row_of
+from lessons.lesson22_ecosystem.results import rounded, row_of
 from shared.plots import MEANING
 from shared.training.reference_run import learning_rate, read_record
 
@@ -55,7 +55,7 @@ AUTO: dict[str, Any] = {
 def gap_of(losses: Sequence[float]) -> float:
     """The largest difference from the record of the reference run."""
     pairs = zip(losses, read_record()["losses"], strict=False)
-    return float(f"{max(abs(a - b) for a, b in pairs):.1g}")
+    return rounded(max(abs(a - b) for a, b in pairs))
 
 
 def all_engines(num_steps: int, num_ranks: int = 2) -> dict[str, dict[str, Any]]:
@@ -131,5 +131,6 @@ def draw_gaps(seen: Mapping[str, Mapping[str, Any]], off: Mapping[str, Sequence[
         axis.plot(range(1, len(gaps) + 1), gaps, style, color=color, label=label)
     axis.set(yscale="log", xlabel="step", ylabel="difference from the record (nats)")
     axis.set(title="Eight engines within rounding; one default moves them")
-    axis.legend(fontsize=8, loc="center right")
+    axis.set_ylim(top=10)
+    axis.legend(fontsize=8, loc="upper right", ncols=4)
     return figure

@@ -84,11 +84,16 @@ def row_of(engine: str, seen: Mapping[str, Any], alone: Sequence[float]) -> dict
         "engine": engine,
         "what it made": seen["wrapped"],
         "lines": lines_of(engine),
-        "gap": float(f"{gap:.1g}"),
+        "gap": rounded(gap),
         "messages a step": seen["messages"],
         "KiB a step": round(seen["bytes"] / 2**10, 1),
-        "kept, bytes a parameter": round(seen["kept"] / count_parameters(), 2),
+        "kept, bytes a parameter": round(seen["kept"] / count_parameters()),
     }
+
+
+def rounded(gap: float) -> float:
+    """One digit; 0 below 5e-6, where float32's rounding differs from machine to machine."""
+    return 0.0 if gap < 5e-6 else float(f"{gap:.1g}")
 
 
 def count_parameters() -> int:
@@ -106,7 +111,7 @@ def conclude(
     words = (
         f"{args.engine} on {rank.world_size} ranks is {row['what it made']}, off the curve of one"
     )
-    words += f" process by {row['gap']:g}; {row['KiB a step']:g} KiB a step"
+    words += f" process by {row['gap']:g} (rounding is 0); {row['KiB a step']:g} KiB a step"
     figures = {"ecosystem.png": draw(args.engine, losses, alone)}
     more: dict[str, Any] = {"losses": losses, "alone": alone}
     write_results(args, rank, headline=words, table=[row], figures=figures, **more)
