@@ -1,5 +1,6 @@
 """One run handed from mode to mode, on as many ranks as each likes, by checkpoints."""
 
+import logging
 import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,6 +50,7 @@ def config_of(parallel: dict[str, Any]) -> Config:
 
 def load_task() -> LanguageTask:
     """Windows of the course's own sources."""
+    logging.getLogger("shared.data.folder").setLevel(logging.ERROR)  # which files it has held out
     return LanguageTask(load_text(TEXT), config_of({}), seed=0)
 
 

@@ -18,6 +18,7 @@ from shared.capstone.config import Config
 from shared.capstone.deepspeed_shards import DeepSpeedShards
 from shared.data.rows import Rows
 from shared.errors import InputError
+from shared.measuring.trace import quiet_stderr
 from shared.model.layers import ResidualBlock
 from shared.parallel3d.checkpoint import OnMesh
 from shared.parallel3d.engine import Parallel3D
@@ -91,7 +92,8 @@ def import_for(mode: str | None, device: str) -> None:
     if mode == "deepspeed":
         on_gpu = device != "cpu" and torch.cuda.is_available()
         os.environ["DS_ACCELERATOR"] = "cuda" if on_gpu else "cpu"
-        quiet_deepspeed()
+        with quiet_stderr():  # a compiler that looks for libraries which nobody needs here
+            quiet_deepspeed()
         warnings.filterwarnings("ignore", category=FutureWarning)  # torch's new names, old calls
 
 
