@@ -373,8 +373,8 @@ class _KeptInContext(torch.autograd.Function):
         return x @ ctx.weight.T
 
     @staticmethod
-    def backward(ctx, gradient):
-        return gradient @ ctx.weight, None
+    def backward(ctx, *gradients):
+        return gradients[0] @ ctx.weight, None
 
 
 @mistake("19.4", says="autograd keeps the dequantized weight until backward")
