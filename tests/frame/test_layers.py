@@ -78,9 +78,10 @@ def test_no_module_of_a_lesson_hides_one_that_is_installed():
 
 
 def test_shared_names_no_lesson():
-    """What one lesson alone needs lives in its folder."""
+    """What one lesson alone needs lives in its folder; gettext has a layout of its own."""
     named = [p for p in (ROOT / "shared").rglob("*") if re.match(r"lesson\d\d", p.name)]
-    assert [str(p.relative_to(ROOT)) for p in named] == []
+    translations = ROOT / "shared" / "book" / "locale"
+    assert [str(p.relative_to(ROOT)) for p in named if translations not in p.parents] == []
 
 
 def rooms_graph(folder: str) -> dict[str, dict[str, str]]:
