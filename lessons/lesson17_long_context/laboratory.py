@@ -290,7 +290,7 @@ def backwards(answer: Callable[..., Any]) -> Callable[[World], list[Seen]]:
             "next": (want[0], *neighbour[0][1:]),
             "previous": (want[0], *neighbour[1][1:]),
             "own": (want[0], *own[1:]),
-            "apart": [cut_sequence(x, order, place, 2) for x in apart(world, whole)],
+            "apart": tuple(cut_sequence(x, order, place, 2) for x in apart(world, whole)),
         }
         pairs = seen_pairs(world, place)
         return Seen(tuple(got), want, traffic.calls, cuts[1].numel(), seen, pairs, wrong)
