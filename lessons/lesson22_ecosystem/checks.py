@@ -182,7 +182,6 @@ def sections(deepspeed_config) -> None:
         expect(isinstance(config, dict), expected="a dict", seen=type(config).__name__)
         zero, optimizer = config.get("zero_optimization", {}), config.get("optimizer", {})
         params = optimizer.get("params", {})
-        betas = [a["adam_beta1"], a["adam_beta2"]]
         got = {
             "micro-batch": config.get("train_micro_batch_size_per_gpu"),
             "accumulation": config.get("gradient_accumulation_steps", 1),
@@ -198,7 +197,7 @@ def sections(deepspeed_config) -> None:
             "clipping": a["max_grad_norm"],
             "bf16": a["bf16"],
             "lr": a["learning_rate"],
-            "betas": betas,
+            "betas": [a["adam_beta1"], a["adam_beta2"]],
             "eps": a["adam_epsilon"],
         }
         bucket = number(zero.get("reduce_bucket_size", 5e8))
