@@ -214,18 +214,16 @@ def draw_closing(seen: dict[str, Seen], record: list[float]) -> Figure:
             each.predicted / 1e6, each.counted / 1e6, "o", color=colors[lesson], label=label,
             alpha=0.75, markersize=8,
         )  # fmt: skip
-        if each.counted > 1.02 * each.predicted:
-            right.annotate(
-                name, (each.predicted / 1e6, each.counted / 1e6), (7, -3),
-                textcoords="offset points", fontsize=8,
-            )  # fmt: skip
+        if each.counted > 1.05 * each.predicted:
+            at = each.predicted / 1e6, each.counted / 1e6
+            right.annotate(name, at, (-8, -3), textcoords="offset points", fontsize=8, ha="right")
     left.plot(steps, record, color="black", linewidth=1.0, linestyle="--", label="the record")
     left.set(xlabel="step", ylabel="loss (nats per token)")
     left.set_title(f"{len(seen)} engines, one loss curve")
     most = max(max(each.predicted, each.counted) for each in seen.values()) / 1e6
     right.plot([0, 1.05 * most], [0, 1.05 * most], color="black", linewidth=1, linestyle="--")
     right.set(xlabel="MB predicted, fullest rank", ylabel="MB counted", xlim=(0, None))
-    right.set(ylim=(0, None), title="Model states; what is off the line is named")
+    right.set(ylim=(0, None), title="Model states; what is 5 % off the line is named")
     left.legend()
     right.legend(fontsize=8, loc="lower right")
     return figure
