@@ -187,7 +187,7 @@ def run_all(steps: int, names: list[str] | None = None) -> dict[str, Seen]:
     others = [name for name in chosen if name != "one process"]
     found = {}
     for own, ranks in ((alone, 1), (others, RANKS)):
-        by_rank = run_ranks(work, ranks, own, timeout=250) if own else []
+        by_rank = run_ranks(work, ranks, own, timeout=280) if own else []
         for i, name in enumerate(own):
             plan = Plan(**{**vars(FLAT), **ENGINES[name].plan})
             states = predicted_states(spec_of_table(TOY), plan)

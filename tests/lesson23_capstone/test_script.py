@@ -144,7 +144,7 @@ def test_a_file_with_something_unknown_is_refused(table, line, words, run_script
 
 def test_other_files_that_are_none(tmp_path):
     for text, words in {
-        "[modle]": r"did you mean model\?",
+        "[modl]": r"did you mean model\?",
         "a = ": "is no TOML",
         "model = 3": "table",
     }.items():
