@@ -69,3 +69,8 @@ def draw_seconds(own: OwnSeconds, whole: OwnSeconds) -> Figure:
     axes[0].set_ylabel("ms (a point a step, a line the median)")
     axes[0].set_ylim(bottom=0)
     return figure
+
+
+def figures(own: OwnSeconds, whole: OwnSeconds) -> dict[str, Figure]:
+    """The script's figure, where a step was finished."""
+    return {"seconds.png": draw_seconds(own, whole)} if whole.numel() else {}

@@ -198,7 +198,7 @@ def firewall(links: Links, node: int, open_port: int) -> None:
     moved behind them. They do not know who opened a connection, as a simple packet filter does not.
     Source: man ip-rule(8).
     """
-    tcp = f"iif {INTERFACE} ipproto tcp"
+    tcp = f"dev {INTERFACE} ipproto tcp"  # dev: by which it came in
     for rule in (
         f"add pref 1 {tcp} dport {open_port} lookup local",
         f"add pref 1 {tcp} sport {open_port} lookup local",
