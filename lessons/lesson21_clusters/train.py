@@ -36,7 +36,7 @@ VOCABULARY = 400
 
 
 def arguments() -> argparse.Namespace:
-    """The script's flags; raises InputError for a device on which no rank could tell what it saw."""
+    """The flags; raises InputError for a device on which no rank could tell what it saw."""
     parser = lesson_parser(__file__, __doc__)
     parser.add_argument("--fault", choices=FAULTS, default="batches", help="what goes wrong")
     what = "seconds until a rank gives up waiting (5)"
