@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -212,6 +212,9 @@ def held_out_loss(engine: Engine, batches: list[Rows], share: Callable[..., Rows
             engine.optimizer.zero_grad()
         total += engine.global_loss(part).item() * batch.num_tokens
         tokens += batch.num_tokens
+    for module in engine.model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()  # the root stays whole after a forward, for a backward that never comes
     return total / max(tokens, 1)
 
 
