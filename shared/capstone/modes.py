@@ -214,7 +214,7 @@ def held_out_loss(engine: Engine, batches: list[Rows], share: Callable[..., Rows
         tokens += batch.num_tokens
     for module in engine.model.modules():
         if isinstance(module, FSDPModule):
-            module.reshard()  # the root stays whole after a forward, for a backward that never comes
+            module.reshard()  # the root stays whole, for a backward that never comes
     return total / max(tokens, 1)
 
 
