@@ -6,9 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shared.measuring.live import settle
 from shared.planner.memory import memory_per_rank
 from shared.planner.specs import ModelSpec, Plan
 from shared.training.engine import Engine
+
+SETTLE = 0.02  # seconds
 
 
 def floats_alive() -> dict[int, int]:
@@ -57,6 +60,7 @@ class Keeping:
         engine.average_gradients = counted  # ty: ignore[invalid-assignment]
 
     def _look(self, buffers: set[int]) -> None:
+        settle(SETTLE)  # gloo's thread may still hold what was sent
         alive = floats_alive()
         self.most = max(self.most, sum(n for at, n in alive.items() if at not in buffers))
 
