@@ -38,7 +38,7 @@ VOCABULARY = 400
 def arguments() -> argparse.Namespace:
     """The flags; raises InputError for a device on which no rank could tell what it saw."""
     parser = lesson_parser(__file__, __doc__)
-    parser.add_argument("--fault", choices=FAULTS, default="batches", help="what goes wrong")
+    parser.add_argument("--fault", choices=FAULTS, help="what goes wrong (batches; alone: none)")
     what = "seconds until a rank gives up waiting (5)"
     parser.add_argument("--timeout", type=positive_float, default=5.0, help=what)
     args = parser.parse_args()
@@ -81,6 +81,7 @@ def run(args: argparse.Namespace, rank: Rank, fault: Fault, steps: int) -> list[
 
 def main() -> None:
     args, meeting = arguments(), meet()
+    args.fault = args.fault or ("none" if meeting.world_size == 1 else "batches")
     fault = Fault(args.fault, here=meeting.rank == meeting.world_size - 1)
     findings = before(meeting, fault, args.out)
     with process_group("cpu") as rank:

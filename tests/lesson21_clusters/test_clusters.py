@@ -121,7 +121,19 @@ def some_calls(rank):
     return recorded()
 
 
+def in_an_interpreter_of_its_own(check):
+    """Run a check where nothing was recorded: torch's recorder is one for a process and its forks."""
+    program = f"import runpy; runpy.run_path({__file__!r})[{check.__name__!r}]()"
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert ended.returncode == 0, ended.stderr
+
+
 def test_a_recording_has_groups_numbers_and_what_is_equal_on_ranks_that_fit():
+    in_an_interpreter_of_its_own(recording_of_some_calls)
+
+
+def recording_of_some_calls():
     by_rank = run_ranks(some_calls, 3)
     assert not explain_hang(by_rank)  # a root's gather is the others' gather
     own = [(call.group, call.number, call.what) for call in by_rank[0].calls]
@@ -148,6 +160,10 @@ def keep_four(rank):
 
 
 def test_a_full_buffer_keeps_the_last_calls_and_their_numbers():
+    in_an_interpreter_of_its_own(recording_in_a_full_buffer)
+
+
+def recording_in_a_full_buffer():
     by_rank = run_ranks(many_calls_and_a_wait, 3, before=keep_four)
     assert [len(each.calls) for each in by_rank] == [4, 4, 4]
     (hang,) = explain_hang(by_rank)
