@@ -122,7 +122,7 @@ def some_calls(rank):
 
 
 def in_an_interpreter_of_its_own(check):
-    """Run a check where nothing was recorded: torch's recorder is one for a process and its forks."""
+    """Run a check where nothing was recorded: a process and its forks have one recorder."""
     program = f"import runpy; runpy.run_path({__file__!r})[{check.__name__!r}]()"
     command = [sys.executable, "-c", program]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
