@@ -21,6 +21,7 @@ from shared.long_context.orders import cut_sequence, plain_order, positions_of
 from shared.measuring.traffic import Call, count_traffic
 
 F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
+Wrong = dict[str, tuple[Tensor, ...]]
 HANG = "not every rank takes part in each message: the others wait for it"
 FOREIGN = {
     "is not part of group": (
@@ -249,11 +250,9 @@ def forwards(answer: Callable[..., Any]) -> Callable[[World], list[Seen]]:
         mine = [cut_sequence(x, order, place, 2).to(world.dtype) for x in (q, k, v)]
         with count_traffic() as traffic, watched() as seen:
             got = answer(*mine, group, world.causal, order)
-        want = attention(mine[0].double(), k, v, visible(world, place))
         rows = mine[0].double()
-        wrong: dict[str, tuple[Tensor, ...]] = {
-            name: attention(rows, k, v, mask) for name, mask in rules(world, place)
-        }
+        want = attention(rows, k, v, visible(world, place))
+        wrong: Wrong = {name: attention(rows, k, v, mask) for name, mask in rules(world, place)}
         if not world.causal and world.size > 1:
             each = zip(k.chunk(world.size, 2), v.chunk(world.size, 2), strict=True)
             blocks = zip(*(attention(rows, *kv) for kv in each), strict=True)
@@ -280,18 +279,15 @@ def backwards(answer: Callable[..., Any]) -> Callable[[World], list[Seen]]:
         with count_traffic() as traffic, watched() as seen:
             got = answer(*cuts, rows, upstream, group, world.causal, order)
         n = world.size
-        want = tuple(cut_sequence(x, order, place, 2) for x in found)
-        neighbour = [
-            tuple(cut_sequence(x, order, (place + by) % n, 2) for x in found) for by in (1, -1)
-        ]
-        alone = whole_gradients(world, whole, of=place)[0]
-        own = tuple(cut_sequence(x, order, place, 2) for x in alone)
-        wrong = {
-            "next": (want[0], *neighbour[0][1:]),
-            "previous": (want[0], *neighbour[1][1:]),
-            "own": (want[0], *own[1:]),
-            "apart": tuple(cut_sequence(x, order, place, 2) for x in apart(world, whole)),
+        places = {"right": place, "next": (place + 1) % n, "previous": (place - 1) % n}
+        parts = {
+            name: [cut_sequence(x, order, at, 2) for x in found] for name, at in places.items()
         }
+        want = tuple(parts.pop("right"))
+        alone = whole_gradients(world, whole, of=place)[0]
+        parts["own"] = [cut_sequence(x, order, place, 2) for x in alone]
+        wrong: Wrong = {name: (want[0], *part[1:]) for name, part in parts.items()}
+        wrong["apart"] = tuple(cut_sequence(x, order, place, 2) for x in apart(world, whole))
         pairs = seen_pairs(world, place)
         return Seen(tuple(got), want, traffic.calls, cuts[1].numel(), seen, pairs, wrong)
 
@@ -364,9 +360,8 @@ def rules(world: World, place: int) -> Iterator[tuple[str, Tensor]]:
 def seen_pairs(world: World, place: int) -> int:
     """Query-key pairs of a rank in those pairs of chunks of which any is seen."""
     chunks = sum(len(each) for each in world.table)
-    pairs = (24 // chunks) * (24 * world.longer // chunks)
-    everyone = range(chunks)
-    return pairs * sum(t <= m or not world.causal for m in world.table[place] for t in everyone)
+    each = (24 // chunks) * (24 * world.longer // chunks)
+    return each * sum(t <= m or not world.causal for m in world.table[place] for t in range(chunks))
 
 
 @once_an_answer

@@ -162,8 +162,6 @@ def trainer(task: Task, changed: dict[str, Any] | None = None, ours: Sequence[st
         runner.remove_callback(PrinterCallback)
         runner.train()
     task.wrapped = type(runner.model_wrapped).__name__
-    if hasattr(runner.model_wrapped, "destroy"):  # DeepSpeed's hooks hold the process group
-        runner.model_wrapped.destroy()
 
 
 QUIET: dict[str, Any] = {
