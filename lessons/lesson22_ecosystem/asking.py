@@ -4,24 +4,14 @@ Importing four frameworks takes seconds, and each leaves global state behind: so
 the notebook's process, and every question has fresh ranks.
 """
 
-import atexit
-import contextlib
-import json
 import os
-import subprocess
-import sys
-import warnings
-from collections.abc import Generator
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from shared.exercises.lessons import ROOT
-from shared.ranks.failures import RankFailed
-from shared.ranks.forked import run_ranks
+from shared.ranks.hosts import Host, serve
 
-_hosts: dict[int, subprocess.Popen] = {}  # by the process that asks: a fork has its own
+HOST = Host(__name__, "the frameworks'")
 
 
 def ask(task: str, world_size: int = 2, timeout: float = 480.0, **given: Any) -> list[Any]:
@@ -29,80 +19,14 @@ def ask(task: str, world_size: int = 2, timeout: float = 480.0, **given: Any) ->
 
     Raises RuntimeError with the rank's error, when one raised.
     """
-    host = _host()
-    assert host.stdin is not None
-    assert host.stdout is not None
-    asked = {"task": task, "world_size": world_size, "timeout": timeout, "given": given}
-    host.stdin.write(json.dumps(asked) + "\n")
-    host.stdin.flush()
-    line = host.stdout.readline()
-    if not line:
-        del _hosts[os.getpid()]
-        raise RuntimeError(f"the frameworks' process ended with status {host.wait()}")
-    answer = json.loads(line)
-    if "error" in answer:
-        raise RuntimeError(answer["error"])
-    return answer["results"]
+    return HOST.ask(task, world_size, timeout, given)
 
 
-@contextlib.contextmanager
-def host_ended() -> Generator[None]:
-    """End the frameworks' process after the block, unless it was there before."""
-    there = os.getpid() in _hosts
-    try:
-        yield
-    finally:
-        if not there and (host := _hosts.pop(os.getpid(), None)) is not None:
-            _stop(host)
-
-
-def _host() -> subprocess.Popen:
-    """This process's host, which ends when its input does."""
-    if os.getpid() in _hosts:
-        return _hosts[os.getpid()]
-    host = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", __name__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        cwd=ROOT,
-        env={"OMP_NUM_THREADS": "1"} | os.environ | {"DS_ACCELERATOR": "cpu"},
-        start_new_session=True,  # Ctrl-C in the notebook is not for it
-    )
-    atexit.register(_stop, host)
-    _hosts[os.getpid()] = host
-    return host
-
-
-def _stop(host: subprocess.Popen) -> None:
-    for pipe in (host.stdin, host.stdout):
-        if pipe is not None:
-            pipe.close()
-    host.terminate()
-    host.wait(10)
-
-
-def _serve() -> None:
-    """Answer one JSON line with another until the input ends; nothing else reaches stdout."""
-    answers = os.fdopen(os.dup(1), "w")
-    with Path(os.devnull).open("w") as nowhere:
-        os.dup2(nowhere.fileno(), 1)
-    warnings.simplefilter("ignore")
+def _tasks() -> dict[str, Any]:
     from lessons.lesson22_ecosystem import tasks  # imports the frameworks
 
     tasks.warm_up()
-    for line in sys.stdin:
-        asked = json.loads(line)
-        work = getattr(tasks, asked["task"])
-        try:
-            ranks, timeout = asked["world_size"], asked["timeout"]
-            results = run_ranks(_in_rank, ranks, work, asked["given"], timeout=timeout)
-            answer = {"results": results}
-        except RankFailed as failed:
-            answer = {"error": str(failed)}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+    return vars(tasks)
 
 
 def _in_rank(rank: int, work: Any, given: dict[str, Any]) -> Any:
@@ -120,4 +44,4 @@ def _in_rank(rank: int, work: Any, given: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    _serve()
+    serve(_tasks, _in_rank)

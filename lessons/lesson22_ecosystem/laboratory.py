@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from lessons.lesson22_ecosystem.asking import ask, host_ended
+from lessons.lesson22_ecosystem.asking import HOST, ask
 from shared.ecosystem.task import Task, WithLoss
 from shared.exercises.on_ranks import on_ranks
 from shared.exercises.remembered import once_an_answer
@@ -179,7 +179,7 @@ def three_ways(config_for: Callable[..., Settings]) -> tuple[list[float], Settin
     """The Trainer's losses; what DeepSpeed does by an answer, in both precisions."""
     full = config_for(ARGUMENTS, CONFIG.d_model)
     half = config_for(ARGUMENTS | {"bf16": True}, CONFIG.d_model)
-    with host_ended():
+    with HOST.ended():
         wanted = trainers_curve()
         found = ask("by_config", config=full, arguments=ARGUMENTS)[0]
         short = ARGUMENTS | {"max_steps": 3}

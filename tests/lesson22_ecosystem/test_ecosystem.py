@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from lessons.lesson22_ecosystem.asking import ask, host_ended
+from lessons.lesson22_ecosystem.asking import HOST, ask
 from lessons.lesson22_ecosystem.experiments import AUTO, BOTH, flat
 from lessons.lesson22_ecosystem.laboratory import ARGUMENTS
 from lessons.lesson22_ecosystem.loops import LOOPS
@@ -22,7 +22,7 @@ N = count_parameters()
 @pytest.fixture(scope="module", autouse=True)
 def host():
     """One process of the frameworks for all tests of this module."""
-    with host_ended():
+    with HOST.ended():
         yield
 
 

@@ -4,17 +4,10 @@ Importing DeepSpeed takes seconds, logs, and changes torch.distributed; so it st
 notebook's process. `ask_deepspeed` starts the process at its first call and reuses it.
 """
 
-import atexit
-import contextlib
 import gc
 import importlib.util
 import json
 import os
-import subprocess
-import sys
-import warnings
-from collections.abc import Generator
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -23,8 +16,7 @@ import torch.distributed as dist
 
 from shared.errors import InputError
 from shared.exercises.lessons import ROOT
-from shared.ranks.failures import RankFailed
-from shared.ranks.forked import run_ranks
+from shared.ranks.hosts import Host, serve
 
 FOLDER = ROOT / "lessons" / "lesson10_zero"
 FILES = {0: "", 1: "ds_zero1.json", 2: "ds_zero2.json", 3: "ds_zero3.json"}
@@ -34,6 +26,7 @@ TOP_KEYS = (*BATCH_KEYS, "gradient_clipping", "zero_force_ds_cpu_optimizer")
 STACK = {"layers": 24, "width": 48}  # square matrices, all small: what a threshold keeps is seen
 STACK_SIZE = 24 * 48 * 48
 Config = dict[str, Any]
+HOST = Host(__name__, "DeepSpeed's")
 
 
 def ask_deepspeed(task: str, world_size: int, timeout: float = 480.0, **given: Any) -> list[Any]:
@@ -54,61 +47,7 @@ def ask_deepspeed(task: str, world_size: int, timeout: float = 480.0, **given: A
     """
     if importlib.util.find_spec("deepspeed") is None:
         raise InputError("DeepSpeed is not installed here: pip install deepspeed")
-    host = _host()
-    assert host.stdin is not None
-    assert host.stdout is not None
-    asked = {"task": task, "world_size": world_size, "timeout": timeout, "given": given}
-    host.stdin.write(json.dumps(asked) + "\n")
-    host.stdin.flush()
-    line = host.stdout.readline()
-    if not line:
-        del _hosts[os.getpid()]
-        raise RuntimeError(f"DeepSpeed's process ended with status {host.wait()}")
-    answer = json.loads(line)
-    if "error" in answer:
-        raise RuntimeError(answer["error"])
-    return answer["results"]
-
-
-@contextlib.contextmanager
-def deepspeed_ended() -> Generator[None]:
-    """End DeepSpeed's process after the block, unless it was there before."""
-    there = os.getpid() in _hosts
-    try:
-        yield
-    finally:
-        if not there and (host := _hosts.pop(os.getpid(), None)) is not None:
-            _stop(host)
-
-
-_hosts: dict[int, subprocess.Popen] = {}  # by the process that asks: a fork has its own
-
-
-def _host() -> subprocess.Popen:
-    """This process's DeepSpeed process, which ends when its input does."""
-    if os.getpid() in _hosts:
-        return _hosts[os.getpid()]
-    host = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", __name__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        cwd=ROOT,
-        env={"OMP_NUM_THREADS": "1"} | os.environ | {"DS_ACCELERATOR": "cpu"},
-        start_new_session=True,  # Ctrl-C in the notebook is not for it
-    )
-    atexit.register(_stop, host)
-    _hosts[os.getpid()] = host
-    return host
-
-
-def _stop(host: subprocess.Popen) -> None:
-    for pipe in (host.stdin, host.stdout):
-        if pipe is not None:
-            pipe.close()
-    host.terminate()
-    host.wait(10)
+    return HOST.ask(task, world_size, timeout, given)
 
 
 def read_file(name: str, **changed: Any) -> Config:
@@ -146,12 +85,7 @@ def counting_config(stage: int, **changed: Any) -> Config:
     return config
 
 
-def _serve() -> None:
-    """Answer one JSON line with another until the input ends; nothing else reaches stdout."""
-    answers = os.fdopen(os.dup(1), "w")
-    with Path(os.devnull).open("w") as nowhere:
-        os.dup2(nowhere.fileno(), 1)
-    warnings.simplefilter("ignore")
+def _tasks() -> dict[str, Any]:
     from lessons.lesson10_zero.experiments import checkpoints, deepspeed_tasks  # import DeepSpeed
 
     tasks = vars(deepspeed_tasks) | vars(checkpoints)
@@ -161,18 +95,7 @@ def _serve() -> None:
     torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])  # imports torch._dynamo, once
     gc.collect()
     gc.freeze()  # what is here now is not what ranks count
-    for line in sys.stdin:
-        asked = json.loads(line)
-        task = tasks[asked["task"]]
-        try:
-            results = run_ranks(
-                _in_rank, asked["world_size"], task, asked["given"], timeout=asked["timeout"]
-            )
-            answer = {"results": results}
-        except RankFailed as failed:
-            answer = {"error": str(failed)}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+    return tasks
 
 
 def _in_rank(rank: int, task: Any, given: dict[str, Any]) -> Any:
@@ -182,4 +105,4 @@ def _in_rank(rank: int, task: Any, given: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    _serve()
+    serve(_tasks, _in_rank)

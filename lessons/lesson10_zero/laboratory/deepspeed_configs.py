@@ -6,10 +6,10 @@ from typing import Any
 
 from lessons.lesson10_zero.experiments.asking_deepspeed import (
     BATCH_KEYS,
+    HOST,
     STACK,
     STACK_SIZE,
     ask_deepspeed,
-    deepspeed_ended,
 )
 
 ROOM = 0.9  # the share of a budget that the states may take; the rest is for buckets
@@ -83,5 +83,5 @@ def count_bytes(configs: list[dict[str, Any]], num_ranks: int) -> list[dict[str,
 
     Raises RuntimeError with DeepSpeed's error where it cannot be started.
     """
-    with deepspeed_ended():
+    with HOST.ended():
         return ask_deepspeed("count", num_ranks, configs=configs, **STACK)[0]
