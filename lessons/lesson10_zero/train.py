@@ -27,6 +27,7 @@ from shared.sharding.stages import ZeroStage1, ZeroStage2
 from shared.training.deepspeed_engine import DeepSpeedEngine
 from shared.training.engine import DataParallelEngine
 from shared.training.language_recipes import RECIPES, Recipe, load_tokens, rows, rows_a_rank
+from shared.training.quiet_deepspeed import import_deepspeed
 from shared.training.schedules import set_learning_rate
 
 HERE = Path(__file__).resolve().parent
@@ -105,7 +106,7 @@ def main() -> None:
         raise InputError("--deepspeed FILE decides engine and precision: leave out the other flag")
     file = args.deepspeed or HERE / "ds_zero2.json"
     if args.engine == "deepspeed" or args.search:
-        results.import_deepspeed(args.device)
+        import_deepspeed(args.device)
     with process_group(args.device) as rank:
         script.prepare(args, rank, globals())
         recipe = script.choose_preset(args, rank.device, RECIPES)

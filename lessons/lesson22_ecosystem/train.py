@@ -18,6 +18,7 @@ from shared.ecosystem.task import Loop, Task, one_process
 from shared.measuring.traffic import count_traffic
 from shared.ranks.group import process_group
 from shared.script import choose_preset, lesson_parser, prepare, run_script
+from shared.training.quiet_deepspeed import import_deepspeed
 from solutions.lesson22_ecosystem import deepspeed_config, shard_as_trainer
 
 
@@ -35,10 +36,11 @@ def main() -> None:
     parser.add_argument("--engine", choices=LOOPS, default="accelerate", help="(accelerate)")
     args = checked(parser.parse_args())
     warnings.simplefilter("ignore", FutureWarning)
+    if "deepspeed" in args.engine:
+        import_deepspeed(args.device)
     with process_group(args.device) as rank:
         prepare(args, rank, globals())
         if rank.device.type == "cpu":
-            os.environ["DS_ACCELERATOR"] = "cpu"  # before DeepSpeed is imported
             os.environ["ACCELERATE_USE_CPU"] = "true"
         size = choose_preset(args, rank.device, SIZES)
         steps = args.steps or size.steps

@@ -10,13 +10,11 @@ import torch
 import torch._dynamo  # what optimizers import: once here, not in every forked rank
 import torch.distributed as dist
 from matplotlib.figure import Figure
-from torch import nn
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from lessons.lesson23_capstone.laboratory import TOY, VOCABULARY, spec_of_table
 from shared.capstone.keeping import Keeping, predicted_states
-from shared.capstone.modes import import_for, start_deepspeed
+from shared.capstone.modes import import_for, shard_by_layer, start_deepspeed
 from shared.capstone.tasks import build_model, own_share
 from shared.data.rows import Text
 from shared.less_communication.hierarchical import hierarchical_hook, two_levels
@@ -77,15 +75,6 @@ def sharded(wrap: Callable[[Any], Any], model: Any) -> Engine:
     return DataParallelEngine(model, reference_optimizer(list(model.parameters())), RANKS)
 
 
-def by_layers(model: Any) -> Any:
-    """FSDP2, layer by layer."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.ModuleList) and "layers" in name:
-            for layer in module:
-                fully_shard(layer)
-    return fully_shard(model)
-
-
 def deepspeed(stage: int, model: Any) -> Engine:
     """DeepSpeed's ZeRO."""
     optimizer = reference_optimizer(list(model.parameters()))
@@ -129,7 +118,7 @@ ENGINES = {
     "FullyShard": Kind("13", partial(sharded, FullyShard), {"dp": 2, "zero": 3}),
     "with prefetch": Kind("13", partial(sharded, PrefetchingShard), {"dp": 2, "zero": 3}),
     "hybrid, 2 x 1": Kind("13", partial(sharded, partial(hybrid_shard, mesh=(2, 1))), {"dp": 2}),
-    "FSDP2": Kind("13", partial(sharded, by_layers), {"dp": 2, "zero": 3}),
+    "FSDP2": Kind("13", partial(sharded, shard_by_layer), {"dp": 2, "zero": 3}),
     "tensor parallel": Kind("14", tensor_parallel, {"tp": 2}),
     "sequence parallel": Kind("14", partial(tensor_parallel, sequence_parallel=True), {"tp": 2}),
     "pipeline, 1F1B": Kind("15", pipelined, {"pp": 2}),

@@ -6,6 +6,7 @@ the chosen one and computes nothing. States come by arithmetic (`planned`) or fr
 ranks, made when the book is built (`recorded`).
 """
 
+import functools
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ class Explorable:
     controls: Mapping[str, Sequence[Any]]
     state: Callable[..., State]
 
+    @functools.cached_property
     def states(self) -> dict[str, State]:
         """Every choice of the controls, "a|b|c", and its state."""
         choices = itertools.product(*self.controls.values())
@@ -36,7 +38,7 @@ class Explorable:
         """What the page carries."""
         controls = {name: list(map(str, values)) for name, values in self.controls.items()}
         numbered = _Numbered()
-        states = {choice: numbered.state(state) for choice, state in self.states().items()}
+        states = {choice: numbered.state(state) for choice, state in self.states.items()}
         content = {"name": self.name, "controls": controls, "states": states}
         content["cells"] = [list(cell) for cell in numbered.cells]
         return json.dumps(content, ensure_ascii=False, separators=(",", ":"))

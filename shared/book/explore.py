@@ -24,7 +24,7 @@ def explore_pages(lessons: list[str]) -> dict[str, str]:
 
 
 def _page(each: Explorable, pages: dict[str, str]) -> str:
-    states = each.states()
+    states = each.states
     first = next(iter(states.values()))
     body = each.as_json().replace("</", "<\\/")
     timed = any("grid" in state or "frames" in state for state in states.values())

@@ -70,8 +70,9 @@ def _ddp_rank(layers: int, bucket_kib: int) -> tuple[Film, list[int], int]:
     for layer in linears:
         layer.weight.register_post_accumulate_grad_hook(on_gradient)
     for _ in range(2):  # the first step is in the order of the model, and buckets are made anew
-        film.__init__()
-        shown, sizes[:], ready[:] = [EMPTY] * layers, [], []
+        film, shown = Film(), [EMPTY] * layers
+        sizes.clear()
+        ready.clear()
         film.shoot([list(shown)], "Forward is over; no gradient is there yet.")
         model(torch.randn(4, 32)).square().mean().backward()
         show(
@@ -138,8 +139,7 @@ def _fsdp_rank(layers: int, after_forward: str, prefetch: str) -> tuple[Film, Tr
                 lambda n=number, s=says: film.shoot(cells(), f"{phase[0]}: unit {n} {s}"),
             )
     for _ in range(2):  # prefetch follows the order of the step before
-        film.__init__()
-        phase[0], most[0] = "forward", 0
+        film, phase[0], most[0] = Film(), "forward", 0
         film.shoot(cells(), "Between two steps each rank has its shard of every unit.")
         with count_traffic() as traffic:
             loss = sharded(torch.randn(4, 32)).square().mean()

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shared.measuring.live import settle
+from shared.measuring.live import live_tensors, settle
 from shared.planner.memory import memory_per_rank
 from shared.planner.specs import ModelSpec, Plan
 from shared.training.engine import Engine
@@ -20,10 +20,7 @@ def floats_alive() -> dict[int, int]:
     Single numbers (step counts, losses) are left out. What C++ alone holds is not seen: DDP's
     buckets, which are another copy of the gradients, are such.
     """
-    gc.collect()
-    tensors = [x for x in gc.get_objects() if issubclass(type(x), Tensor)]
-    tensors += [x.grad for x in tensors if x.is_leaf and x.grad is not None]
-    tensors = [getattr(x, "_local_tensor", x) for x in tensors]  # DTensor: what is on this rank
+    tensors = [getattr(x, "_local_tensor", x) for x in live_tensors()]  # of a DTensor: this rank's
     return {
         x.untyped_storage().data_ptr(): x.untyped_storage().nbytes()
         for x in tensors

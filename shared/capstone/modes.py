@@ -29,7 +29,7 @@ from shared.tensor_parallel.checkpoint import CutModel
 from shared.training.deepspeed_engine import DeepSpeedEngine
 from shared.training.engine import DataParallelEngine, Engine
 from shared.training.named_checkpoint import Layout
-from shared.training.quiet_deepspeed import quiet_deepspeed
+from shared.training.quiet_deepspeed import import_deepspeed, quiet_deepspeed
 from shared.training.reference_run import loss_of
 
 MODES = ("single", "ddp", "deepspeed", "fsdp2", "3d")
@@ -90,10 +90,8 @@ def check_mode(mode: str, config: Config, world_size: int, how: How = How()) -> 
 def import_for(mode: str | None, device: str) -> None:
     """What has to be imported before there is a process group; InputError where it is missing."""
     if mode == "deepspeed":
-        on_gpu = device != "cpu" and torch.cuda.is_available()
-        os.environ["DS_ACCELERATOR"] = "cuda" if on_gpu else "cpu"
         with quiet_stderr():  # a compiler that looks for libraries which nobody needs here
-            quiet_deepspeed()
+            import_deepspeed(device)
         warnings.filterwarnings("ignore", category=FutureWarning)  # torch's new names, old calls
 
 
@@ -110,9 +108,7 @@ def make(mode: str, model: Any, config: Config, rank: Rank, how: How) -> Made:
         return _deepspeed(model, config, rank, loss, settings)
     inner = model
     if mode == "fsdp2":
-        for layer in layers_of(model):
-            fully_shard(layer)
-        fully_shard(model)  # what is left: embeddings, last norm, output
+        shard_by_layer(model)
     if how.compiled:
         for layer in layers_of(inner):
             layer.compile()
@@ -191,6 +187,13 @@ def again(forward: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
 def layers_of(model: nn.Module) -> Iterator[Any]:
     """The layers of a language model or of both stacks."""
     return (module for module in model.modules() if isinstance(module, ResidualBlock))
+
+
+def shard_by_layer(model: Any) -> Any:
+    """FSDP2 with a unit a layer; the model is the last one: embeddings, last norm, output."""
+    for layer in layers_of(model):
+        fully_shard(layer)
+    return fully_shard(model)
 
 
 @torch.no_grad()

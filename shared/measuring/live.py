@@ -116,10 +116,14 @@ class _Watch(TorchDispatchMode):
         return result
 
 
-def live_storages() -> list[torch.UntypedStorage]:
-    """The storages of all tensors that Python can reach, gradients included."""
+def live_tensors() -> list[Tensor]:
+    """All tensors that Python can reach, gradients included."""
     gc.collect()
     tensors = [x for x in gc.get_objects() if issubclass(type(x), Tensor)]
-    tensors += [x.grad for x in tensors if x.is_leaf and x.grad is not None]
-    real = (x for x in tensors if x.device.type != "meta" and not isinstance(x, FakeTensor))
+    return tensors + [x.grad for x in tensors if x.is_leaf and x.grad is not None]
+
+
+def live_storages() -> list[torch.UntypedStorage]:
+    """The storages of all tensors that Python can reach, gradients included."""
+    real = (x for x in live_tensors() if x.device.type != "meta" and not isinstance(x, FakeTensor))
     return [x.untyped_storage() for x in real]

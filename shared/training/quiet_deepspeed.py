@@ -1,7 +1,10 @@
 """DeepSpeed, imported without its log and without what it would compile."""
 
 import logging
+import os
 from typing import Any
+
+import torch
 
 from shared.errors import InputError
 
@@ -20,3 +23,13 @@ def quiet_deepspeed() -> Any:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.utils.logger.setLevel(logging.CRITICAL)
     return deepspeed
+
+
+def import_deepspeed(device: str) -> None:
+    """Import DeepSpeed for `--device`; before there is a group, which its defaults would keep.
+
+    Raises InputError where it is missing.
+    """
+    on_gpu = device != "cpu" and torch.cuda.is_available()
+    os.environ["DS_ACCELERATOR"] = "cuda" if on_gpu else "cpu"
+    quiet_deepspeed()

@@ -221,7 +221,7 @@ def test_a_browser_shows_what_python_computes_for_every_choice_and_moment(each, 
     page, console = in_a_browser(page_of(each, tmp_path, DRIVER), {}, tmp_path / "profile")
     assert console == ""
     seen = json.loads(unescape(re.findall(r'<pre id="seen">(.*?)</pre>', page, re.DOTALL)[0]))
-    states = each.states()
+    states = each.states
     moments = 0
     for choice, step, *shown, labels, widths in seen:
         state = states["|".join(choice)]
@@ -244,7 +244,7 @@ def test_an_address_with_a_step_that_is_none_shows_the_last(tmp_path):
         pytest.skip("no Chromium here: what the pages show in a browser is not tried")
     (each,) = (one for one in EXPLORABLES if one.name == "ring")
     page = page_of(each, tmp_path)
-    says = each.states()["3"]["says"]
+    says = each.states["3"]["says"]
     for step, wanted in {"x": -1, "1.5": -1, "99": -1, "-2": 0, "1": 1}.items():
         shown, console = in_a_browser(page, {"ranks": 3, "step": step}, tmp_path / step)
         assert f'aria-live="polite">{says[wanted]}</p>' in shown, step
@@ -299,7 +299,7 @@ def test_recorded_steps_send_what_the_formulas_say():
 @pytest.mark.parametrize("each", EXPLORABLES, ids=lambda each: each.name)
 def test_an_explorable_is_small_and_refuses_in_words(each):
     assert len(each.as_json().encode()) <= 100_000
-    assert all(state["says"] for state in each.states().values())
+    assert all(state["says"] for state in each.states.values())
 
 
 def test_the_viewer_computes_nothing_and_is_short():

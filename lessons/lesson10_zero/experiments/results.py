@@ -212,13 +212,6 @@ def draw(losses: list[float], row: dict[str, Any], kinds: list[str]) -> Figure:
     return figure
 
 
-def import_deepspeed(device: str) -> None:
-    """Import DeepSpeed for `--device`; before there is a group, which its defaults would keep."""
-    on_gpu = device != "cpu" and torch.cuda.is_available()
-    os.environ["DS_ACCELERATOR"] = "cuda" if on_gpu else "cpu"
-    quiet_deepspeed()
-
-
 def start_deepspeed(rank: Rank, file: Path, **given: Any) -> Any:
     """deepspeed.initialize on this rank's device: its engine; quiet, its errors in one line.
 
