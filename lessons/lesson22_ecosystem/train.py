@@ -6,6 +6,7 @@ fabric (Lightning Fabric). On a CPU some of them become something else than was 
 a word: the table says what came of the model. loops.py has a function for each.
 """
 
+import importlib.util
 import os
 import warnings
 from functools import partial
@@ -36,7 +37,7 @@ def main() -> None:
     parser.add_argument("--engine", choices=LOOPS, default="accelerate", help="(accelerate)")
     args = checked(parser.parse_args())
     warnings.simplefilter("ignore", FutureWarning)
-    if "deepspeed" in args.engine:
+    if importlib.util.find_spec("deepspeed"):  # the Trainer and Accelerate import it as well
         import_deepspeed(args.device)
     with process_group(args.device) as rank:
         prepare(args, rank, globals())

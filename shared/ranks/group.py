@@ -28,6 +28,7 @@ from shared.errors import InputError, NoGroup
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 ADDRESS_VARIABLES = ("MASTER_ADDR", "MASTER_PORT")
 DTENSOR = "torch.distributed.tensor"
+REMEMBER = (DTENSOR, "deepspeed")  # whose lru_caches have groups, or what has them
 PATIENCE = 10.0  # seconds, before a rank says for whom it waits
 STACKS = "TORCH_HANDLE_STACKS"  # the folder in which launch() looks for what a hung rank was doing
 
@@ -108,11 +109,14 @@ def _empty_caches() -> None:
 
         debug._clear_sharding_prop_cache()
         _redistribute._planner_cache.clear()
-        for each in gc.get_objects():
-            if type(each) is functools._lru_cache_wrapper and each.__module__.startswith(DTENSOR):
-                each.cache_clear()
     if groups := sys.modules.get("deepspeed.utils.groups"):
         groups._release_process_group_references()
+    if zero3 := sys.modules.get("deepspeed.runtime.zero.parameter_offload"):
+        zero3.FWD_MODULE_STACK.clear()  # modules, whose hooks have the engine
+    if DTENSOR in sys.modules or "deepspeed" in sys.modules:
+        for each in gc.get_objects():
+            if type(each) is functools._lru_cache_wrapper and each.__module__.startswith(REMEMBER):
+                each.cache_clear()
 
 
 _ended: list[dist.ProcessGroup] = []  # destroyed, and kept until the models that used them are gone

@@ -133,7 +133,9 @@ class ByIndex:
     """A state that keeps a residual for a bucket's index, where it still has the right size."""
 
     def __init__(self, state):
-        self.inner, self.kept = state, state.__dict__.setdefault("by_index", {})
+        if not hasattr(state, "by_index"):
+            state.by_index = {}
+        self.inner, self.kept = state, state.by_index
 
     def __getattr__(self, name):
         return getattr(self.inner, name)
