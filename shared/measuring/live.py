@@ -26,13 +26,15 @@ class LiveBytes:
 
     `at_collectives` is what was alive at the start of each operation of torch.distributed, with
     its name. A storage counts with its size of now: one that was resized to 0 counts with 0, and
-    views count once. Storages below `crumb` bytes are left out.
+    views count once. Storages below `crumb` bytes are left out. `made` only grows: the bytes of all
+    storages as they came.
     """
 
     def __init__(self, crumb: int = CRUMB) -> None:
         self.crumb = crumb
         self._known: dict[int, tuple[StorageWeakRef, torch.dtype]] = {}
         self.at_collectives: list[tuple[str, int]] = []
+        self.made = 0
 
     def add(self, tensors: Iterable[Tensor]) -> None:
         """Count these from now on."""
@@ -43,6 +45,7 @@ class LiveBytes:
             known = self._known.get(storage._cdata)
             if known is None or known[0].expired():
                 self._known[storage._cdata] = StorageWeakRef(storage), each.dtype
+                self.made += storage.nbytes()
 
     def now(self, dtype: torch.dtype | None = None) -> int:
         """The bytes that are alive now: all, or those of the tensors of one dtype."""

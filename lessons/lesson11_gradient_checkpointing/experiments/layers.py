@@ -53,15 +53,21 @@ def bytes_of_step(
 
 
 class _PeakOfLive(TorchDispatchMode):
-    """The most bytes of some live storages after any operator."""
+    """The most bytes of some live storages after any operator.
+
+    They are counted again only where, with all that was made since, they could be more than that.
+    """
 
     def __init__(self, live: LiveBytes) -> None:
         super().__init__()
         self.live, self.most = live, 0
+        self.surplus = live.now() - live.made  # of the last count; it shrinks as storages go
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        self.most = max(self.most, self.live.now())
+        if self.live.made + self.surplus > self.most:
+            now = self.live.now()
+            self.most, self.surplus = max(self.most, now), now - self.live.made
         return result
 
 
