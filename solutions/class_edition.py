@@ -219,11 +219,12 @@ def answers_held(edition: Path, answers: Sequence[KnownAnswer]) -> Iterator[tupl
 def _sources(node: Any) -> Iterator[str]:
     """A definition and its methods, without names of their own, docstrings and annotations.
 
-    Methods of one statement are left out: two classes have the same `__len__` by chance.
+    Methods of one or two statements are left out: two classes have the same `__len__`, or the same
+    gather and wait, by chance.
     """
     for each in (n for n in ast.walk(node) if isinstance(n, Definition)):
         body = each.body[ast.get_docstring(each) is not None :]
-        if each is node or len(body) > 1:
+        if each is node or len(body) > 2:
             yield "\n".join(ast.unparse(line) for line in body)
 
 

@@ -20,7 +20,7 @@ from solutions.grading.intake.known import KnownAnswers, hand_in
 from solutions.grading.intake.lesson import read_lessons
 from tests.grading.test_student_edition import STOPPED, Learner
 
-WEEKS = [5, 13, 21, 23]  # 13 has an answer that 10 needs; the tool of 21 takes the learner's
+WEEKS = [5, 10, 13, 21, 23]
 IMPORT_ALL = """
 import importlib, pathlib, sys
 for top in ("shared", "lessons"):
@@ -75,11 +75,10 @@ def test_all_modules_of_the_edition_can_be_imported(week, tmp_path):
 
 @pytest.mark.full
 @pytest.mark.timeout(1800)
-def test_every_notebook_runs_to_its_first_open_exercise(week, tmp_path):
+def test_its_last_notebooks_run_to_their_first_open_exercise(week, tmp_path):
     number, folder = week
     learner = Learner(folder, tmp_path)
-    lessons = range(1, number + 1) if number == WEEKS[-1] else [number]
-    for each in lessons:
+    for each in (number - 1, number):  # those before are as in an edition without answers
         line = f"python -m shared.cli.notebooks {each:02} --mode reading --no-write"
         assert STOPPED.findall(learner.run(line, 1))[:1] == [f"{each:02}"], line
 
