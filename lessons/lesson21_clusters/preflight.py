@@ -7,8 +7,10 @@ Start it as you will start the run, on the same machines and with the same envir
 
 It prints every rank's host, address, device, versions, memory, disk and clock; the variables that
 are set for NCCL, gloo and torch; who reaches whom; latency and bandwidth of every pair; and who is
-unlike the others. Exit status 0: nothing found that breaks a run. 1: something was found, or the
-ranks did not meet. The links take n (n - 1) measurements: for hundreds of ranks start one a node.
+unlike the others. The addresses are those that gloo would take; NCCL chooses its own, so name one
+interface in both, GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME. Exit status 0: nothing found that
+breaks a run. 1: something was found, or the ranks did not meet. The links take n (n - 1)
+measurements: for hundreds of ranks start one a node.
 """
 
 import argparse
@@ -17,7 +19,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-import torch
 from matplotlib.figure import Figure
 
 from shared.clusters.addresses import meet, reach
@@ -35,7 +36,7 @@ from shared.clusters.report import (
 )
 from shared.clusters.verdicts import describe_odd
 from shared.plots import heat_map, use_style
-from shared.ranks.group import process_group
+from shared.ranks.group import own_device, process_group
 from shared.results import format_table
 from shared.script import checked_out, positive_float, run_script
 
@@ -58,12 +59,9 @@ def describe(reports: Sequence[Report], clocks: Sequence[float] = ()) -> str:
         | ({"clock s": round(clocks[each.rank], 3)} if clocks else {})
         for each in reports
     ]
-    lines = {
-        f"  {name}={value}" + (" (rank 0's)" if reports[0].variables != each.variables else "")
-        for each in reports[:1]
-        for name, value in each.variables.items()
-    }
-    told = "\n".join(sorted(lines)) or "  none"
+    own = reports[0].variables
+    whose = "" if all(each.variables == own for each in reports) else " (rank 0's)"
+    told = "\n".join(f"  {name}={own[name]}{whose}" for name in sorted(own)) or f"  none{whose}"
     return f"{format_table(rows)}\nvariables set for NCCL, gloo and torch's groups:\n{told}"
 
 
@@ -129,8 +127,7 @@ def main() -> None:
     parser.add_argument("--patience", type=positive_float, default=60.0, help=what)
     args = parser.parse_args()
     meeting = meet(args.patience)
-    cuda = args.device != "cpu" and torch.cuda.is_available()
-    mine = own_report(meeting.rank, torch.device("cuda" if cuda else "cpu"), args.saves or args.out)
+    mine = own_report(meeting.rank, own_device(args.device), args.saves or args.out)
     reports = meeting.gathered("report", mine)
     reached = reach(meeting, mine.address)
     findings = [*unreached(reports, reached), *disagreements(reports, disk=int(args.disk * GIB))]

@@ -62,6 +62,11 @@ def current_world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
+def own_device(device: str = "auto") -> torch.device:
+    """The device that `process_group` gives this rank, before there is a group; raises like it."""
+    return _choose_device(device, _place())
+
+
 @contextlib.contextmanager
 def process_group(device: str = "auto", timeout: float = 600.0) -> Generator[Rank]:
     """Join the group that torchrun describes, or one of a single process without it.
