@@ -3,10 +3,10 @@
 #
 #     lessons/lesson21_clusters/start/deepspeed.sh HOSTFILE SCRIPT [FLAG...]
 #
-# Every machine needs the course in the same place and ssh without a password. The launcher copies
-# few variables to the others (those of NCCL, PYTHON and some more); put the rest into
-# ~/.deepspeed_env, a NAME=VALUE a line. --no_local_rank: scripts read LOCAL_RANK, and argparse would
-# refuse the --local_rank=N that the launcher adds otherwise.
+# Every machine needs the course in the same place and ssh without a password, and this one pdsh,
+# by which the launcher calls the others. It copies few variables to them (those of NCCL, PYTHON and
+# some more); put the rest into ~/.deepspeed_env, a NAME=VALUE a line. --no_local_rank: scripts read
+# LOCAL_RANK, and argparse would refuse the --local_rank=N that the launcher adds otherwise.
 set -euo pipefail
 
 if [[ $# -lt 2 || ! -r $1 ]]; then
