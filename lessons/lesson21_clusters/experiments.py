@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.flight_recorder import fr_trace
+from torch.distributed.flight_recorder.components.builder import build_db
+from torch.distributed.flight_recorder.components.config_manager import JobConfig
+from torch.distributed.flight_recorder.components.loader import read_dir
 
 from lessons.lesson21_clusters.laboratory import small_run
 from shared.clusters.recordings import Recording, dump, from_dump, own_groups
@@ -50,8 +52,12 @@ def for_torchs_analyzer(rank: int, of_rank: Dump) -> dict[str, Any]:
     return {**whole, "rank": rank, "pg_config": groups, "entries": entries}
 
 
-def ask_torch(dumps: Sequence[Dump]) -> list[str]:
-    """The lines of torch's analyzer that say who is missing, or who is to blame."""
+def ask_torch(dumps: Sequence[Dump], first: int = 0) -> list[str]:
+    """The lines of torch's analyzer that say who is missing, or who is to blame.
+
+    It expects of everybody the call of the rank that comes first. For `torchfrtrace` that is the
+    order in which the folder lists its files; here it is rank `first`, then those after it.
+    """
     said: list[str] = []
 
     class Keep(logging.Handler):
@@ -69,7 +75,10 @@ def ask_torch(dumps: Sequence[Dump]) -> list[str]:
             for rank, each in enumerate(dumps):
                 file = Path(folder) / f"rank_{rank}"
                 file.write_bytes(pickle.dumps(for_torchs_analyzer(rank, each)))
-            fr_trace.main([folder, "-p", "rank_"])
+            args: Any = JobConfig().parse_args([folder, "-p", "rank_"])
+            files, version = read_dir(args)
+            ranks = [*range(first, len(dumps)), *range(first)]
+            build_db({f"rank_{rank}": files[f"rank_{rank}"] for rank in ranks}, args, version)
     finally:
         log.removeHandler(keep)
         for handler in before:

@@ -13,9 +13,9 @@ def find_odd(seconds: Seconds, factor: float = 4.0) -> list[Odd]:
     Row i has the seconds from rank i, the diagonal is not looked at. A rank sends slowly when even
     its fastest link out takes more than `factor` times the median of the links among the others
     (those that neither begin nor end at it; of an even number, the mean of the two in the middle);
-    so with its links in. A single slow cable, or ranks
-    that share out over nodes evenly, make nobody odd. `ratio` is the larger of the two. With fewer
-    than three ranks there are no others, and nobody is odd.
+    so with its links in. `ratio` is the larger of its two fastest links over that median. A single
+    slow cable, or ranks that share out over nodes evenly, make nobody odd. With fewer than three
+    ranks there are no others, and nobody is odd.
 
     Raises InputError unless the table is square with finite numbers that are not negative.
     """

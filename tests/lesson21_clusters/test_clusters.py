@@ -1,6 +1,9 @@
 """The proofs: torch's analyzer on our recordings, real slow links, real faults, noise."""
 
+import faulthandler
 import functools
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +26,7 @@ from lessons.lesson21_clusters.experiments import (
     slow_sender,
 )
 from lessons.lesson21_clusters.laboratory import recordings, whole_run
+from lessons.lesson21_clusters.preflight import describe
 from shared.clusters.addresses import Meeting
 from shared.clusters.hangs import explain_hang
 from shared.clusters.links import measure_links
@@ -34,7 +38,7 @@ from shared.clusters.verdicts import describe_hang
 from shared.errors import NoGroup
 from shared.exercises.lessons import ROOT
 from shared.ranks.forked import RankFailed, run_ranks
-from shared.ranks.group import Rank
+from shared.ranks.group import Rank, own_device
 from shared.ranks.links import throttled_links, why_not
 
 START = ROOT / "lessons" / "lesson21_clusters" / "start"
@@ -100,10 +104,12 @@ def test_torchs_analyzer_names_the_same_missing_rank():
     assert (hang.number, hang.missing, hang.odd) == (21, (2,), ())
 
 
-def test_on_a_mismatch_torchs_analyzer_takes_one_rank_for_the_right_one():
+def test_on_a_mismatch_torchs_analyzer_takes_the_rank_that_it_reads_first_for_the_right_one():
     dumps = run_ranks(dumped, 3, "mismatch", 3, 3.0)
-    (line,) = [each for each in ask_torch(dumps) if each.startswith("error msg")]
-    assert "COLLECTIVE_TYPE_MISMATCH" in line
+    for first, culprits in ((0, {"2"}), (1, {"2"}), (2, {"0", "1"})):
+        (line,) = [each for each in ask_torch(dumps, first) if each.startswith("error msg")]
+        assert "COLLECTIVE_TYPE_MISMATCH" in line
+        assert set(re.findall(r"Culprit rank (\d)", line)) == culprits
     (hang,) = explain_hang(our_recordings(dumps))
     assert (hang.number, hang.missing, hang.odd) == (21, (), (2,))
 
@@ -154,8 +160,6 @@ def many_calls(rank):
 
 
 def keep_four(rank):
-    import os
-
     os.environ["TORCH_FR_BUFFER_SIZE"] = "4"
 
 
@@ -183,6 +187,25 @@ def many_calls_and_a_wait(rank):
         dist.all_reduce(torch.ones(2))
     dist.barrier()
     return seen
+
+
+def sum_of(rank, sizes):
+    faulthandler.disable()  # pytest's would print the stack of the rank that gloo ends
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    numbers = torch.ones(sizes[rank])
+    try:
+        dist.all_reduce(numbers)
+    except RuntimeError:
+        return "raised"
+    return numbers.tolist()
+
+
+def test_other_sizes_end_a_healthy_rank_or_give_ranks_different_sums():
+    with pytest.raises(RankFailed) as caught:
+        run_ranks(sum_of, 3, (5, 5, 7), timeout=30)
+    assert (caught.value.rank, caught.value.signal) == (1, "SIGABRT")
+    sums = run_ranks(sum_of, 3, (5, 5, 6), timeout=30)
+    assert sums == [[3, 3, 3, 3, 3], [4, 3, 3, 3, 3], "raised"]
 
 
 def test_two_groups_that_wait_for_each_other_are_both_told():
@@ -284,6 +307,21 @@ def test_in_what_a_rank_differs(own, words):
     found = disagreements([report(0), report(1, **own), report(2)])
     assert [each.ranks for each in found] == ([] if words is None else [(1,)])
     assert all(words in each.words and each.breaks for each in found)
+
+
+def test_variables_that_are_not_everybodys_are_marked_as_rank_0s():
+    ours, theirs = report(0, variables={"NCCL_ALGO": "Ring"}), report(1)
+    assert "NCCL_ALGO=Ring (rank 0's)" in describe([ours, theirs])
+    assert "(rank 0's)" not in describe([ours, ours])
+
+
+def test_every_rank_looks_at_its_own_gpu(monkeypatch):
+    place = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    for name, value in (place | {"MASTER_ADDR": "a", "MASTER_PORT": "1"}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert own_device() == torch.device("cuda", 1)
+    assert own_device("cpu") == torch.device("cpu")
 
 
 def test_two_versions_on_two_ranks_have_no_majority():
