@@ -68,8 +68,9 @@ def describe_hang(hang: Hang, said: Mapping[int, str] | None = None) -> str:
     said = said or {}
     guilty = hang.missing + hang.odd
     if hang.odd:
-        others = "and the others do not make the same one"
-        line = f"call no. {hang.number}: {_names(hang.odd)} {others} ({hang.what})"
+        others = "and the others " if hang.last.keys() - guilty else ""  # all are odd
+        words = f"{_names(hang.odd)} {others}do not make the same one"
+        line = f"call no. {hang.number}: {words} ({hang.what})"
     else:
         line = f"{hang.what} no. {hang.number} waits for {_names(hang.missing)}"
     for rank in guilty:

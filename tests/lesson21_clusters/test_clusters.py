@@ -114,6 +114,13 @@ def test_on_a_mismatch_torchs_analyzer_takes_the_rank_that_it_reads_first_for_th
     assert (hang.number, hang.missing, hang.odd) == (21, (), (2,))
 
 
+def test_without_a_majority_there_are_no_others():
+    (hang,) = explain_hang(recordings([["all_reduce"], ["all_gather"]]))
+    assert describe_hang(hang).startswith("call no. 1: ranks 0, 1 do not make the same one")
+    (hang,) = explain_hang(recordings([["all_reduce"], ["all_reduce"], ["all_gather"]]))
+    assert describe_hang(hang).startswith("call no. 1: rank 2 and the others do not make the same")
+
+
 def some_calls(rank):
     """Calls in two groups, of several kinds, and point-to-point messages between."""
     pair = dist.new_group([0, 1])
