@@ -1,5 +1,6 @@
 """The five modes: what each makes of a model, and where a checkpoint finds its tensors."""
 
+import importlib
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -92,6 +93,8 @@ def import_for(mode: str | None, device: str) -> None:
     if mode == "deepspeed":
         with quiet_stderr():  # a compiler that looks for libraries which nobody needs here
             import_deepspeed(device)
+            # What its first engine imports for 2 seconds: once here, not in every forked rank.
+            importlib.import_module("torch._inductor.compile_fx")
         warnings.filterwarnings("ignore", category=FutureWarning)  # torch's new names, old calls
 
 
