@@ -5,6 +5,7 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
+import torch._dynamo  # what optimizers import: once here, not in every forked rank
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 
 from lessons.lesson22_ecosystem.loops import LOOPS, deepspeed, fsdp2
-from lessons.lesson22_ecosystem.results import SIZES, checked, conclude
+from lessons.lesson22_ecosystem.results import NEEDS, SIZES, checked, conclude
 from shared.ecosystem.task import Loop, Task, one_process
 from shared.measuring.traffic import count_traffic
 from shared.ranks.group import process_group
@@ -37,7 +37,8 @@ def main() -> None:
     parser.add_argument("--engine", choices=LOOPS, default="accelerate", help="(accelerate)")
     args = checked(parser.parse_args())
     warnings.simplefilter("ignore", FutureWarning)
-    if importlib.util.find_spec("deepspeed"):  # the Trainer and Accelerate import it as well
+    # Accelerate and the Trainer import DeepSpeed as well, where it is installed.
+    if args.engine in NEEDS and importlib.util.find_spec("deepspeed"):
         import_deepspeed(args.device)
     with process_group(args.device) as rank:
         prepare(args, rank, globals())

@@ -106,7 +106,7 @@ class Task:
     device: torch.device = CPU
     model: WithLoss = field(default_factory=lambda: WithLoss(reference_model()))
     marks: list[int] = field(default_factory=list)  # calls before each forward
-    kept: int = 0  # bytes at rest, of all floating-point tensors of this process
+    kept: int = 0  # bytes at rest, of all floating-point tensors; where traffic is counted
     wrapped: str = ""  # the class that the loop made of the model
 
     def __post_init__(self) -> None:
@@ -115,13 +115,16 @@ class Task:
         self.model.to(self.device)
         self.rows = GLOBAL_BATCH // self.ranks
         self.data = rows_of(self.num_steps, self.rows * self.ranks)
-        self._before = _floats()  # the parameters are in here; they are sharded or kept
+        # The parameters are in here; they are sharded or kept.
+        self._before = {} if self.traffic is None else _floats()
         self._own = {p.untyped_storage().data_ptr() for p in self.model.parameters()}
         self.model.register_forward_pre_hook(self._look)
 
     def _look(self, *_: Any) -> None:
         """Before a forward, and before every hook of an engine: nothing is gathered yet."""
-        self.marks.append(0 if self.traffic is None else len(self.traffic.calls))
+        if self.traffic is None:
+            return
+        self.marks.append(len(self.traffic.calls))
         if len(self.marks) == self.num_steps:
             now = _floats()
             others = self._before.keys() - self._own
