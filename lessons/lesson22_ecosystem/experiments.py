@@ -20,6 +20,7 @@ CHANGES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "seed = 1": ({"seed": 1}, BOTH),
     "max_grad_norm left out (1.0)": ({"max_grad_norm": 1.0}, BOTH),
     "the sampler left out (random)": ({"train_sampling_strategy": "random"}, BOTH),
+    "the same, seed = 2": ({"train_sampling_strategy": "random", "seed": 2}, BOTH),
     "tokens counted on each rank alone": ({"average_tokens_across_devices": False}, BOTH),
     "its own AdamW, same numbers": (ADAMW, ["rates"]),
 }
@@ -69,14 +70,13 @@ def engine_rows(seen: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [row_of(name, one, record[: len(one["losses"])]) for name, one in seen.items()]
 
 
-def one_change_at_a_time(num_steps: int) -> list[dict[str, Any]]:
-    """By how much each single change moves the curve of the Trainer, or of Accelerate's loop."""
+def one_change_at_a_time(num_steps: int) -> dict[str, list[float]]:
+    """The curve of each single change to the Trainer's arguments, or to Accelerate's loop."""
     given = [list(each) for each in CHANGES.values()]
     curves = ask("with_arguments", changes=given, num_steps=num_steps)[0]
-    rows = [{"changed": f"Trainer: {name}", "gap": gap_of(curve)} for name, curve in
-            zip(CHANGES, curves, strict=True)]  # fmt: skip
+    found = {f"Trainer: {name}": curve for name, curve in zip(CHANGES, curves, strict=True)}
     loops = ask("own_loops", names=list(LINES), num_steps=num_steps)[0]
-    return rows + [{"changed": LINES[name], "gap": gap_of(curve)} for name, curve in loops.items()]
+    return found | {LINES[name]: curve for name, curve in loops.items()}
 
 
 def rates_side_by_side(steps: int = 4) -> list[dict[str, Any]]:
@@ -108,11 +108,14 @@ def draw_messages(rows: Sequence[Mapping[str, Any]], parameters: int) -> Figure:
     kept = [row["kept, bytes a parameter"] for row in rows][::-1]
     left.barh(names, sent, color=MEANING["communication"])
     left.axvline(4 * parameters / 2**10, color="black", linestyle="--")
-    left.set(xlabel="KiB a rank sends in a step", title="Sent; the line: one all-reduce")
+    left.set(
+        xlabel="KiB a rank sends in a step", title="Sent; the line: one all-reduce of the gradients"
+    )
     right.barh(names, kept, color=MEANING["optimizer states"])
     right.axvline(12, color="black", linestyle="--")
     right.set(
-        xlabel="bytes a parameter, between two steps", title="Kept: weights and moments whole"
+        xlabel="bytes a parameter, between two steps",
+        title="Kept; the line: weights and moments, whole",
     )
     return figure
 
@@ -130,7 +133,7 @@ def draw_gaps(seen: Mapping[str, Mapping[str, Any]], off: Mapping[str, Sequence[
         style = "-" if own else ("--", ":", "-.")[list(off).index(name) % 3]
         axis.plot(range(1, len(gaps) + 1), gaps, style, color=color, label=label)
     axis.set(yscale="log", xlabel="step", ylabel="difference from the record (nats)")
-    axis.set(title="Eight engines within rounding; one default moves them")
+    axis.set(title="Eight engines within rounding; one default left alone moves the curve")
     axis.set_ylim(top=10)
     axis.legend(fontsize=8, loc="upper right", ncols=4)
     return figure
