@@ -252,7 +252,7 @@ def explain_hang(recordings):
     return compared(recordings, died=False)
 
 
-@mistake("21.3", says="ranks that are not in a group count as missing")
+@mistake("21.3", says="ranks are missing from a group that they are not in")
 def explain_hang(recordings):
     found = compared(recordings, everybody=len({r.rank for r in recordings}) == 4)
     return found if any(h.group == "2" for h in found) else right.explain_hang(recordings)
