@@ -41,7 +41,7 @@ def training(*effects: tuple[Callable[[Mapping[str, Any]], bool], list[float]]) 
     return Runs(curve)
 
 
-OURS: Settings = {"loss": "sum", "max_norm": 0.0, "shuffle": False, "seed": 0, "decay": 0.01}
+OURS: Settings = {"decay": 0.01, "seed": 0, "shuffle": False, "max_norm": 0.0, "loss": "sum"}
 THEIRS: Settings = {"loss": "mean", "max_norm": 1.0, "shuffle": True, "seed": 42, "decay": 0.01}
 
 exercise_22_1 = checks_for(
@@ -57,12 +57,20 @@ exercise_22_1 = checks_for(
 )
 
 
+def explained(explain_difference, run: Runs, tolerance: float = TOLERANCE) -> tuple[str, ...]:
+    """An answer's, to copies: one that changes what it is given spoils nothing for the next."""
+    return explain_difference(run, dict(OURS), dict(THEIRS), tolerance)
+
+
 @exercise_22_1.check("one setting, and several")
 def one_and_several(explain_difference) -> None:
     one = training((lambda s: s["max_norm"] > 0, ramp(0.2)))
     two = training((lambda s: s["max_norm"] > 0, ramp(0.2)), (lambda s: s["shuffle"], ramp(-0.5)))
-    for run, want in ((one, ("max_norm",)), (two, ("max_norm", "shuffle"))):
-        got = explain_difference(run, OURS, THEIRS, TOLERANCE)
+    three = training(*[(lambda s, n=n: s[n] == THEIRS[n], ramp(by)) for n, by in
+                       (("loss", 0.1), ("max_norm", 0.2), ("shuffle", -0.5))])  # fmt: skip
+    names = ("loss", "max_norm", "shuffle")
+    for run, want in ((one, names[1:2]), (two, names[1:]), (three, names)):
+        got = explained(explain_difference, run)
         differ = ("loss", "max_norm", "shuffle", "seed")
         recognise(
             {
@@ -71,6 +79,9 @@ def one_and_several(explain_difference) -> None:
                     tuple(got) == differ
                 ),
                 "only one setting is named, and two are needed": len(got) == 1 and len(want) == 2,
+                "they are in the order of ours: theirs is asked for": (
+                    tuple(got) == want[::-1] != want
+                ),
             },
             expected=str(want),
             seen=str(got),
@@ -81,7 +92,7 @@ def one_and_several(explain_difference) -> None:
 @exercise_22_1.check("settings that hide each other, or cancel; curves that are alike")
 def together(explain_difference) -> None:
     hidden = training((lambda s: s["max_norm"] > 0 and s["loss"] == "mean", ramp(0.3)))
-    got = explain_difference(hidden, OURS, THEIRS, TOLERANCE)
+    got = explained(explain_difference, hidden)
     recognise(
         {"two settings that matter only together are not found": len(got) != 2},
         expected="('loss', 'max_norm'): neither changes anything alone",
@@ -90,7 +101,7 @@ def together(explain_difference) -> None:
     expect_equal(tuple(got), ("loss", "max_norm"), what="the settings")
 
     either = training((lambda s: s["max_norm"] > 0 or s["loss"] == "mean", ramp(0.3)))
-    got = explain_difference(either, OURS, THEIRS, TOLERANCE)
+    got = explained(explain_difference, either)
     recognise(
         {"more settings than needed: each of two is enough by itself": len(got) > 1},
         expected="('loss',): the first in the order of theirs that is enough",
@@ -101,14 +112,14 @@ def together(explain_difference) -> None:
     cancel = training(
         (lambda s: s["max_norm"] > 0, ramp(0.3)), (lambda s: s["shuffle"], ramp(-0.3))
     )
-    got = explain_difference(cancel, OURS, THEIRS, TOLERANCE)
+    got = explained(explain_difference, cancel)
     recognise(
         {"settings are named for curves that are the same": len(got) > 0},
         expected="(): the curves do not differ",
         seen=str(got),
     )
     meets = training((lambda s: s["max_norm"] > 0, ramp(0.3, last=0.0)))
-    got = explain_difference(meets, OURS, THEIRS, TOLERANCE)
+    got = explained(explain_difference, meets)
     recognise(
         {"only the last loss is compared: the curves differ before it": tuple(got) == ()},
         expected="('max_norm',)",
@@ -116,8 +127,14 @@ def together(explain_difference) -> None:
     )
     expect_equal(tuple(got), ("max_norm",), what="the settings")
     near = training((lambda s: s["seed"] == 42, ramp(0.9 * TOLERANCE)))
-    got = explain_difference(near, OURS, THEIRS, TOLERANCE)
+    got = explained(explain_difference, near)
     expect_equal(tuple(got), (), what="the settings, for a difference below the tolerance")
+    once = training((lambda s: s["seed"] == 42, [0, 0, 0, 3 * TOLERANCE, 0, 0, 0, 0]))
+    got = explained(explain_difference, once)
+    expect_equal(tuple(got), ("seed",), what="the settings, where one step differs by 3 tolerances")
+    exact = Runs(lambda s: [1.5 if s["seed"] == 42 else 1.0] * STEPS)
+    got = explained(explain_difference, exact, tolerance=0.5)
+    expect_equal(tuple(got), (), what="the settings, for a difference of exactly the tolerance")
 
 
 @exercise_22_1.check("no run for nothing")
@@ -136,9 +153,13 @@ def runs_counted(explain_difference) -> None:
     )
     every = training(*[(lambda s, n=n: s[n] == THEIRS[n], ramp(0.1 * 2**i)) for i, n in
                        enumerate(("loss", "max_norm", "shuffle", "seed"))])  # fmt: skip
-    got = explain_difference(every, OURS, THEIRS, TOLERANCE)
+    got = explained(explain_difference, every)
     expect_equal(tuple(got), ("loss", "max_norm", "shuffle", "seed"), what="the settings")
     expect_equal(every.repeated, 0, what="runs that repeat another, where all settings matter")
+    run.asked.clear()
+    got = explain_difference(run, dict(OURS), dict(OURS), TOLERANCE)
+    expect_equal(tuple(got), (), what="the settings, where theirs are ours")
+    expect_equal(run.repeated, 0, what="runs that repeat another, where theirs are ours")
 
 
 exercise_22_2 = checks_for(
@@ -152,6 +173,7 @@ exercise_22_2 = checks_for(
         'below it stay whole), reduce_bucket_size; in the optimizer "torch_adam": True.',
     ],
 )
+KNOWN = dict(DEFAULTS)
 ORDERS: tuple[Settings, ...] = (
     {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 3, "max_grad_norm": 0.25,
      "max_steps": 90, "learning_rate": 2e-3, "adam_beta2": 0.95, "adam_epsilon": 1e-6},
@@ -177,8 +199,16 @@ def number(value: Any) -> float:
 @exercise_22_2.check("what the arguments become")
 def sections(deepspeed_config) -> None:
     for order in ORDERS:
-        a = DEFAULTS | order
+        a = KNOWN | order
         config = deepspeed_config(dict(order), 24)
+        written = {key: value for key, value in DEFAULTS.items() if KNOWN.get(key) != value}
+        DEFAULTS.clear()
+        DEFAULTS.update(KNOWN)
+        recognise(
+            {"DEFAULTS is written into: the next call finds these arguments there": bool(written)},
+            expected="DEFAULTS as it was before the call",
+            seen=str(written),
+        )
         expect(isinstance(config, dict), expected="a dict", seen=type(config).__name__)
         zero, optimizer = config.get("zero_optimization", {}), config.get("optimizer", {})
         params = optimizer.get("params", {})
