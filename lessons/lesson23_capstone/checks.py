@@ -87,18 +87,25 @@ def masked(grouped_attention) -> None:
             ),
         }
         expect_close(got, _torchs(q, k, v, last), what="the causal output", looks_like=looks_like)
-        mask = torch.rand(size[0], 1, 1, keys) < 0.7
-        mask[..., 0], mask[..., -1] = True, False  # there is a key to look at, either way round
-        got = grouped_attention(q, k, v, mask)
-        looks_like = {
-            "True in a mask hides: here it marks what may be looked at": _torchs(q, k, v, ~mask),
-            "the mask is not looked at": _torchs(q, k, v),
-        }
-        expect_close(got, _torchs(q, k, v, mask), what="the masked output", looks_like=looks_like)
-        both = grouped_attention(q, k, v, mask, True)
-        want = _torchs(q, k, v, mask & last)
-        looks_like = {"causal replaces the mask: both count": _torchs(q, k, v, last)}
-        expect_close(both, want, what="masked and causal", looks_like=looks_like)
+        for shape in ((size[0], 1, 1, keys), (length, keys), (*size[:2], length, keys)):
+            mask = torch.rand(shape) < 0.7
+            mask[..., 0], mask[..., -1] = True, False  # there is a key to look at, either way round
+            what = f"mask of shape {shape}"
+            got = grouped_attention(q, k, v, mask)
+            looks_like = {
+                "True in a mask hides: here it marks what may be looked at": _torchs(
+                    q, k, v, ~mask
+                ),
+                "the mask is not looked at": _torchs(q, k, v),
+            }
+            expect_close(got, _torchs(q, k, v, mask), what=f"a {what}", looks_like=looks_like)
+            both = grouped_attention(q, k, v, mask, True)
+            want = _torchs(q, k, v, mask & last)
+            looks_like = {
+                "causal replaces the mask: both count": _torchs(q, k, v, last),
+                "the mask replaces causal: both count": _torchs(q, k, v, mask),
+            }
+            expect_close(both, want, what=f"causal, and a {what}", looks_like=looks_like)
 
 
 @exercise_23_1.check("no copy of keys or values")
@@ -155,11 +162,12 @@ class Files:
 def parts(read_part) -> None:
     for numel, saved, ranks in CUTS:
         draw = torch.Generator().manual_seed(fresh_seed())
-        whole = torch.randn(numel, generator=draw, dtype=torch.float64)
+        saved_as = torch.randn(numel, generator=draw)  # float32: the part's dtype is another
+        whole = saved_as.double()
         new = -(-numel // ranks)
         padded = torch.cat([whole, whole.new_zeros(new * ranks - numel)])
         for rank in range(ranks):
-            files = Files(whole, saved)
+            files = Files(saved_as, saved)
             got = read_part(files.read, numel, saved, ranks, rank, torch.float64)
             what = f"part {rank} of {ranks}, of {numel} numbers from {saved} files"
             recognise(
@@ -195,12 +203,18 @@ def frugal(read_part) -> None:
             touched = {i // old for i in range(rank * new, rank * new + needed)}
             recognise(
                 {
+                    "a file is asked for nothing": any(
+                        end == begin for _, begin, end in files.pieces
+                    ),
+                    "a piece is read twice": len(set(files.pieces)) < len(files.pieces),
                     "every number is read by itself: a piece of a file is one read": (
-                        len(files.pieces) > len(touched) and count == needed > 1
+                        len(files.pieces) == count == needed > len(touched)
                     ),
                     "the whole tensor is read, by every rank": count >= numel > needed,
-                    "whole files are read where a piece would do": count > needed,
-                    "a file is asked for nothing": len(files.pieces) > len(touched),
+                    "more of a file is read than is needed: whole files, or to their end": (
+                        count > needed
+                    ),
+                    "one file is read in several pieces": len(files.pieces) > len(touched),
                 },
                 expected=f"{needed} numbers in {len(touched)} pieces",
                 seen=f"{count} numbers in {len(files.pieces)} pieces",
@@ -327,6 +341,9 @@ def refused(choose_plan) -> None:
     )
     slow = dataclasses.replace(BUDGETS["tight"], deadline=0.5)
     best = _best([each for each in _promises(TOY, slow) if each.kept <= slow.memory])
+    just = dataclasses.replace(BUDGETS["tight"], memory=best.kept)
+    what = "the promise for just the bytes that it keeps"
+    expect_equal(_words(choose_plan(spec, just)), _words(best), what=what)
     expect_raises(
         InputError,
         choose_plan,

@@ -93,7 +93,7 @@ def read_part_with_filling(read, numel, saved, ranks, rank, dtype=torch.float32)
     return part
 
 
-@mistake("23.2", says="whole files are read where a piece would do")
+@mistake("23.2", says="more of a file is read than is needed")
 def read_part_by_files(read, numel, saved, ranks, rank, dtype=torch.float32):
     old, new = -(-numel // saved), -(-numel // ranks)
     part = torch.zeros(new, dtype=dtype)
