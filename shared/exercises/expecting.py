@@ -1,5 +1,6 @@
 """What a lesson's checks.py is written with: what is expected of an answer, mistakes by name."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -64,13 +65,17 @@ def expect_raises(
     mentions: Sequence[Any] = (),
     **kwargs: Any,
 ) -> None:
-    """The call must raise that kind of error, whose message must name the values that were seen."""
+    """The call must raise that kind of error, whose message must name the values that were seen.
+
+    A message may have 1,234 for 1234.
+    """
     try:
         function(*args, **kwargs)
     except NotImplementedError:
         raise
     except kind as error:
-        missing = [str(value) for value in mentions if str(value) not in str(error)]
+        said = f"{error}\n" + re.sub(r"(?<=\d),(?=\d{3})", "", str(error))
+        missing = [str(value) for value in mentions if str(value) not in said]
         if missing:
             raise Wrong(
                 f"the error for {what} does not say which value was seen",
