@@ -34,7 +34,8 @@ def tell_threads(of=""):
 atexit.register(tell_threads)  # before anything else registers: called after all
 """
 SCRIPT = """
-import runpy, sys
+import gc, runpy, sys
+gc.unfreeze()  # a cold interpreter has nothing frozen: caches of what is are not found
 sys.argv = sys.argv[1:]
 sys.path[0] = str(Path(sys.argv[0]).parent)
 runpy.run_path(sys.argv[0], run_name="__main__")
