@@ -198,7 +198,9 @@ def _tell_torchrun(line: str) -> None:
         with contextlib.suppress(OSError):
             more = {"py_callstack": line, "timestamp": str(int(time.time()))}
             words = {"message": line, "extraInfo": more}
-            Path(path).write_text(json.dumps({"message": words}), encoding="utf-8")
+            whole = Path(f"{path}.{os.getpid()}")  # torchrun may read while this rank is stopped
+            whole.write_text(json.dumps({"message": words}), encoding="utf-8")
+            whole.replace(path)
 
 
 def progress(items: Iterable[T], rank: Rank, label: str, total: int | None = None) -> Iterable[T]:
