@@ -211,8 +211,8 @@ def answers_held(edition: Path, answers: Sequence[KnownAnswer]) -> Iterator[tupl
     ids = {text: each.exercise for each in answers for text in _sources(each.node)}
     for path in sorted([*edition.rglob("*.py"), *edition.glob("lessons/*/lesson.ipynb")]):
         source = code_of(path) if path.suffix == ".ipynb" else path.read_text(encoding="utf-8")
-        nodes = (each for each in ast.walk(parsed(source)) if isinstance(each, Definition))
-        for id in sorted({ids[text] for node in nodes for text in _sources(node) if text in ids}):
+        bodies = (_body(each) for each in ast.walk(parsed(source)) if isinstance(each, Definition))
+        for id in sorted({ids[text] for body in bodies if (text := _text(body)) in ids}):
             yield path.relative_to(edition).as_posix(), id
 
 
@@ -223,9 +223,17 @@ def _sources(node: Any) -> Iterator[str]:
     gather and wait, by chance.
     """
     for each in (n for n in ast.walk(node) if isinstance(n, Definition)):
-        body = each.body[ast.get_docstring(each) is not None :]
+        body = _body(each)
         if each is node or len(body) > 2:
-            yield "\n".join(ast.unparse(line) for line in body)
+            yield _text(body)
+
+
+def _body(node: Any) -> list[ast.stmt]:
+    return node.body[ast.get_docstring(node) is not None :]
+
+
+def _text(body: list[ast.stmt]) -> str:
+    return "\n".join(map(ast.unparse, body))
 
 
 def code_of(notebook: Path) -> str:
