@@ -134,7 +134,7 @@ EXPLORABLES = (
         "tensor_parallel",
         "14",
         "Tensor parallelism: columns, then rows",
-        {"ranks": (1, 2, 4), "tokens": (4, 64, 1024), "d_model": (8, 32, 128)},
+        {"ranks": (2, 4), "tokens": (4, 64, 1024), "d_model": (8, 32, 128)},
         tensor_parallel_step,
     ),
     Explorable(
@@ -153,7 +153,7 @@ EXPLORABLES = (
         "accelerate",
         "22",
         "What Accelerate does, step by step",
-        {"ranks": (1, 2, 3), "split_batches": ("no", "yes"), "accumulation": (1, 2)},
+        {"ranks": (2, 3), "split_batches": ("no", "yes"), "accumulation": (1, 2)},
         accelerate_step,
     ),
 )
