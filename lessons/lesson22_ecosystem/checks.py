@@ -196,6 +196,32 @@ def number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) else float("nan")
 
 
+def settings_of(config: dict, params: dict) -> dict:
+    """What a configuration says, with DeepSpeed's defaults."""
+    return {
+        "micro-batch": config.get("train_micro_batch_size_per_gpu"),
+        "accumulation": config.get("gradient_accumulation_steps", 1),
+        "clipping": config.get("gradient_clipping", 1.0),
+        "bf16": bool(config.get("bf16", {}).get("enabled", False)),
+        "lr": params.get("lr"),
+        "betas": list(params.get("betas", [0.9, 0.999])),
+        "eps": params.get("eps", 1e-8),
+    }
+
+
+def wanted_of(a: dict) -> dict:
+    """The same of the Trainer's arguments."""
+    return {
+        "micro-batch": a["per_device_train_batch_size"],
+        "accumulation": a["gradient_accumulation_steps"],
+        "clipping": a["max_grad_norm"],
+        "bf16": a["bf16"],
+        "lr": a["learning_rate"],
+        "betas": [a["adam_beta1"], a["adam_beta2"]],
+        "eps": a["adam_epsilon"],
+    }
+
+
 @exercise_22_2.check("what the arguments become")
 def sections(deepspeed_config) -> None:
     for order in ORDERS:
@@ -212,24 +238,7 @@ def sections(deepspeed_config) -> None:
         expect(isinstance(config, dict), expected="a dict", seen=type(config).__name__)
         zero, optimizer = config.get("zero_optimization", {}), config.get("optimizer", {})
         params = optimizer.get("params", {})
-        got = {
-            "micro-batch": config.get("train_micro_batch_size_per_gpu"),
-            "accumulation": config.get("gradient_accumulation_steps", 1),
-            "clipping": config.get("gradient_clipping", 1.0),
-            "bf16": bool(config.get("bf16", {}).get("enabled", False)),
-            "lr": params.get("lr"),
-            "betas": list(params.get("betas", [0.9, 0.999])),
-            "eps": params.get("eps", 1e-8),
-        }
-        want = {
-            "micro-batch": a["per_device_train_batch_size"],
-            "accumulation": a["gradient_accumulation_steps"],
-            "clipping": a["max_grad_norm"],
-            "bf16": a["bf16"],
-            "lr": a["learning_rate"],
-            "betas": [a["adam_beta1"], a["adam_beta2"]],
-            "eps": a["adam_epsilon"],
-        }
+        got, want = settings_of(config, params), wanted_of(a)
         bucket = number(zero.get("reduce_bucket_size", 5e8))
         recognise(
             {
