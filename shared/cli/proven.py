@@ -110,5 +110,6 @@ def left_out(tests: dict[str, int], counted: Counter[str]) -> str:
     for what in (STYLES, MISTAKES):
         if counted[UNTRIED + what]:
             parts.append(f"{counted[UNTRIED + what]:,} {what}")
-    everything = "`./run_all.sh test --all` runs everything"
+    every = "`python -m shared.exercises.mistakes NN` tries all of a lesson's mistakes"
+    everything = f"`./run_all.sh test --all` runs all tests; {every}" if tests else every
     return f"Left out: {', '.join(parts)}; {everything}." if parts else ""
