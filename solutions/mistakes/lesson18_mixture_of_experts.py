@@ -412,15 +412,6 @@ class Dispatcher(right.Dispatcher):
 
 @mistake("18.3b", says="every rank is told all ranks' counts")
 class Dispatcher(right.Dispatcher):
-    def __init__(self, counts, group=None):
-        if dist.get_world_size(group) > 1:
-            everyone = [torch.empty_like(counts) for _ in range(dist.get_world_size(group))]
-            dist.all_gather(everyone, counts, group=group)
-        super().__init__(counts, group)
-
-
-@mistake("18.3b", says="every rank is told all ranks' counts")
-class Dispatcher(right.Dispatcher):
     """In one all-gather, which is handed as many bytes as the all-to-all and sends n - 1 times."""
 
     def __init__(self, counts, group=None):

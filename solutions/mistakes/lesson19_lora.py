@@ -358,14 +358,6 @@ def double_quantize(scales, block=256):
 # 19.4 QLoRALinear
 
 
-@mistake("19.4", says="autograd keeps the dequantized weight until backward")
-class QLoRALinear(RightQ):
-    def forward(self, x):
-        y = F.linear(x, self.base.dequantize(x.dtype), self.base.bias)
-        update = F.linear(F.linear(x.to(self.lora_a.dtype), self.lora_a), self.lora_b)
-        return (y + self.scale * update).to(y.dtype)
-
-
 class _KeptInContext(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, base):
