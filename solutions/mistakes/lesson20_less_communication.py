@@ -371,7 +371,7 @@ def power_sgd(state, bucket):
     return powered(vectors=lambda tensors, group: None)(state, bucket)
 
 
-@mistake("20.4b", says="before state.start")
+@mistake("20.4b", says="everything is compressed from the first step on")
 def power_sgd(state, bucket):
     return powered(start=False)(state, bucket)
 
