@@ -4,7 +4,6 @@ Accelerate, the Trainer and Fabric bring a loop, a sampler or a wrapper of their
 all given is here, once; so what differs between two of them is theirs.
 """
 
-import gc
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
 from shared.data.rows import NO_TARGET
+from shared.measuring.live import live_tensors
 from shared.measuring.traffic import Traffic
 from shared.ranks.group import current_rank, current_world_size
 from shared.sharding.counting import ring_bytes
@@ -194,16 +194,9 @@ def count_tokens(batch: Row) -> Tensor:
 
 def _floats() -> dict[int, int]:
     """The bytes of every storage that a floating-point tensor has, by its address."""
-    gc.collect()
-    found = {}
-    for x in gc.get_objects():
-        if issubclass(type(x), Tensor) and x.device.type != "meta" and x.is_floating_point():
-            for each in (x, x.grad if x.is_leaf else None):
-                if each is not None:
-                    local = getattr(each, "_local_tensor", each)
-                    storage = local.untyped_storage()
-                    found[storage.data_ptr()] = storage.nbytes()
-    return found
+    floats = (x for x in live_tensors() if x.device.type != "meta" and x.is_floating_point())
+    storages = [getattr(x, "_local_tensor", x).untyped_storage() for x in floats]
+    return {storage.data_ptr(): storage.nbytes() for storage in storages}
 
 
 Loop = Callable[[Task], None]
