@@ -16,6 +16,7 @@ from shared.ecosystem.defaults import DEFAULTS
 from shared.errors import InputError
 from shared.exercises.checks import checks_for
 from shared.exercises.expecting import expect, expect_equal, expect_raises, recognise
+from shared.exercises.on_ranks import on_one_rank
 
 Settings = dict[str, Any]
 TOLERANCE = 1e-3
@@ -394,8 +395,8 @@ def numbers(shard_as_trainer) -> None:
 def missing(shard_as_trainer) -> None:
     order = Order(names=("EncoderLayer", "LlamaDecoderLayer"))
     what = "a class that is not in the model: the wrap would silently be another"
-    model = lab.model_for(order)
-    expect_raises(
-        InputError, shard_as_trainer, order.arguments, model, what=what,
-        mentions=["LlamaDecoderLayer"],
-    )  # fmt: skip
+
+    def shard() -> None:
+        shard_as_trainer(order.arguments, lab.model_for(order))
+
+    expect_raises(InputError, on_one_rank, shard, what=what, mentions=["LlamaDecoderLayer"])

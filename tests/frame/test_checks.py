@@ -35,15 +35,16 @@ EXERCISES = [  # from the text: collecting tests imports no lesson
 # What checks and laboratories may import of ours: what they are written with, instruments, and
 # data structures. Answers and references are none of these.
 ALLOWED = re.compile(
-    r"lessons\.\w+\.(?:laboratory|faults)|lessons\.\w+\.experiments\.(?:asking_deepspeed|step_memory)|"
+    r"lessons\.\w+\.(?:laboratory|faults|asking)|lessons\.\w+\.experiments\.(?:asking_deepspeed|step_memory)|"
     r"shared\.(?:errors|measuring|ranks|model\.(?:config|language_model|single_layer)|"
     r"data\.(?:sampling|batching|rows)|planner\.(?:specs|outcomes|variants|memory|seconds)|"
-    r"parallel3d\.(?:cutting|mesh)|"
+    r"parallel3d\.(?:cutting|mesh|engine)|"
     r"fault_tolerance\.(?:fitting|state)|"
-    r"sharding\.counting|training\.engine|tensor_parallel\.marks|"
+    r"sharding\.counting|training\.(?:engine|reference_run|schedules)|tensor_parallel\.marks|"
     r"long_context\.orders|mixture_of_experts\.(?:marks|parallel|routing\.Routing)|"
     r"lora\.(?:adapter|levels)|tensor_parallel\.models\.make_mesh|"
-    r"clusters\.(?:addresses|links|recordings|report|verdicts)|capstone\.budgets|"
+    r"clusters\.(?:addresses|links|recordings|report|verdicts)|"
+    r"capstone\.(?:budgets|config|keeping|tasks)|"
     r"less_communication\.states|ecosystem\.(?:defaults|task)|pipeline\.(?:schedules|transfer)|"
     r"exercises\.(?:checks|comparing|expecting|nets|noting|on_ranks|"
     r"properties|rank_cases|remembered|seeds|wrong))\b"
