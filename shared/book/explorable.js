@@ -74,9 +74,9 @@ function start(root) {
   const data = JSON.parse(root.querySelector("script[type='application/json']").textContent);
   const asked = new URLSearchParams(location.search);
   const choice = {};
-  for (const [name, values] of Object.entries(data.controls)) {
-    choice[name] = values.includes(asked.get(name)) ? asked.get(name) : values[0];
-  }
+  Object.entries(data.controls).forEach(([name, values], at) => {
+    choice[name] = values.includes(asked.get(name)) ? asked.get(name) : data.first[at];
+  });
   const given = asked.has("step") ? Number(asked.get("step")) : NaN;
   let step = Number.isInteger(given) ? given : Infinity; // the last one
   const stage = make("div", { class: "explorable-stage" });
@@ -98,6 +98,7 @@ function start(root) {
     says.textContent = Array.isArray(state.says) ? state.says[at] : state.says;
     clearTimeout(written); // browsers refuse many changes of the address in a row
     written = setTimeout(() => {
+      if (location.protocol === "about:") return; // a notebook's frame has no address
       const address = new URLSearchParams({ ...choice, ...(length ? { step: at } : {}) });
       history.replaceState(null, "", `?${address}`);
     }, 300);

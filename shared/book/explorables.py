@@ -27,6 +27,7 @@ class Explorable:
     title: str
     controls: Mapping[str, Sequence[Any]]
     state: Callable[..., State]
+    first: tuple[Any, ...] = ()  # what is chosen at first, a value a control; else the first ones
 
     @functools.cached_property
     def states(self) -> dict[str, State]:
@@ -34,12 +35,18 @@ class Explorable:
         choices = itertools.product(*self.controls.values())
         return {"|".join(map(str, each)): self.state(*each) for each in choices}
 
+    @property
+    def first_choice(self) -> tuple[Any, ...]:
+        """What is chosen when the page opens."""
+        return self.first or tuple(values[0] for values in self.controls.values())
+
     def as_json(self) -> str:
         """What the page carries."""
         controls = {name: list(map(str, values)) for name, values in self.controls.items()}
         numbered = _Numbered()
         states = {choice: numbered.state(state) for choice, state in self.states.items()}
-        content = {"name": self.name, "controls": controls, "states": states}
+        first = list(map(str, self.first_choice))
+        content = {"name": self.name, "controls": controls, "first": first, "states": states}
         content["cells"] = [list(cell) for cell in numbered.cells]
         return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
 
@@ -73,8 +80,11 @@ EXPLORABLES = (
             "kept for backward": ("all activations", "inputs of layers"),
         },
         one_gpu,
+        ("8b", "mixed", 4, "all activations"),
     ),
-    Explorable("ring", "05", "An all-reduce around a ring", {"ranks": (2, 3, 4, 5, 6, 8)}, ring),
+    Explorable(
+        "ring", "05", "An all-reduce around a ring", {"ranks": (2, 3, 4, 5, 6, 8)}, ring, (4,)
+    ),
     Explorable(
         "zero_stages",
         "10",
@@ -85,6 +95,7 @@ EXPLORABLES = (
             "billions of parameters": (0.1, 1, 7, 13, 70),
         },
         zero,
+        (2, 8, 7),
     ),
     Explorable(
         "pipeline",
@@ -96,6 +107,7 @@ EXPLORABLES = (
             "micro-batches": (1, 2, 4, 8, 16),
         },
         pipeline,
+        ("1F1B", 4, 8),
     ),
     Explorable(
         "mesh",
@@ -103,6 +115,7 @@ EXPLORABLES = (
         "The mesh of three dimensions",
         {"dp": (1, 2, 4), "tp": (1, 2, 4, 8), "pp": (1, 2, 4), "GPUs a node": (4, 8)},
         mesh,
+        (2, 4, 2, 8),
     ),
     Explorable(
         "strategies",
@@ -110,6 +123,7 @@ EXPLORABLES = (
         "The strategies compared",
         {"model": ("gpt2", "8b", "70b"), "GPUs": (2, 4, 8, 16, 32)},
         strategies,
+        ("8b", 8),
     ),
     Explorable(
         "ddp_step",
@@ -148,6 +162,7 @@ EXPLORABLES = (
             "bus, GB/s": (16, 64),
         },
         offload,
+        ("optimizer", 4, 7, 16),
     ),
     Explorable(
         "accelerate",

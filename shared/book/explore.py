@@ -24,35 +24,54 @@ def explore_pages(lessons: list[str]) -> dict[str, str]:
 
 
 def _page(each: Explorable, pages: dict[str, str]) -> str:
-    states = each.states
-    first = next(iter(states.values()))
-    body = each.as_json().replace("</", "<\\/")
-    timed = any("grid" in state or "frames" in state for state in states.values())
+    timed = any("grid" in state or "frames" in state for state in each.states.values())
     built = f"The lesson that builds it: [{each.lesson}]({pages[each.lesson]})."
     return (
         f"# {each.title}\n\n{HOW}{KEYS if timed else ''} {built}"
-        f"\n\n```{{raw}} html\n<div data-explorable='{each.name}'>{_still(first)}"
-        f"<script type='application/json'>{body}</script></div>\n"
+        f"\n\n```{{raw}} html\n{as_element(each)}\n"
         f"<script type='module' src='../_static/explorable.js'></script>\n```\n"
     )
 
 
-def _still(state: State) -> str:
-    """The state, at its last moment, as plain HTML, which the script replaces."""
-    rows = ""
-    for bar in state.get("bars", ()):
-        rows += _row(bar["label"], [f"{bar['value']} {state['unit']}"])
+def as_element(each: Explorable) -> str:
+    """The picture as `explorable.js` finds it in a page: its still, and all its states as data."""
+    body = each.as_json().replace("</", "<\\/")
+    return (
+        f"<div data-explorable='{each.name}'>{still_picture(each)}"
+        f"<script type='application/json'>{body}</script></div>"
+    )
+
+
+def still_picture(each: Explorable) -> str:
+    """Its first choice, at its last moment, as plain HTML, which the script replaces."""
+    state, rows = each.state(*each.first_choice), ""
+    bars = state.get("bars", ())
+    most = max((bar["value"] for bar in bars), default=0) or 1
+    for bar in bars:
+        wide = f"display: inline-block; width: {15 * bar['value'] / most:.1f}em; height: 1em"
+        body = f"<span style='{wide}; background: {bar['colour']}'></span>"
+        rows += _row(bar["label"], [f"{bar['value']:,} {state['unit']}"], beside=body)
     if "rows" in state:
         rows += _row("", state["columns"], "th") if "columns" in state else ""
         cells = state["frames"][-1] if "frames" in state else state["grid"]
         for name, row in zip(state["rows"], cells, strict=True):
-            rows += _row(name, [cell if isinstance(cell, str) else cell[0] for cell in row])
-    for name, value in state.get("numbers", {}).items():
-        rows += _row(name, [value])
+            rows += _row(name, [_coloured(state, cell) for cell in row])
+    numbers = "".join(_row(name, [value]) for name, value in state.get("numbers", {}).items())
     says = state["says"] if isinstance(state["says"], str) else state["says"][-1]
-    return f"<table>{rows}</table><p>{escape(says)}</p>"
+    tables = "".join(f"<table>{each}</table>" for each in (rows, numbers) if each)
+    return f"{tables}<p>{escape(says)}</p>"
 
 
-def _row(name: str, cells: Sequence[Any], tag: str = "td") -> str:
-    inner = "".join(f"<{tag}>{escape(str(cell))}</{tag}>" for cell in cells)
-    return f"<tr><th>{escape(name)}</th>{inner}</tr>"
+def _coloured(state: State, cell: Any) -> tuple[str, str]:
+    """A cell's text and colour; in a grid the text's first letter stands for the colour."""
+    return (cell, state["colours"][cell[:1]]) if isinstance(cell, str) else tuple(cell)
+
+
+def _row(name: str, cells: Sequence[Any], tag: str = "td", beside: str = "") -> str:
+    """A row of a table, with HTML `beside` its cells; a cell may come with its colour."""
+    row = f"<tr><th>{escape(name)}</th>"
+    for cell in cells:
+        text, colour = cell if isinstance(cell, tuple) else (cell, "")
+        style = f" style='background: {colour}; color: #000'" if colour else ""
+        row += f"<{tag}{style}>{escape(str(text))}</{tag}>"
+    return row + (f"<td>{beside}</td></tr>" if beside else "</tr>")

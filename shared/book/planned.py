@@ -20,6 +20,7 @@ from shared.planner.models import MODELS
 from shared.planner.specs import Plan
 from shared.plots import BLUE, GREY, MEANING, SKY, VARIANTS, VERMILION
 from shared.sharding.counting import formula
+from shared.training.quiet_deepspeed import import_deepspeed
 
 State = dict[str, Any]
 
@@ -37,6 +38,10 @@ def pipeline(schedule: str, ranks: int, micro_batches: int) -> State:
     ]
     share, expected = idle_share(table), bubble(ranks, micro_batches, chunks)
     cells = [["" if cell is None else f"{cell}" for cell in row] for row in table]
+
+    def batches(number: int) -> str:
+        return f"{number} micro-batch{'es' if number > 1 else ''}"
+
     return {
         "rows": [f"rank {rank}" for rank in range(ranks)],
         "grid": cells,
@@ -47,8 +52,8 @@ def pipeline(schedule: str, ranks: int, micro_batches: int) -> State:
             "waiting, by (p - 1)/(v m + p - 1)": f"{expected:.1%}",
             "micro-batches kept at once, rank 0": alive[0],
         },
-        "says": f"{ranks} ranks and {micro_batches} micro-batches under {schedule}: a rank waits"
-        f" {share:.0%} of the step, and rank 0 keeps at most {alive[0]} micro-batches.",
+        "says": f"{ranks} ranks and {batches(micro_batches)} under {schedule}: a rank waits"
+        f" {share:.0%} of the step, and rank 0 keeps at most {batches(alive[0])}.",
     }
 
 
@@ -215,6 +220,7 @@ def offload(place: str, ranks: int, billions: float, bus: int) -> State:
     The flow is that of ZeRO-Offload (Ren et al. 2021, arXiv 2101.06840, section 4): gradients
     leave in 16 bits, the processor updates, and weights come back in 16 bits.
     """
+    import_deepspeed("cuda")  # where there is one
     from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs as estimate
 
     optimizer, weights = PLACES[place]

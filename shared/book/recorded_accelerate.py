@@ -12,12 +12,14 @@ from shared.book.film import BLUE_LIGHT, EMPTY, Film, one_picture, runs
 from shared.book.planned import State
 from shared.measuring.traffic import count_traffic
 from shared.plots import ORANGE, SKY
+from shared.training.quiet_deepspeed import import_deepspeed
 
 ACCELERATE_CHOICES = (("no", "yes"), (1, 2))
 
 
 def accelerate_step(ranks: int, split_batches: str, accumulation: int) -> State:
     """What Accelerate makes of four plain objects, and of a step: seen before and after."""
+    import_deepspeed("cuda")  # which Accelerate imports, and which talks
     import accelerate  # noqa: F401  # once, before the ranks are forked
 
     recorded = runs(_accelerate_rank, ranks, ACCELERATE_CHOICES)[split_batches, accumulation]

@@ -19,6 +19,7 @@ from shared.book.chinese import translated
 from shared.book.explorables import EXPLORABLES, Explorable
 from shared.book.explore import explore_pages
 from shared.book.glossary import Term, anchor, link_first_uses, read_glossary
+from shared.book.inline import show_explorable
 from shared.book.landing import parts
 from shared.book.planned import State, ring
 from shared.book.recorded import ddp_step, fsdp_step, tensor_parallel_step
@@ -306,3 +307,54 @@ def test_the_viewer_computes_nothing_and_is_short():
     text = (ROOT / "shared" / "book" / "explorable.js").read_text("utf-8")
     assert len(text.splitlines()) <= 200
     assert "http" not in text
+
+
+# Moves the first control inside the frame of a notebook's picture, and writes down what it says.
+INSIDE = """
+const frame = document.querySelector("iframe"), seen = document.createElement("pre");
+const wait = (milliseconds) => new Promise((done) => setTimeout(done, milliseconds));
+frame.addEventListener("load", async () => {
+  await wait(1000);
+  const inside = frame.contentDocument, field = inside.querySelector("select");
+  const says = () => inside.querySelector(".explorable-says").textContent;
+  const first = says();
+  field.value = field.options[field.options.length - 1].value;
+  field.dispatchEvent(new Event("change", { bubbles: true }));
+  await wait(1000);
+  const spare = parseFloat(frame.style.height) - inside.body.scrollHeight;
+  seen.id = "seen";
+  seen.textContent = JSON.stringify([first, says(), spare]);
+  document.body.append(seen);
+});
+"""
+
+
+@pytest.mark.full
+def test_a_notebook_s_picture_answers_in_its_frame_and_is_a_still_elsewhere(tmp_path):
+    if CHROMIUM is None:
+        pytest.skip("no Chromium here: what the pages show in a browser is not tried")
+    (each,) = (one for one in EXPLORABLES if one.name == "pipeline")
+    last = each.controls["schedule"][-1]
+    expected = [each.state(*each.first_choice), each.state(last, *each.first_choice[1:])]
+    html = show_explorable("pipeline", live=True)._repr_html_()
+    page = tmp_path / "notebook.html"
+    page.write_text(f"<!doctype html><body>{html}<script>{INSIDE}</script></body>", "utf-8")
+    found, console = in_a_browser(page, {}, tmp_path / "profile")
+    assert console == ""
+    first, moved, spare = json.loads(unescape(re.findall(r'"seen">(.*?)</pre>', found)[0]))
+    assert (first, moved) == tuple(state["says"] for state in expected)
+    assert 0 <= spare <= 8, "the frame is as high as its picture"
+    still = show_explorable("pipeline")._repr_html_()
+    assert "<script" not in still
+    assert expected[0]["says"] in still
+
+
+def test_every_picture_stands_in_its_lesson_s_notebook_and_a_wrong_name_is_told():
+    for each in map(in_this_course, EXPLORABLES):
+        if each.marks:
+            continue
+        (explorable,) = each.values
+        (path,) = ROOT.glob(f"lessons/lesson{explorable.lesson}_*/lesson.ipynb")
+        assert f'show_explorable(\\"{explorable.name}\\")' in path.read_text("utf-8"), path
+    with pytest.raises(InputError, match=r"no picture 'pipelin': take one of one_gpu, .*pipeline"):
+        show_explorable("pipelin")
