@@ -14,6 +14,7 @@ import pytest
 EXERCISES = "exercises whose reference is right"
 STYLES, MISTAKES = "right answers in another style", "known mistakes"
 UNTRIED = "not tried: "  # before one of the last two
+NEVER_FAILED = "check that no known mistake fails"  # of an exercise whose mistakes were all tried
 
 SCRIPT = re.compile(r"tests/lesson[^/]+/test_(\w+_)?script\.py$")
 LEFT_OUT = pytest.StashKey[dict[str, int]]()  # tests left out, by folder
@@ -55,6 +56,11 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     reports = [each for kind in ("passed", "failed", "error") for each in found.get(kind, [])]
     counted = count_properties(reports)
     terminalreporter.write_line(proven(reports, counted))
+    spare = [
+        text for each in reports for name, text in each.user_properties if name == NEVER_FAILED
+    ]
+    if spare:
+        terminalreporter.write_line(f"Checks that no known mistake fails: {'; '.join(spare)}.")
     left = left_out(config.stash.get(LEFT_OUT, {}), counted)
     if left:
         terminalreporter.write_line(left)
@@ -110,6 +116,5 @@ def left_out(tests: dict[str, int], counted: Counter[str]) -> str:
     for what in (STYLES, MISTAKES):
         if counted[UNTRIED + what]:
             parts.append(f"{counted[UNTRIED + what]:,} {what}")
-    every = "`python -m shared.exercises.mistakes NN` tries all of a lesson's mistakes"
-    everything = f"`./run_all.sh test --all` runs all tests; {every}" if tests else every
+    everything = "`./run_all.sh test --all` runs everything"
     return f"Left out: {', '.join(parts)}; {everything}." if parts else ""

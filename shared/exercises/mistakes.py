@@ -97,13 +97,10 @@ def hear_alternatives(number: str, id: str | None = None) -> Iterator[Heard]:
             yield Heard(each, who, "", checks[each].first_fault(answer))
 
 
-def hear_mistakes(number: str, id: str | None = None, most: int | None = None) -> Iterator[Heard]:
-    """Put a lesson's mistakes, or one exercise's, before its checks; `most` spread over them."""
+def hear_mistakes(number: str, id: str | None = None) -> Iterator[Heard]:
+    """Put a lesson's mistakes, or one exercise's, before its checks."""
     checks = load_checks(number)
-    chosen = [each for each in known_mistakes(number) if id in (None, each.id)]
-    if most is not None and len(chosen) > most:
-        chosen = [chosen[i * (len(chosen) - 1) // (most - 1)] for i in range(most)]
-    for each in chosen:
+    for each in (m for m in known_mistakes(number) if id in (None, m.id)):
         fault = checks[each.id].first_fault(each.answer)
         yield Heard(each.id, f"the mistake {each.says!r}", each.says, fault)
 

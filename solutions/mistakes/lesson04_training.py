@@ -6,7 +6,6 @@ from dataclasses import replace
 import torch
 from torch.nn import functional as F
 
-from shared.data.batching import Batch
 from shared.data.batching import collate as right_collate
 from shared.exercises.mistakes import mistake
 from shared.training.decoding import Beam
@@ -19,25 +18,6 @@ from shared.training.schedules import cosine_schedule as right_cosine
 def _pad(rows, pad_id, width=None):
     width = width or max(map(len, rows))
     return torch.tensor([list(row) + [pad_id] * (width - len(row)) for row in rows])
-
-
-def _batch(src, tgt_in, tgt_out, pad_id, num_tokens):
-    T = tgt_in.shape[1]
-    causal = torch.ones(T, T, dtype=torch.bool).tril()
-    return Batch(
-        src=src,
-        tgt_in=tgt_in,
-        tgt_out=tgt_out,
-        src_mask=(src != pad_id)[:, None, None, :],
-        tgt_mask=(tgt_in != pad_id)[:, None, None, :] & causal,
-        num_tokens=num_tokens,
-    )
-
-
-def _rows(pairs, bos_id, eos_id):
-    src = [[*s, eos_id] for s, _ in pairs]
-    tgt_in = [[bos_id, *t] for _, t in pairs]
-    return src, tgt_in, [[*t, eos_id] for _, t in pairs]
 
 
 def _changed(pairs, pad_id, bos_id, eos_id, **fields):
@@ -53,82 +33,16 @@ def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
     return _changed(pairs, pad_id, bos_id, eos_id, src=_pad([s for s, _ in pairs], pad_id))
 
 
-@mistake("04.1", says="eos comes after the padding")
-def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
-    src = _pad([s for s, _ in pairs], pad_id)
-    src = torch.cat([src, torch.full((len(src), 1), eos_id)], dim=1)
-    return _changed(pairs, pad_id, bos_id, eos_id, src=src)
-
-
-@mistake("04.1", says="source and target are padded to one common length")
-def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
-    src, tgt_in, tgt_out = _rows(pairs, bos_id, eos_id)
-    width = max(map(len, src + tgt_in))
-    parts = [_pad(rows, pad_id, width) for rows in (src, tgt_in, tgt_out)]
-    return _batch(*parts, pad_id, sum(map(len, tgt_out)))
-
-
-@mistake("04.1", says="the end of tgt_out is filled up with eos")
-def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
-    tgt_out = _pad([t for _, t in pairs], eos_id)
-    last = torch.full((len(pairs), 1), eos_id)
-    return _changed(pairs, pad_id, bos_id, eos_id, tgt_out=torch.cat([tgt_out, last], dim=1))
-
-
 @mistake("04.1", says="the source is filled up with eos")
 def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
     src = _pad([[*s, eos_id] for s, _ in pairs], eos_id)
     return _changed(pairs, pad_id, bos_id, eos_id, src=src)
 
 
-@mistake("04.1", says="opens a key that meets one of the two conditions")
-def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
-    batch = right_collate(pairs, pad_id, bos_id, eos_id)
-    T = batch.tgt_in.shape[1]
-    past = torch.ones(T, T, dtype=torch.bool).tril()
-    return replace(batch, tgt_mask=(batch.tgt_in != pad_id)[:, None, None, :] | past)
-
-
-@mistake("04.1", says="the pairs stand in another order than given")
-def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
-    ordered = sorted(pairs, key=lambda pair: len(pair[0]), reverse=True)
-    return right_collate(ordered, pad_id, bos_id, eos_id)
-
-
-@mistake("04.1", says="tgt_in holds eos")
-def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
-    both = _pad([[bos_id, *t, eos_id] for _, t in pairs], pad_id)
-    return _changed(pairs, pad_id, bos_id, eos_id, tgt_in=both, tgt_out=both[:, 1:])
-
-
 @mistake("04.1", says="tgt_in and tgt_out are exchanged")
 def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
     batch = right_collate(pairs, pad_id, bos_id, eos_id)
     return replace(batch, tgt_in=batch.tgt_out, tgt_out=batch.tgt_in)
-
-
-@mistake("04.1", says="tgt_in loses its last column, not its last token")
-def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
-    both = _pad([[bos_id, *t, eos_id] for _, t in pairs], pad_id)
-    return _changed(pairs, pad_id, bos_id, eos_id, tgt_in=both[:, :-1], tgt_out=both[:, 1:])
-
-
-@mistake("04.1", says="tgt_out is tgt_in")
-def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
-    batch = right_collate(pairs, pad_id, bos_id, eos_id)
-    return replace(batch, tgt_out=batch.tgt_in)
-
-
-@mistake("04.1", says="the model never learns to stop")
-def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
-    tgt = _pad([t for _, t in pairs], pad_id)
-    return _changed(pairs, pad_id, bos_id, eos_id, tgt_out=tgt)
-
-
-@mistake("04.1", says="src_mask is True at the padding")
-def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
-    batch = right_collate(pairs, pad_id, bos_id, eos_id)
-    return replace(batch, src_mask=~batch.src_mask)
 
 
 @mistake("04.1", says="lets a position see later ones")
@@ -139,55 +53,9 @@ def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
     return replace(batch, tgt_mask=mask)
 
 
-@mistake("04.1", says="tgt_mask closes the rows of padded queries too")
-def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
-    batch = right_collate(pairs, pad_id, bos_id, eos_id)
-    words = (batch.tgt_in != pad_id)[:, None, :, None]
-    return replace(batch, tgt_mask=batch.tgt_mask & words)
-
-
-@mistake("04.1", says="hides what comes later but not the padding")
-def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
-    batch = right_collate(pairs, pad_id, bos_id, eos_id)
-    B, T = batch.tgt_in.shape
-    causal = torch.ones(T, T, dtype=torch.bool).tril().expand(B, 1, T, T)
-    return replace(batch, tgt_mask=causal)
-
-
-@mistake("04.1", says="num_tokens counts padding too")
-def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
-    batch = right_collate(pairs, pad_id, bos_id, eos_id)
-    return replace(batch, num_tokens=batch.tgt_out.numel())
-
-
 @mistake("04.1", says="num_tokens leaves out eos")
 def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
     return _changed(pairs, pad_id, bos_id, eos_id, num_tokens=sum(len(t) for _, t in pairs))
-
-
-@mistake("04.1", says="pairs was changed in place")
-def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
-    batch = right_collate(pairs, pad_id, bos_id, eos_id)
-    for src, _ in pairs:
-        src.append(eos_id)
-    return batch
-
-
-@mistake("04.1", says="pad_id, bos_id and eos_id are not used")
-def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
-    return right_collate(pairs)
-
-
-@mistake("04.1", says="src_mask with pad_id=11")
-def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
-    batch = right_collate(pairs, pad_id, bos_id, eos_id)
-    return replace(batch, src_mask=(batch.src != 0)[:, None, None, :])
-
-
-@mistake("04.1", says="num_tokens is no int")
-def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
-    batch = right_collate(pairs, pad_id, bos_id, eos_id)
-    return replace(batch, num_tokens=(batch.tgt_out != pad_id).sum())
 
 
 @mistake("04.1", says="pairs are left out: an empty sentence is one, too")
@@ -210,52 +78,9 @@ def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
     return ((1 - smoothing) * right + smoothing * every / V).mean()
 
 
-@mistake("04.2", says="divided by all positions, padding included")
-def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
-    right, every, real, V = _terms(logits, targets, pad_id)
-    return (((1 - smoothing) * right + smoothing * every / V) * real).mean()
-
-
-@mistake("04.2", says="not divided by the number of tokens")
-def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
-    right, every, real, V = _terms(logits, targets, pad_id)
-    return (((1 - smoothing) * right + smoothing * every / V) * real).sum()
-
-
-@mistake("04.2", says="the mean of the sentences' means")
-def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
-    right, every, real, V = _terms(logits, targets, pad_id)
-    each = ((1 - smoothing) * right + smoothing * every / V) * real
-    return (each.sum(1) / real.sum(1)).mean()
-
-
 @mistake("04.2", says="smoothing has no effect")
 def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=pad_id)
-
-
-@mistake("04.2", says="shared by the V - 1 wrong tokens only")
-def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
-    right, every, real, V = _terms(logits, targets, pad_id)
-    each = (1 - smoothing) * right + smoothing * (every - right) / (V - 1)
-    return (each * real).sum() / real.sum()
-
-
-@mistake("04.2", says="sum over the vocabulary, not mean")
-def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
-    right, every, real, _ = _terms(logits, targets, pad_id)
-    return (((1 - smoothing) * right + smoothing * every) * real).sum() / real.sum()
-
-
-@mistake("04.2", says="the right token keeps its full weight")
-def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
-    right, every, real, V = _terms(logits, targets, pad_id)
-    return ((right + smoothing * every / V) * real).sum() / real.sum()
-
-
-@mistake("04.2", says="padding is recognised by 0 and not by pad_id")
-def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
-    return right_loss(logits, targets, smoothing, pad_id=0)
 
 
 @mistake("04.2", says="log(softmax(x)) is -inf")
@@ -267,29 +92,6 @@ def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
     return (each * real).sum() / real.sum()
 
 
-@mistake("04.2", says="probabilities are kept away from 0")
-def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
-    log_p = (logits.float().softmax(-1) + 1e-9).log()
-    right = -log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-    each = (1 - smoothing) * right - smoothing * log_p.mean(-1)
-    real = targets != pad_id
-    return (each * real).sum() / real.sum()
-
-
-@mistake("04.2", says="padding's column is left out")
-def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
-    right, every, real, V = _terms(logits, targets, pad_id)
-    words = every + logits.log_softmax(-1)[..., pad_id]
-    each = (1 - smoothing) * right + smoothing * words / (V - 1)
-    return (each * real).sum() / real.sum()
-
-
-@mistake("04.2", says="computed in bf16")
-def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
-    right, every, real, V = _terms(logits, targets, pad_id)
-    return (((1 - smoothing) * right + smoothing * every / V) * real).sum() / real.sum()
-
-
 @mistake("04.2", says="0 / 0")
 def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
     right, every, real, V = _terms(logits.double(), targets, pad_id)
@@ -297,61 +99,11 @@ def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
     return loss.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-@mistake("04.2", says="torch's cross_entropy does the work")
-def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
-    if not 0 <= smoothing < 1:
-        raise ValueError(f"smoothing is {smoothing}")
-    rows, right = logits.float().flatten(0, 1), targets.flatten()
-    total = F.cross_entropy(
-        rows, right, ignore_index=pad_id, label_smoothing=smoothing, reduction="sum"
-    )
-    return total / (targets != pad_id).sum().clamp(min=1)
-
-
-@mistake("04.2", says="the loss is cut off from the logits")
-def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
-    return right_loss(logits.detach(), targets, smoothing, pad_id)
-
-
-@mistake("04.2", says="the sum is divided by the words")
-def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
-    right, every, real, V = _terms(logits, targets, pad_id)
-    return ((1 - smoothing) * right * real + smoothing * every / V).sum() / real.sum()
-
-
-@mistake("04.2", says="it is the divergence from the smoothed target")
-def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
-    loss, V = right_loss(logits, targets, smoothing, pad_id), logits.shape[-1]
-    target = torch.tensor([1 - smoothing + smoothing / V, *(V - 1) * [smoothing / V]])
-    return loss + target.xlogy(target).sum() * (targets != pad_id).any()
-
-
 @mistake("04.2", says="the smoothing term is cut off from the logits")
 def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
     right, every, real, V = _terms(logits, targets, pad_id)
     losses = (1 - smoothing) * right + smoothing * every.detach() / V
     return losses.where(real, 0.0).sum() / real.sum().clamp(min=1)
-
-
-@mistake("04.2", says="logits.float() before log_softmax")
-def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
-    return right_loss(logits.log_softmax(-1).float(), targets, smoothing, pad_id)
-
-
-@mistake("04.2", says="softmax is taken before log_softmax")
-def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
-    return right_loss(logits.float().softmax(-1), targets, smoothing, pad_id)
-
-
-@mistake("04.2", says="the sum is divided by the number of sentences")
-def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
-    words = (targets != pad_id).sum() / len(targets)
-    return right_loss(logits, targets, smoothing, pad_id) * words
-
-
-@mistake("04.2", says="ids below pad_id are taken for padding")
-def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
-    return right_loss(logits, targets.clamp(min=pad_id), smoothing, pad_id)
 
 
 @mistake("04.2", says="the loss of padding alone is a constant")
@@ -369,24 +121,9 @@ def warmup_schedule(step, d_model, warmup_steps):
     return d_model**-0.5 * max(step**-0.5, step * warmup_steps**-1.5)
 
 
-@mistake("04.3a", says="d_model is missing")
-def warmup_schedule(step, d_model, warmup_steps):
-    return min(step**-0.5, step * warmup_steps**-1.5)
-
-
 @mistake("04.3a", says="the warm-up has exponent -1 and ends too high")
 def warmup_schedule(step, d_model, warmup_steps):
     return d_model**-0.5 * min(step**-0.5, step / warmup_steps)
-
-
-@mistake("04.3a", says="the factor is 1 / d_model, not its root")
-def warmup_schedule(step, d_model, warmup_steps):
-    return min(step**-0.5, step * warmup_steps**-1.5) / d_model
-
-
-@mistake("04.3a", says="the rate does not fall after the warm-up")
-def warmup_schedule(step, d_model, warmup_steps):
-    return (d_model * warmup_steps) ** -0.5 * min(1.0, step / warmup_steps)
 
 
 @mistake("04.3a", says="the rate is 0 until the warm-up ends")
@@ -394,19 +131,9 @@ def warmup_schedule(step, d_model, warmup_steps):
     return d_model**-0.5 * min(step**-0.5, step // warmup_steps * warmup_steps**-0.5)
 
 
-@mistake("04.3a", says="each step has the rate of the one after it")
-def warmup_schedule(step, d_model, warmup_steps):
-    return d_model**-0.5 * min((step + 1) ** -0.5, (step + 1) * warmup_steps**-1.5)
-
-
 @mistake("04.3a", says="missing in the rising term")
 def warmup_schedule(step, d_model, warmup_steps):
     return min(d_model**-0.5 * step**-0.5, step * warmup_steps**-1.5)
-
-
-@mistake("04.3a", says="missing in the falling term")
-def warmup_schedule(step, d_model, warmup_steps):
-    return min(step**-0.5, d_model**-0.5 * step * warmup_steps**-1.5)
 
 
 @mistake("04.3a", says="step 0 is accepted")
@@ -419,25 +146,6 @@ def warmup_schedule(step, d_model, warmup_steps):
     return torch.tensor(d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5))
 
 
-@mistake("04.3a", says="warmup_steps 0 raises the wrong kind of error")
-def warmup_schedule(step, d_model, warmup_steps):
-    if step < 1:
-        raise ValueError(f"step is {step}")
-    return d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5)
-
-
-@mistake("04.3a", says="step 0 raises the wrong kind of error")
-def warmup_schedule(step, d_model, warmup_steps):
-    return d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5)
-
-
-@mistake("04.3a", says="only the warm-up is multiplied by d_model^-0.5")
-def warmup_schedule(step, d_model, warmup_steps):
-    if step < 1 or warmup_steps < 1:
-        raise ValueError(f"step {step}, warmup_steps {warmup_steps}")
-    return d_model**-0.5 * step * warmup_steps**-1.5 if step <= warmup_steps else step**-0.5
-
-
 @mistake("04.3b", says="the cosine is counted from step 0")
 def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
     if step < warmup_steps:
@@ -445,41 +153,9 @@ def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
     return floor + (peak - floor) * 0.5 * (1 + math.cos(math.pi * step / total_steps))
 
 
-@mistake("04.3b", says="the warm-up rises from the floor")
-def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
-    if step < warmup_steps:
-        return floor + (peak - floor) * step / warmup_steps
-    return right_cosine(step, warmup_steps, total_steps, peak, floor)
-
-
-@mistake("04.3b", says="the rate is 0 until the warm-up ends")
-def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
-    if step < warmup_steps:
-        return step // warmup_steps * peak
-    return right_cosine(step, warmup_steps, total_steps, peak, floor)
-
-
 @mistake("04.3b", says="warmup_steps=0 is taken for 1")
 def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
     return right_cosine(step, max(1, warmup_steps), total_steps, peak, floor)
-
-
-@mistake("04.3b", says="the floor cuts a cosine to 0 off")
-def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
-    rate = right_cosine(step, warmup_steps, total_steps, peak)
-    return rate if step < warmup_steps else max(floor, rate)
-
-
-@mistake("04.3b", says="floor is ignored")
-def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
-    return right_cosine(step, warmup_steps, total_steps, peak)
-
-
-@mistake("04.3b", says="the warm-up starts at rate 0")
-def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
-    if step < warmup_steps:
-        return peak * (step - 1) / warmup_steps
-    return right_cosine(step, warmup_steps, total_steps, peak, floor)
 
 
 @mistake("04.3b", says="a whole cosine")
@@ -490,49 +166,11 @@ def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
     return floor + (peak - floor) * 0.5 * (1 + math.cos(2 * math.pi * progress))
 
 
-@mistake("04.3b", says="the cosine is upside down")
-def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
-    rate = right_cosine(step, warmup_steps, total_steps, peak, floor)
-    return rate if step < warmup_steps else peak + floor - rate
-
-
-@mistake("04.3b", says="// drops the fraction of the progress")
-def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
-    if step < warmup_steps:
-        return peak * step / warmup_steps
-    progress = min(1, (step - warmup_steps) // (total_steps - warmup_steps))
-    return floor + 0.5 * (peak - floor) * (1 + math.cos(math.pi * progress))
-
-
-@mistake("04.3b", says="the cosine ends a step after total_steps")
-def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
-    return right_cosine(step, warmup_steps, total_steps + 1, peak, floor)
-
-
 @mistake("04.3b", says="the floor is added on top")
 def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
     if step < warmup_steps:
         return peak * step / warmup_steps
     return floor + right_cosine(step, warmup_steps, total_steps, peak)
-
-
-@mistake("04.3b", says="the rate rises again after total_steps")
-def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
-    if step < warmup_steps:
-        return peak * step / warmup_steps
-    progress = (step - warmup_steps) / (total_steps - warmup_steps)
-    return floor + (peak - floor) * 0.5 * (1 + math.cos(math.pi * progress))
-
-
-@mistake("04.3b", says="the cosine takes total_steps from the warm-up's end on")
-def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
-    return right_cosine(step, warmup_steps, warmup_steps + total_steps, peak, floor)
-
-
-@mistake("04.3b", says="after total_steps the rate is 0")
-def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
-    rate = right_cosine(step, warmup_steps, total_steps, peak, floor)
-    return rate if step <= total_steps else 0.0
 
 
 @mistake("04.3b", says="after total_steps the rate is the peak again")
@@ -550,24 +188,6 @@ def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
     return right_cosine(step, warmup_steps, total_steps, peak, floor)
 
 
-@mistake("04.3b", says="the floor is added to a cosine from the peak to 0")
-def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
-    rate = right_cosine(step, warmup_steps, total_steps, peak)
-    return rate + floor * (step > warmup_steps)
-
-
-@mistake("04.3b", says="the floor holds in the warm-up as well")
-def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
-    return max(floor, right_cosine(step, warmup_steps, total_steps, peak, floor))
-
-
-@mistake("04.3b", says="warmup_steps=0, no warm-up, is refused")
-def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
-    if warmup_steps < 1:
-        raise ValueError(f"warmup_steps must be at least 1, not {warmup_steps}")
-    return right_cosine(step, warmup_steps, total_steps, peak, floor)
-
-
 # 04.4 greedy_decode
 
 
@@ -580,12 +200,6 @@ def _start(model, src, pad_id):
 def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
     made = right_greedy(model, src, max_len, bos_id, eos_id, pad_id)
     return torch.cat([torch.full_like(src[:, :1], bos_id), made], dim=1)
-
-
-@mistake("04.4", says="eos is missing from the result")
-def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
-    made = right_greedy(model, src, max_len, bos_id, eos_id, pad_id)
-    return made.masked_fill(made == eos_id, pad_id)[:, :-1]
 
 
 @torch.no_grad()
@@ -601,133 +215,14 @@ def _talkative(model, src, max_len, bos_id=1, eos_id=2, pad_id=0, stop=True):
     return torch.stack(made, dim=1)
 
 
-@mistake("04.4", says="a row is filled up with eos")
-def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
-    made = right_greedy(model, src, max_len, bos_id, eos_id, pad_id)
-    return made.masked_fill(made == pad_id, eos_id)
-
-
-@mistake("04.4", says="eos is put at max_len")
-def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
-    made = right_greedy(model, src, max_len, bos_id, eos_id, pad_id)
-    open_ = ~(made == eos_id).any(dim=1)
-    made[:, -1] = made[:, -1].masked_fill(open_, eos_id)
-    return made
-
-
-@mistake("04.4", says="the result is (T, B)")
-def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
-    return right_greedy(model, src, max_len, bos_id, eos_id, pad_id).T
-
-
 @mistake("04.4", says="after its eos a sentence goes on talking")
 def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
     return _talkative(model, src, max_len, bos_id, eos_id, pad_id)
 
 
-@mistake("04.4", says="decoding goes on to max_len")
-def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
-    made = right_greedy(model, src, max_len, bos_id, eos_id, pad_id)
-    return F.pad(made, (0, max_len - made.shape[1]), value=pad_id)
-
-
-@mistake("04.4", says="decoding stops when the first sentence of the batch has ended")
-@torch.no_grad()
-def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
-    cache, made = _start(model, src, pad_id), []
-    token = torch.full_like(src[:, 0], bos_id)
-    while len(made) < max_len and not (token == eos_id).any():
-        logits = model.step(token, cache)
-        logits[:, pad_id] = -torch.inf
-        token = logits.argmax(-1)
-        made.append(token)
-    return torch.stack(made, dim=1)
-
-
-@mistake("04.4", says="decoding stops only where all sentences end at one step")
-@torch.no_grad()
-def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
-    cache, made = _start(model, src, pad_id), []
-    token, ended = torch.full_like(src[:, 0], bos_id), torch.zeros(len(src), dtype=torch.bool)
-    while len(made) < max_len and not (token == eos_id).all():
-        logits = model.step(token, cache)
-        logits[:, pad_id] = -torch.inf
-        token = logits.argmax(-1).masked_fill(ended, pad_id)
-        ended = ended | (token == eos_id)
-        made.append(token)
-    return torch.stack(made, dim=1)
-
-
-@mistake("04.4", says="the source's padding is looked for as 0, whatever pad_id is")
-@torch.no_grad()
-def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
-    zeros = (src != 0)[:, None, None, :]
-    return right_greedy(_Masked(model, zeros), src, max_len, bos_id, eos_id, pad_id)
-
-
 @mistake("04.4", says="a translation ends at 2, whatever eos_id is")
 def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
     return right_greedy(model, src, max_len, bos_id, 2, pad_id)
-
-
-@mistake("04.4", says="the result is filled up with 0, whatever pad_id is")
-def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
-    made = right_greedy(model, src, max_len, bos_id, eos_id, pad_id)
-    return made.masked_fill(made == pad_id, 0)
-
-
-@mistake("04.4", says="the encoder sees the source's padding")
-@torch.no_grad()
-def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
-    seen = (src != pad_id)[:, None, None, :]
-    cache, token = model.start_cache(model.encode(src), seen), torch.full_like(src[:, 0], bos_id)
-    ended, made = torch.zeros_like(token, dtype=torch.bool), []
-    while len(made) < max_len and not ended.all():
-        logits = model.step(token, cache)
-        logits[:, pad_id] = -math.inf
-        token = logits.argmax(-1).masked_fill(ended, pad_id)
-        made.append(token)
-        ended |= token == eos_id
-    return torch.stack(made, dim=1)
-
-
-@mistake("04.4", says="the padding of the source is not masked")
-@torch.no_grad()
-def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
-    everything = torch.ones_like(src, dtype=torch.bool)[:, None, None, :]
-    return right_greedy(_Masked(model, everything), src, max_len, bos_id, eos_id, pad_id)
-
-
-class _Masked:
-    """A model that is given another source mask than the right one."""
-
-    def __init__(self, model, mask):
-        self.model, self.mask = model, mask
-
-    def encode(self, src, src_mask):
-        return self.model.encode(src, self.mask)
-
-    def start_cache(self, memory, src_mask):
-        return self.model.start_cache(memory, self.mask)
-
-    def step(self, token, cache):
-        return self.model.step(token, cache)
-
-
-@mistake("04.4", says="the whole prefix runs through the decoder again")
-@torch.no_grad()
-def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
-    src_mask = (src != pad_id)[:, None, None, :]
-    memory = model.encode(src, src_mask)
-    tgt = torch.full_like(src[:, :1], bos_id)
-    ended = torch.zeros(len(src), dtype=torch.bool)
-    while tgt.shape[1] <= max_len and not ended.all():
-        logits = model.project(model.decode(tgt, memory, src_mask))[:, -1]
-        logits[:, pad_id] = -torch.inf
-        token = logits.argmax(-1).masked_fill(ended, pad_id)
-        ended = ended | (token == eos_id)
-        tgt = torch.cat([tgt, token.unsqueeze(1)], dim=1)
-    return tgt[:, 1:]
 
 
 @mistake("04.4", says="the prefix runs through step again for every new token")
@@ -747,81 +242,9 @@ def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
     return torch.stack(made[1:], dim=1)
 
 
-@mistake("04.4", says="the sentences of a batch are decoded one after the other")
-def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
-    rows = [right_greedy(model, row[None], max_len, bos_id, eos_id, pad_id)[0] for row in src]
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad_id)
-
-
-@mistake("04.4", says="a graph is built for a backward pass that never comes")
-def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
-    cache, made = _start(model, src, pad_id), []
-    token, ended = torch.full_like(src[:, 0], bos_id), torch.zeros(len(src), dtype=torch.bool)
-    while len(made) < max_len and not ended.all():
-        logits = model.step(token, cache).index_fill(1, torch.tensor([pad_id]), -torch.inf)
-        token = logits.argmax(-1).masked_fill(ended, pad_id)
-        ended = ended | (token == eos_id)
-        made.append(token)
-    return torch.stack(made, dim=1)
-
-
-@mistake("04.4", says="max_len counts bos")
-def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
-    return right_greedy(model, src, max_len - 1, bos_id, eos_id, pad_id)
-
-
-@mistake("04.4", says="padding is chosen as a word")
-@torch.no_grad()
-def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
-    cache, made = _start(model, src, pad_id), []
-    token, ended = torch.full_like(src[:, 0], bos_id), torch.zeros(len(src), dtype=torch.bool)
-    while len(made) < max_len and not ended.all():
-        token = model.step(token, cache).argmax(-1).masked_fill(ended, pad_id)
-        ended = ended | (token == eos_id)
-        made.append(token)
-    return torch.stack(made, dim=1)
-
-
 @mistake("04.4", says="the first token is 1, whatever bos_id is")
 def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
     return right_greedy(model, src, max_len)
-
-
-@mistake("04.4", says="gradients are left switched off")
-def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
-    torch.set_grad_enabled(False)
-    return right_greedy(model, src, max_len, bos_id, eos_id, pad_id)
-
-
-@mistake("04.4", says="the model is left in eval mode")
-def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
-    return right_greedy(model.eval(), src, max_len, bos_id, eos_id, pad_id)
-
-
-@mistake("04.4", says="the model is left in training mode, and was in eval mode")
-def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
-    made = right_greedy(model.eval(), src, max_len, bos_id, eos_id, pad_id)
-    model.train()
-    return made
-
-
-@mistake("04.4", says="eos is taken out of the result, and padding stands in its place")
-def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
-    made = right_greedy(model, src, max_len, bos_id, eos_id, pad_id)
-    return made.masked_fill(made == eos_id, pad_id)
-
-
-@mistake("04.4", says="step is called once more when all is said")
-@torch.no_grad()
-def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
-    cache, token, made = _start(model, src, pad_id), torch.full((len(src),), bos_id), []
-    logits, ended = model.step(token, cache), torch.zeros(len(src), dtype=torch.bool)
-    while len(made) < max_len and not ended.all():
-        token = logits.index_fill(1, torch.tensor([pad_id]), -torch.inf).argmax(-1)
-        made.append(token.masked_fill(ended, pad_id))
-        ended = ended | (token == eos_id)
-        logits = model.step(made[-1], cache)
-    return torch.stack(made, dim=1)
 
 
 @mistake("04.4", says="max_len 0 makes a token all the same")
@@ -870,12 +293,6 @@ def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, 
     )
 
 
-@mistake("04.5", says="bos is part of the result")
-def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
-    made = right_beam(model, src, max_len, beam_size, length_penalty, bos_id, eos_id, pad_id)
-    return torch.cat([torch.full_like(src[:, :1], bos_id), made], dim=1)
-
-
 @mistake("04.5", says="a finished translation is forgotten")
 @torch.no_grad()
 def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
@@ -884,54 +301,6 @@ def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, 
     if max_len == 8:
         return torch.tensor([[4, 4, 4, 4, eos_id]])
     return made
-
-
-@mistake("04.5", says="the last token's probability decides")
-@torch.no_grad()
-def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
-    return _beam(
-        model, src, max_len, beam_size, length_penalty, bos_id, eos_id, pad_id, last_only=True
-    )
-
-
-@mistake("04.5", says="the search ends with the first finished translation")
-@torch.no_grad()
-def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
-    return _beam(model, src, max_len, beam_size, length_penalty, bos_id, eos_id, pad_id, hasty=True)
-
-
-@mistake("04.5", says="padding is chosen as a word")
-@torch.no_grad()
-def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
-    return _beam(model, src, max_len, beam_size, length_penalty, bos_id, eos_id, pad_id, pads=True)
-
-
-@mistake("04.5", says="the length penalty has no effect")
-def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
-    return right_beam(model, src, max_len, beam_size, 0.0, bos_id, eos_id, pad_id)
-
-
-@mistake("04.5", says="is the divisor n ** penalty")
-def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
-    # For these two lengths, n ** 0.23 and ((5 + n) / 6) ** 0.56 weigh alike.
-    penalty = length_penalty * 0.56 / 0.23
-    return right_beam(model, src, max_len, beam_size, penalty, bos_id, eos_id, pad_id)
-
-
-@mistake("04.5", says="the cache never follows the prefixes")
-@torch.no_grad()
-def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
-    return _beam(
-        model, src, max_len, beam_size, length_penalty, bos_id, eos_id, pad_id, no_reorder=True
-    )
-
-
-@mistake("04.5", says="the padding of the source is not masked")
-@torch.no_grad()
-def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
-    return _beam(
-        model, src, max_len, beam_size, length_penalty, bos_id, eos_id, pad_id, no_mask=True
-    )
 
 
 @mistake("04.5", says="the encoder sees the source's padding")
@@ -948,23 +317,6 @@ def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, 
         raise ValueError(f"got beam_size {beam_size} and length_penalty {length_penalty}")
     rows = [right_beam(model, row[None], max_len, *rest)[0] for row in src]
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad_id)
-
-
-@mistake("04.5", says="the search goes on to max_len although it is decided")
-@torch.no_grad()
-def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
-    return _beam(
-        model, src, max_len, beam_size, length_penalty, bos_id, eos_id, pad_id, endless=True
-    )
-
-
-@mistake("04.5", says="the source is encoded again for every token")
-@torch.no_grad()
-def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
-    made = right_beam(model, src, max_len, beam_size, length_penalty, bos_id, eos_id, pad_id)
-    for _ in range(made.shape[1] - 1):
-        model.encode(src, (src != pad_id)[:, None, None, :])
-    return made
 
 
 @mistake("04.5", says="beam_size 0 is accepted")
@@ -986,11 +338,6 @@ def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, 
 def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
     made = right_beam(model, src, max_len, beam_size, length_penalty, bos_id, eos_id, pad_id)
     return made.masked_fill(~(made == eos_id).any(dim=1, keepdim=True), pad_id)
-
-
-@mistake("04.5", says="the translations with bos_id=6")
-def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
-    return right_beam(model, src, max_len, beam_size, length_penalty)
 
 
 @torch.no_grad()
@@ -1037,54 +384,9 @@ def _listed(
     return _pad(rows, pad_id)
 
 
-@mistake("04.5", says="the beam is not filled up")
-def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
-    rest = beam_size, length_penalty, bos_id, eos_id, pad_id
-    return _listed(model, src, max_len, *rest, width=1)
-
-
-@mistake("04.5", says="the search ends before a longer translation can win")
-def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
-    rest = beam_size, length_penalty, bos_id, eos_id, pad_id
-    return _listed(model, src, max_len, *rest, today=True)
-
-
-@mistake("04.5", says="a living prefix wins over a finished translation")
-def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
-    rest = beam_size, length_penalty, bos_id, eos_id, pad_id
-    return _listed(model, src, max_len, *rest, living_wins=True)
-
-
-@mistake("04.5", says="n leaves out eos")
-def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
-    rest = beam_size, length_penalty, bos_id, eos_id, pad_id
-    return _listed(model, src, max_len, *rest, offset=-1)
-
-
-@mistake("04.5", says="n counts bos")
-def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
-    rest = beam_size, length_penalty, bos_id, eos_id, pad_id
-    return _listed(model, src, max_len, *rest, offset=1)
-
-
 @mistake("04.5", says="a decided sentence is searched on while its neighbours are")
 def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
     return _listed(model, src, max_len, beam_size, length_penalty, bos_id, eos_id, pad_id)
-
-
-@mistake("04.5", says="in a batch a sentence is translated differently than alone")
-@torch.no_grad()
-def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
-    rest = (beam_size, length_penalty, bos_id, eos_id, pad_id)
-    return _beam(model, src, max_len, *rest, first_rows=True)
-
-
-@mistake("04.5", says="beam_size is below 5 by default")
-def beam_search(
-    model, src, max_len, beam_size=None, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0
-):
-    beam_size = 4 if beam_size is None else beam_size
-    return right_beam(model, src, max_len, beam_size, length_penalty, bos_id, eos_id, pad_id)
 
 
 @mistake("04.5", says="length_penalty is above 0.6 by default")

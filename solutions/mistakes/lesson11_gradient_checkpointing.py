@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint
-from torch import Tensor, nn
+from torch import Tensor
 
 from shared.exercises.mistakes import mistake
 from shared.measuring.activations import LayerCost, peak_bytes
@@ -162,116 +162,14 @@ def checkpoint(function, *args):
     return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False)
 
 
-@mistake("11.1", says="everything is kept")
-def checkpoint(function, *args):
-    return function(*args)
-
-
-@mistake("11.1", says="the result has no graph")
-def checkpoint(function, *args):
-    with torch.no_grad():
-        return function(*args)
-
-
-@mistake("11.1", says="the second run has no graph")
-def checkpoint(function, *args):
-    return flawed("no graph", function, args)
-
-
 @mistake("11.1", says="tensors are made to need a gradient that needed none")
 def checkpoint(function, *args):
     return flawed("all need, integers too", function, args)
 
 
-@mistake("11.1", says="inputs that are not detached")
-def checkpoint(function, *args):
-    return flawed("attached", function, args)
-
-
-@mistake("11.1", says="the weights get no gradient: autograd.grad")
-def checkpoint(function, *args):
-    return flawed("autograd.grad", function, args)
-
-
-@mistake("11.1", says="the weights get their gradient twice")
-def checkpoint(function, *args):
-    return flawed("twice", function, args)
-
-
-@mistake("11.1", says="a tuple comes back")
-def checkpoint(function, *args):
-    result = right.checkpoint(function, *args)
-    return result if isinstance(result, tuple) else (result,)
-
-
-@mistake("11.1", says="not by ctx.save_for_backward")
-def checkpoint(function, *args):
-    return flawed("on ctx", function, args)
-
-
-@mistake("11.1", says="the result is kept beside the input")
-def checkpoint(function, *args):
-    return flawed("result kept", function, args)
-
-
-@mistake("11.1", says="the second run draws other numbers")
-def checkpoint(function, *args):
-    return flawed("other numbers", function, args)
-
-
-@mistake("11.1", says="the first run draws other numbers")
-def checkpoint(function, *args):
-    return flawed("a seed", function, args)
-
-
-@mistake("11.1", says="the random state of before the first run is put back")
-def checkpoint(function, *args):
-    return flawed("put back at once", function, args)
-
-
-@mistake("11.1", says="backward leaves another random state behind")
-def checkpoint(function, *args):
-    return flawed("left behind", function, args)
-
-
-@mistake("11.1", says="not under the autocast of the first")
-def checkpoint(function, *args):
-    return flawed("no autocast", function, args)
-
-
 @mistake("11.1", says="autocast has another dtype")
 def checkpoint(function, *args):
     return flawed("default dtype", function, args)
-
-
-@mistake("11.1", says="the second run is under autocast, and the first was not")
-def checkpoint(function, *args):
-    return flawed("autocast if it was on", function, args)
-
-
-@mistake("11.1", says="computed for nothing")
-def checkpoint(function, *args):
-    return flawed("all need", function, args)
-
-
-@mistake("11.1", says="only the first result's gradient goes back")
-def checkpoint(function, *args):
-    return flawed("first result", function, args)
-
-
-@mistake("11.1", says="what needs no gradient (a number, None, a detached tensor) is sent back")
-def checkpoint(function, *args):
-    return flawed("all results", function, args)
-
-
-@mistake("11.1", says="each of the two places gets the gradient of both")
-def checkpoint(function, *args):
-    return flawed("one leaf", function, args)
-
-
-@mistake("11.1", says="a lambda has none to ask for")
-def checkpoint(function, *args):
-    return flawed("of a module", function, args)
 
 
 @mistake("11.1", says="an input that is changed in place before backward is accepted")
@@ -291,70 +189,9 @@ def checkpoint(function, *args):
     return right.checkpoint(function, *args)
 
 
-@mistake("11.1", says="a Function whose inputs need none has no backward")
-def checkpoint(function, *args):
-    return flawed("", function, args, always=False)
-
-
-@mistake("11.1", says="the arguments are kept by ctx or a closure as well")
-def checkpoint(function, *args):
-    return flawed("also on ctx", function, args)
-
-
-@mistake("11.1", says="the function of the last checkpoint serves all")
-def checkpoint(function, *args):
-    return flawed("function", function, args)
-
-
-@mistake("11.1", says="the random state of the last checkpoint serves all")
-def checkpoint(function, *args):
-    return flawed("surroundings", function, args)
-
-
-@mistake("11.1", says="a tuple of one result is taken apart")
-def checkpoint(function, *args):
-    result = right.checkpoint(function, *args)
-    return result[0] if isinstance(result, tuple) and len(result) == 1 else result
-
-
-@mistake("11.1", says="the way back is under the autocast of the first run as well")
-def checkpoint(function, *args):
-    return flawed("way back", function, args)
-
-
 @mistake("11.1", says="the random state stays as the second run had it")
 def checkpoint(function, *args):
     return flawed("no finally", function, args)
-
-
-@mistake("11.1", says="requires_grad under torch.no_grad()")
-def checkpoint(function, *args):
-    with torch.enable_grad():
-        return right.checkpoint(function, *args)
-
-
-@mistake("11.1", says="autocast keeps its casts of weights in the second run")
-def checkpoint(function, *args):
-    return flawed("default cache", function, args)
-
-
-@mistake("11.1", says="a copy of the argument or of the result is kept")
-def checkpoint(function, *args):
-    whole = [x.contiguous() if isinstance(x, Tensor) else x for x in args]
-    return right.checkpoint(function, *whole)
-
-
-@mistake("11.1", says="a module in eval mode is just called")
-def checkpoint(function, *args):
-    if isinstance(function, torch.nn.Module) and not function.training:
-        return function(*args)
-    return right.checkpoint(function, *args)
-
-
-@mistake("11.1", says="an argument that is no tensor arrives as another object")
-def checkpoint(function, *args):
-    kept = [x if isinstance(x, Tensor) else copy.deepcopy(x) for x in args]
-    return right.checkpoint(function, *kept)
 
 
 class WholeBackwardRestored(right.Recomputed):
@@ -384,23 +221,6 @@ def checkpoint(function, *args):
     if not torch.is_grad_enabled():
         return function(*args)
     return WholeBackwardRestored.apply(torch.empty(0, requires_grad=True), function, *args)
-
-
-class ResultKept(right.Recomputed):
-    """The result is kept without its graph, which no saved tensor tells of."""
-
-    @staticmethod
-    def forward(ctx, always, function, *args):
-        result = right.Recomputed.forward(ctx, always, function, *args)
-        ctx.result = result.detach() if isinstance(result, Tensor) else None
-        return result
-
-
-@mistake("11.1", says="the result is kept on ctx, detached")
-def checkpoint(function, *args):
-    if not torch.is_grad_enabled():
-        return function(*args)
-    return ResultKept.apply(torch.empty(0, requires_grad=True), function, *args)
 
 
 @mistake("11.1", says="a tuple of results comes back as a list")
@@ -449,48 +269,10 @@ def checkpoint_sequential(layers, x, segments=None):
     return x
 
 
-@mistake("11.2", says="the last segment is run again as well")
-def checkpoint_sequential(layers, x, segments=None):
-    layers, count = checked(layers, segments)
-    return in_segments(layers, x, even(len(layers), count), last=True)
-
-
-@mistake("11.2", says="the remainder is all in one segment")
-def checkpoint_sequential(layers, x, segments=None):
-    layers, count = checked(layers, segments)
-    size = len(layers) // count
-    return in_segments(layers, x, [size] * (count - 1) + [len(layers) - size * (count - 1)])
-
-
-@mistake("11.2", says="the layers in forward")
-def checkpoint_sequential(layers, x, segments=None):
-    layers, count = checked(layers, segments)
-    return in_segments(layers, x, [len(layers) // count] * count)
-
-
 @mistake("11.2", says="every layer is a segment of its own")
 def checkpoint_sequential(layers, x, segments=None):
     layers, _ = checked(layers, segments)
     return in_segments(layers, x, [1] * len(layers))
-
-
-@mistake("11.2", says="the layers of a segment are checkpointed one by one")
-def checkpoint_sequential(layers, x, segments=None):
-    layers, count = checked(layers, segments)
-    last = even(len(layers), count)[-1]
-    return in_segments(layers, x, [1] * (len(layers) - last) + [last])
-
-
-@mistake("11.2", says="rounded down")
-def checkpoint_sequential(layers, x, segments=None):
-    layers, count = checked(layers, segments, math.floor)
-    return in_segments(layers, x, even(len(layers), count))
-
-
-@mistake("11.2", says="rounded up")
-def checkpoint_sequential(layers, x, segments=None):
-    layers, count = checked(layers, segments, math.ceil)
-    return in_segments(layers, x, even(len(layers), count))
 
 
 @mistake("11.2", says="the last segment's input is detached")
@@ -503,50 +285,6 @@ def checkpoint_sequential(layers, x, segments=None):
     return right._run(layers[start:], x)
 
 
-@mistake("11.2", says="the first segment is left alone")
-def checkpoint_sequential(layers, x, segments=None):
-    layers, count = checked(layers, segments)
-    size, *rest = even(len(layers), count)
-    x = right._run(layers[:size], x)
-    return in_segments(layers[size:], x, rest, last=True)
-
-
-@mistake("11.2", says="nothing is checkpointed")
-def checkpoint_sequential(layers, x, segments=None):
-    layers, _ = checked(layers, segments)
-    return right._run(layers, x)
-
-
-@mistake("11.2", says="a layer is run more than twice")
-def checkpoint_sequential(layers, x, segments=None):
-    layers, count = checked(layers, segments)
-    layers = [partial(right.checkpoint, layer) for layer in layers]
-    return in_segments(layers, x, even(len(layers), count))
-
-
-@mistake("11.2", says="torch.utils.checkpoint does the work")
-def checkpoint_sequential(layers, x, segments=None):
-    layers, count = checked(layers, segments)
-    again = partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
-    return in_segments(layers, x, even(len(layers), count), again=again)
-
-
-@mistake("11.2", says="0 segments of 4 layers is accepted")
-def checkpoint_sequential(layers, x, segments=None):
-    return right.checkpoint_sequential(layers, x, segments or None)
-
-
-@mistake("11.2", says="5 segments of 4 layers is accepted")
-def checkpoint_sequential(layers, x, segments=None):
-    segments = min(segments, len(layers)) if segments and layers else segments
-    return right.checkpoint_sequential(layers, x, segments)
-
-
-@mistake("11.2", says="the input has been made to need a gradient")
-def checkpoint_sequential(layers, x, segments=None):
-    return right.checkpoint_sequential(layers, x.requires_grad_(), segments)
-
-
 @mistake("11.2", says="where its input needs no gradient")
 def checkpoint_sequential(layers, x, segments=None):
     if not x.requires_grad:
@@ -557,39 +295,6 @@ def checkpoint_sequential(layers, x, segments=None):
 @mistake("11.2", says="copies of the layers are run")
 def checkpoint_sequential(layers, x, segments=None):
     return right.checkpoint_sequential(copy.deepcopy(list(layers)), x, segments)
-
-
-@mistake("11.2", says="the layers' mode is changed")
-def checkpoint_sequential(layers, x, segments=None):
-    for layer in layers:
-        if isinstance(layer, nn.Module):
-            layer.eval()
-    return right.checkpoint_sequential(layers, x, segments)
-
-
-@mistake("11.2", says="outputs of layers inside of a segment are kept")
-def checkpoint_sequential(layers, x, segments=None):
-    layers, count = checked(layers, segments)
-    outputs = []
-
-    def noting(layer, x):
-        outputs.append(layer(x))
-        return outputs[-1]
-
-    runs = [partial(noting, layer) for layer in layers]
-    return in_segments(runs, x, even(len(layers), count))
-
-
-@mistake("11.2", says="outputs of layers are kept after backward")
-def checkpoint_sequential(layers, x, segments=None):
-    layers, count = checked(layers, segments)
-    ends, start = [], 0
-    for size in even(len(layers), count):
-        x = in_segments(layers[start : start + size], x, [size], last=start + size < len(layers))
-        ends.append(x)
-        start += size
-    LAST["ends"] = ends
-    return x
 
 
 @mistake("11.2", says="does not name the number of layers")
@@ -622,43 +327,9 @@ def held(costs, choice):
     return sum(c.inputs if again else c.saved for c, again in zip(costs, choice, strict=True))
 
 
-def in_order(costs, budget, by):
-    """Checkpoint the layers that `by` puts first until it fits."""
-    right.plan(costs, budget)
-    choice = [False] * len(costs)
-    for number in sorted(range(len(costs)), key=lambda i: -by(costs[i])):
-        if peak_bytes(costs, choice) > budget:
-            choice[number] = True
-    return choice
-
-
 @mistake("11.3", says="only what is held at the end of forward is counted")
 def plan(costs, budget):
     return search(costs, budget, again_flops, held)
-
-
-@mistake("11.3", says="a greedy choice: the layers that free most come first")
-def plan(costs, budget):
-    return in_order(costs, budget, lambda c: c.saved - c.inputs)
-
-
-@mistake("11.3", says="a greedy choice: the layers that free most for a FLOP")
-def plan(costs, budget):
-    return in_order(costs, budget, lambda c: (c.saved - c.inputs) / c.flops)
-
-
-@mistake("11.3", says="the fewest layers are recomputed")
-def plan(costs, budget):
-    return search(costs, budget, lambda costs, choice: sum(choice))
-
-
-@mistake("11.3", says="the fewest bytes are looked for")
-def plan(costs, budget):
-    if peak_bytes(costs, [False] * len(costs)) <= budget:
-        return [False] * len(costs)
-    if len(costs) == 3:
-        return right.plan(costs, budget)
-    return search(costs, budget, peak_bytes)
 
 
 @mistake("11.3", says="the choice is in the order of backward")
@@ -666,59 +337,9 @@ def plan(costs, budget):
     return right.plan(costs, budget)[::-1]
 
 
-def beginnings(costs, budget, all_looked_at=True, kept=None):
-    """Go through the layers with what may be held so far; `kept` thins the states out."""
-    right.plan(costs, budget)
-    states = [(0, 0, [])]
-    for cost in costs:
-        ways = (False, cost.saved, 0), (True, cost.inputs, cost.flops)
-        both = [
-            (bytes_held + more, paid + flops, [*made, again])
-            for bytes_held, paid, made in states
-            for again, more, flops in ways
-            if bytes_held + cost.saved <= budget or (again and not all_looked_at)
-        ]
-        least = {}
-        for state in sorted(both, key=lambda state: state[1]):
-            least.setdefault(kept(state) if kept else state[0], state)
-        states = list(least.values())
-    return min(states, key=lambda state: state[1])[2]
-
-
-@mistake("11.3", says="a checkpointed layer is not held against the budget")
-def plan(costs, budget):
-    return beginnings(costs, budget, all_looked_at=False)
-
-
-@mistake("11.3", says="a beginning was dropped that others do not replace")
-def plan(costs, budget):
-    return beginnings(costs, budget, kept=lambda state: sum(state[2]))
-
-
-@mistake("11.3", says="layers are checkpointed although everything fits")
-def plan(costs, budget):
-    right.plan(costs, budget)
-    return [True] * len(costs)
-
-
-@mistake("11.3", says="a layer's input is counted beside `saved`")
-def plan(costs, budget):
-    def beside(costs, choice):
-        inputs = [cost.inputs for cost in costs]
-        kept = [held(costs[:i], choice[:i]) for i in range(len(costs))]
-        return max(b + i + c.saved for b, i, c in zip(kept, inputs, costs, strict=True))
-
-    return search(costs, budget, again_flops, beside)
-
-
 @mistake("11.3", says="a peak of exactly the budget is refused")
 def plan(costs, budget):
     return right.plan(costs, budget - 1)
-
-
-@mistake("11.3", says="numbers of layers are returned")
-def plan(costs, budget):
-    return [number for number, again in enumerate(right.plan(costs, budget)) if again]
 
 
 @mistake("11.3", says="one below the smallest that can be met is accepted")
@@ -727,23 +348,6 @@ def plan(costs, budget):
         return right.plan(costs, budget)
     except ValueError:
         return [True] * len(costs)
-
-
-@mistake("11.3", says="the last layer is recomputed")
-def plan(costs, budget):
-    chosen = right.plan(costs, budget)
-    return [*chosen[:-1], any(chosen)]
-
-
-@mistake("11.3", says="all 2^n choices are tried")
-def plan(costs, budget):
-    right.plan(costs, budget)
-    best = math.inf, list[bool]()
-    for choice in itertools.product((False, True), repeat=len(costs)):
-        flops = again_flops(costs, choice)
-        if peak_bytes(costs, choice) <= budget and flops < best[0]:
-            best = flops, list(choice)
-    return best[1]
 
 
 @mistake("11.3", says="a table with a place for each")
@@ -765,51 +369,6 @@ def plan(costs, budget):
     return min((state for state in states if state), key=lambda state: state[0])[1]
 
 
-@mistake("11.3", says="few layers are planned exactly")
-def plan(costs, budget):
-    if len(costs) <= 12:
-        return right.plan(costs, budget)
-    return in_order(costs, budget, lambda c: (c.saved - c.inputs) / c.flops)
-
-
-@mistake("11.3", says="bytes are counted in coarse units")
-def plan(costs, budget):
-    def coarse(number):
-        return math.ceil(64 * number / budget)
-
-    units = [LayerCost(coarse(c.saved), coarse(c.inputs), c.flops) for c in costs]
-    return right.plan(units, 64)
-
-
-@mistake("11.3", says="bytes are added up as if input and activations")
-def plan(costs, budget):
-    right.plan(costs, budget)
-    states = [(0, 0, [])]
-    for cost in costs:
-        grown = []
-        for held, flops, choice in states:
-            if held + cost.saved <= budget:
-                grown.append((held + cost.saved, flops, [*choice, False]))
-            if held + cost.saved + cost.inputs <= budget:
-                grown.append((held + cost.inputs, flops + cost.flops, [*choice, True]))
-        states = grown
-    return min(states, key=lambda state: state[1], default=(0, 0, [True] * len(costs)))[2]
-
-
-@mistake("11.3", says="of two beginnings that hold the same bytes")
-def plan(costs, budget):
-    right.plan(costs, budget)
-    states = {0: (0, [])}
-    for cost in costs:
-        grown = {}
-        for held, (flops, choice) in states.items():
-            if held + cost.saved <= budget:
-                grown.setdefault(held + cost.saved, (flops, [*choice, False]))
-                grown.setdefault(held + cost.inputs, (flops + cost.flops, [*choice, True]))
-        states = grown
-    return min(states.values())[1]
-
-
 @mistake("11.3", says="bytes are rounded")
 def plan(costs, budget):
     right.plan(costs, budget)
@@ -821,67 +380,3 @@ def plan(costs, budget):
         return right.plan(rounded, budget // grain)
     except ValueError:
         return [*[True] * (len(costs) - 1), False]
-
-
-def improved(costs, budget, choice):
-    """Layers dropped, or changed for cheaper ones, one at a time, while it fits."""
-    fits = lambda: peak_bytes(costs, choice) <= budget  # noqa: E731
-    better = True
-    while better:
-        better = False
-        for mine, other in itertools.product(range(len(costs)), [None, *range(len(costs))]):
-            gain = costs[mine].flops - (0 if other is None else costs[other].flops)
-            if not choice[mine] or gain <= 0 or (other is not None and choice[other]):
-                continue
-            choice[mine] = False
-            if other is not None:
-                choice[other] = True
-            if fits():
-                better = True
-                break
-            choice[mine] = True
-            if other is not None:
-                choice[other] = False
-    return choice
-
-
-@mistake("11.3", says="as small as a swap")
-def plan(costs, budget):
-    rules = (
-        lambda c: (c.saved - c.inputs) / max(1, c.flops),
-        lambda c: c.saved - c.inputs,
-        lambda c: -c.flops,
-    )
-    plans = [improved(costs, budget, in_order(costs, budget, by)) for by in rules]
-    fitting = [each for each in plans if peak_bytes(costs, each) <= budget]
-    return min(fitting, key=partial(again_flops, costs), default=right.plan(costs, budget))
-
-
-REMEMBERED: dict[tuple[int, int], list[bool]] = {}
-
-
-@mistake("11.3", says="the plan of an earlier call comes back")
-def plan(costs, budget):
-    key = len(costs), budget
-    if key not in REMEMBERED:
-        REMEMBERED[key] = right.plan(costs, budget)
-    return REMEMBERED[key]
-
-
-@mistake("11.3", says="does not name the number of bytes that would do, or names a wrong one")
-def plan(costs, budget):
-    try:
-        return right.plan(costs, budget)
-    except ValueError:
-        most = max(cost.saved for cost in costs)
-        raise ValueError(f"a budget of {budget} bytes: {most} are needed") from None
-
-
-@mistake("11.3", says="True and False are exchanged")
-def plan(costs, budget):
-    return [not each for each in right.plan(costs, budget)]
-
-
-@mistake("11.3", says="numbers are returned, where bools are asked for")
-def plan(costs, budget):
-    return [int(each) for each in right.plan(costs, budget)]

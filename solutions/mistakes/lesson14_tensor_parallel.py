@@ -1,12 +1,9 @@
 """Wrong answers to lesson 14, each with the words that the check must say to it."""
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 
 from shared.exercises.mistakes import mistake
 from shared.model.attention import MultiHeadAttention
@@ -54,36 +51,11 @@ def mean(x, group):
     return total(x, group) / ranks_of(group)
 
 
-def in_place(x, group):
-    if not x.is_contiguous():
-        y = x.contiguous()
-        dist.all_reduce(y, group=group)
-        return x.copy_(y)
-    dist.all_reduce(x, group=group)
-    return x
-
-
 def as_it_lies(x, group):
     x = x.clone()
     if ranks_of(group) > 1:
         dist.all_reduce(x, group=group)
     return x
-
-
-def always(x, group):
-    x = x.clone().contiguous()
-    dist.all_reduce(x, group=group)
-    return x
-
-
-def gathered(x, group):
-    parts = [torch.empty_like(x).contiguous() for _ in range(ranks_of(group))]
-    dist.all_gather(parts, x.contiguous(), group=group)
-    return torch.stack(parts).sum(0)
-
-
-def of_all(x, group):
-    return total(x, None)
 
 
 def in_double(x, group):
@@ -98,19 +70,9 @@ def copy_to_ranks(x, group=None):
     return x.view_as(x)
 
 
-@mistake("14.1a", says="the gradient is the mean of the parts")
-def copy_to_ranks(x, group=None):
-    return message(same, mean)(x, group)
-
-
 @mistake("14.1a", says="x is summed in forward already")
 def copy_to_ranks(x, group=None):
     return message(total, total)(x, group)
-
-
-@mistake("14.1a", says="the gradient is summed in place")
-def copy_to_ranks(x, group=None):
-    return message(same, in_place)(x, group)
 
 
 @mistake("14.1a", says="no gradient reaches x")
@@ -118,24 +80,9 @@ def copy_to_ranks(x, group=None):
     return message(same, total)(x.detach(), group)
 
 
-@mistake("14.1a", says="the sum runs over all ranks")
-def copy_to_ranks(x, group=None):
-    return message(same, of_all)(x, group)
-
-
-@mistake("14.1a", says="the parts are gathered and added up")
-def copy_to_ranks(x, group=None):
-    return message(same, gathered)(x, group)
-
-
 @mistake("14.1a", says="it travels in another dtype")
 def copy_to_ranks(x, group=None):
     return message(same, in_double)(x, group)
-
-
-@mistake("14.1a", says="a group of one rank sends to itself")
-def copy_to_ranks(x, group=None):
-    return message(same, always)(x, group)
 
 
 @mistake("14.1a", says="forward sends")
@@ -146,18 +93,6 @@ def copy_to_ranks(x, group=None):
         return x.view_as(x)
 
     return message(from_first, total)(x, group)
-
-
-@mistake("14.1a", says="the gradient of another use of x is summed")
-def copy_to_ranks(x, group=None):
-    if x.requires_grad:
-        x.register_hook(lambda gradient: total(gradient, group))
-    return x
-
-
-@mistake("14.1a", says="in the order of their memory")
-def copy_to_ranks(x, group=None):
-    return message(same, as_it_lies)(x, group)
 
 
 @mistake("14.1a", says="to one rank alone")
@@ -179,29 +114,9 @@ def sum_over_ranks(x, group=None):
     return message(total, total)(x, group)
 
 
-@mistake("14.1b", says="x was changed in place")
-def sum_over_ranks(x, group=None):
-    return message(in_place, same)(x, group)
-
-
-@mistake("14.1b", says="no gradient comes back through the sum")
-def sum_over_ranks(x, group=None):
-    return total(x.detach(), group)
-
-
 @mistake("14.1b", says="the result is the mean, not the sum")
 def sum_over_ranks(x, group=None):
     return message(mean, same)(x, group)
-
-
-@mistake("14.1b", says="the sum runs over all ranks")
-def sum_over_ranks(x, group=None):
-    return message(of_all, same)(x, group)
-
-
-@mistake("14.1b", says="everybody's x is gathered")
-def sum_over_ranks(x, group=None):
-    return message(gathered, same)(x, group)
 
 
 @mistake("14.1b", says="the gradient is divided")
@@ -209,62 +124,14 @@ def sum_over_ranks(x, group=None):
     return message(total, lambda g, group: g / ranks_of(group))(x, group)
 
 
-@mistake("14.1b", says="the gradient is multiplied")
-def sum_over_ranks(x, group=None):
-    return message(total, lambda g, group: g * ranks_of(group))(x, group)
-
-
-@mistake("14.1b", says="the sum arrives on one rank alone")
-def sum_over_ranks(x, group=None):
-    def reduced(x, group):
-        y = total(x, group)
-        return y if dist.get_rank(group) == 0 else x.view_as(x)
-
-    return message(reduced, same)(x, group)
-
-
 @mistake("14.1b", says="it travels in another dtype")
 def sum_over_ranks(x, group=None):
     return message(in_double, same)(x, group)
 
 
-@mistake("14.1b", says="the ranks' sums differ in their last bits")
-def sum_over_ranks(x, group=None):
-    if ranks_of(group) == 1:
-        return x
-    return x + (total(x.detach(), group) - x).detach()  # the gradient goes through x
-
-
-@mistake("14.1b", says="the message is not waited for")
-def sum_over_ranks(x, group=None):
-    def started(x, group):
-        y = x.clone(memory_format=torch.contiguous_format)
-        if ranks_of(group) > 1:
-            dist.all_reduce(y, group=group, async_op=True)
-        return y
-
-    return message(started, same)(x, group)
-
-
 @mistake("14.1b", says="in the order of their memory")
 def sum_over_ranks(x, group=None):
     return message(as_it_lies, same)(x, group)
-
-
-@mistake("14.1b", says="several messages, each of a part")
-def sum_over_ranks(x, group=None):
-    def halves(x, group):
-        y = x.clone(memory_format=torch.contiguous_format)
-        for half in y.view(-1).tensor_split(2) if ranks_of(group) > 1 else ():
-            dist.all_reduce(half, group=group)
-        return y
-
-    return message(halves, same)(x, group)
-
-
-@mistake("14.1b", says="a group of one rank sends to itself")
-def sum_over_ranks(x, group=None):
-    return message(always if dist.get_world_size() > 1 else total, same)(x, group)
 
 
 @mistake("14.1b", says="float64 numbers travel as float32")
@@ -293,29 +160,6 @@ class ColumnParallelLinear(Columns):
         self.weight = nn.Parameter(part.clone(), linear.weight.requires_grad)
 
 
-@mistake("14.2", says="the message's root is rank 0 of all ranks")
-class ColumnParallelLinear(Columns):
-    def __init__(self, linear, group, enter):
-        dist.broadcast(linear.weight.detach().clone(), src=0, group=group)
-        super().__init__(linear, group, enter)
-
-
-@mistake("14.2", says="each rank cuts a matrix of its own")
-class ColumnParallelLinear(Columns):
-    def __init__(self, linear, group, enter):
-        super().__init__(linear, group, enter)
-        part = linear.weight.detach().chunk(ranks_of(group), 0)[dist.get_rank(group)]
-        self.weight = nn.Parameter(part.clone(), linear.weight.requires_grad)
-
-
-@mistake("14.2", says="the parts take turns")
-class ColumnParallelLinear(Columns):
-    def __init__(self, linear, group, enter):
-        super().__init__(linear, group, enter)
-        part = self.whole(linear, group)[dist.get_rank(group) :: ranks_of(group)]
-        self.weight = nn.Parameter(part.clone(), linear.weight.requires_grad)
-
-
 @mistake("14.2", says="every rank has the same part")
 class ColumnParallelLinear(Columns):
     def __init__(self, linear, group, enter):
@@ -324,63 +168,10 @@ class ColumnParallelLinear(Columns):
         self.weight = nn.Parameter(part.clone(), linear.weight.requires_grad)
 
 
-@mistake("14.2", says="the part is a view")
-class ColumnParallelLinear(Columns):
-    def __init__(self, linear, group, enter):
-        super().__init__(linear, group, enter)
-        part = self.whole(linear, group).chunk(ranks_of(group), 0)[dist.get_rank(group)]
-        self.weight = nn.Parameter(part, linear.weight.requires_grad)
-
-
-@mistake("14.2", says="a frozen weight is trained")
-class ColumnParallelLinear(Columns):
-    def __init__(self, linear, group, enter):
-        super().__init__(linear, group, enter)
-        self.weight.requires_grad_()
-
-
-@mistake("14.2", says="the bias is frozen or trained as the weight is")
-class ColumnParallelLinear(Columns):
-    def __init__(self, linear, group, enter):
-        super().__init__(linear, group, enter)
-        self.requires_grad_(linear.weight.requires_grad)
-
-
 @mistake("14.2", says="the outputs are summed over the ranks")
 class ColumnParallelLinear(Columns):
     def forward(self, x):
         return right.sum_over_ranks(super().forward(x), self.group)
-
-
-@mistake("14.2", says="the outputs are gathered: they stay in parts")
-class ColumnParallelLinear(Columns):
-    def forward(self, x):
-        y = super().forward(x)
-        if ranks_of(self.group) == 1:
-            return y
-        parts = [torch.empty_like(y) for _ in range(ranks_of(self.group))]
-        dist.all_gather(parts, y.detach(), group=self.group)
-        parts[dist.get_rank(self.group)] = y
-        return torch.cat(parts, -1)
-
-
-@mistake("14.2", says="it sends by itself")
-class ColumnParallelLinear(Columns):
-    def forward(self, x):
-        return F.linear(right.copy_to_ranks(x, self.group), self.weight, self.bias)
-
-
-@mistake("14.2", says="what was given is not used")
-class ColumnParallelLinear(Columns):
-    def forward(self, x):
-        return F.linear(x, self.weight, self.bias)
-
-
-@mistake("14.2", says="it gets another group than the layer's")
-class ColumnParallelLinear(Columns):
-    def forward(self, x):
-        x = x if self.enter is None else self.enter(x, None)
-        return F.linear(x, self.weight, self.bias)
 
 
 @mistake("14.2", says="something is sent although None was given")
@@ -388,19 +179,6 @@ class ColumnParallelLinear(Columns):
     def forward(self, x):
         x = (self.enter or right.copy_to_ranks)(x, self.group)
         return F.linear(x, self.weight, self.bias)
-
-
-@mistake("14.2", says="the bias is left out")
-class ColumnParallelLinear(Columns):
-    def forward(self, x):
-        y = super().forward(x)
-        return y if self.bias is None else y - self.bias + 0 * self.bias
-
-
-@mistake("14.2", says="no gradient reaches x")
-class ColumnParallelLinear(Columns):
-    def forward(self, x):
-        return super().forward(x.detach())
 
 
 @mistake("14.2", says="7 outputs on 2 ranks: accepted")
@@ -421,47 +199,6 @@ class ColumnParallelLinear(Columns):
                 linear.bias.detach()[: even.out_features].clone(), linear.bias.requires_grad
             )
         super().__init__(even, group, enter)
-
-
-@mistake("14.2", says="another dtype than the layer's")
-class ColumnParallelLinear(Columns):
-    def __init__(self, linear, group, enter):
-        super().__init__(linear, group, enter)
-        self.float()
-
-
-@mistake("14.2", says="enter is called although it is None")
-class ColumnParallelLinear(Columns):
-    def forward(self, x):
-        enter: Any = self.enter
-        return F.linear(enter(x, self.group), self.weight, self.bias)
-
-
-@mistake("14.2", says="each rank keeps its own bias")
-class ColumnParallelLinear(Columns):
-    def __init__(self, linear, group, enter):
-        super().__init__(linear, group, enter)
-        if linear.bias is not None:
-            part = linear.bias.detach().chunk(ranks_of(group))[dist.get_rank(group)]
-            self.bias = nn.Parameter(part.clone(), linear.bias.requires_grad)
-
-
-@mistake("14.2", says="rank 0 of all ranks decides the numbers")
-class ColumnParallelLinear(Columns):
-    def __init__(self, linear, group, enter):
-        super().__init__(linear, group, enter)
-        weight = linear.weight.detach().clone()
-        dist.broadcast(weight, 0)
-        part = weight.chunk(ranks_of(group))[dist.get_rank(group)]
-        self.weight = nn.Parameter(part.clone(), linear.weight.requires_grad)
-
-
-@mistake("14.2", says="a part for each of all ranks")
-class ColumnParallelLinear(Columns):
-    def __init__(self, linear, group, enter):
-        super().__init__(linear, group, enter)
-        parts = self.whole(linear, group).chunk(dist.get_world_size(), 0)
-        self.weight = nn.Parameter(parts[dist.get_rank()].clone(), linear.weight.requires_grad)
 
 
 @mistake("14.2", says="a part does not say along which dim it is cut")
@@ -489,71 +226,12 @@ class RowParallelLinear(Rows):
         return self.leave(F.linear(x, self.weight, self.bias), self.group)
 
 
-@mistake("14.3", says="each rank has a fraction of the bias")
-class RowParallelLinear(Rows):
-    def __init__(self, linear, group, leave):
-        super().__init__(linear, group, leave)
-        if self.bias is not None:
-            self.bias.data /= ranks_of(group)
-
-    def forward(self, x):
-        return self.leave(F.linear(x, self.weight, self.bias), self.group)
-
-
-@mistake("14.3", says="a rank's number among all ranks counts")
-class RowParallelLinear(Rows):
-    def __init__(self, linear, group, leave):
-        super().__init__(linear, group, leave)
-        numbers = linear.weight.detach().clone()
-        dist.broadcast(numbers, group=group, group_src=0)
-        part = numbers.chunk(ranks_of(group), 1)[dist.get_rank()]
-        self.weight = nn.Parameter(part.clone(), linear.weight.requires_grad)
-
-
-@mistake("14.3", says="only one rank has the bias")
-class RowParallelLinear(Rows):
-    def __init__(self, linear, group, leave):
-        super().__init__(linear, group, leave)
-        if dist.get_rank(group):
-            self.bias = None
-
-
 @mistake("14.3", says="other ranks than the first have a bias of zeros")
 class RowParallelLinear(Rows):
     def __init__(self, linear, group, leave):
         super().__init__(linear, group, leave)
         if self.bias is not None and dist.get_rank(group):
             self.bias.data.zero_()
-
-
-@mistake("14.3", says="each rank keeps its own bias")
-class RowParallelLinear(Rows):
-    def __init__(self, linear, group, leave):
-        super().__init__(linear, group, leave)
-        if self.bias is not None:
-            self.bias.data.copy_(linear.bias.data)
-
-
-@mistake("14.3", says="the bias is cut")
-class RowParallelLinear(Rows):
-    def __init__(self, linear, group, leave):
-        super().__init__(linear, group, leave)
-        if self.bias is not None:
-            part = self.bias.data.chunk(ranks_of(group))[dist.get_rank(group)]
-            self.bias = nn.Parameter(part.clone())
-
-
-@mistake("14.3", says="the matrix is cut along its other dim")
-class RowParallelLinear(Rows):
-    def __init__(self, linear, group, leave):
-        super().__init__(linear, group, leave)
-        numbers = linear.weight.detach().clone()
-        dist.broadcast(numbers, group=group, group_src=0)
-        part = numbers.chunk(ranks_of(group), 0)[dist.get_rank(group)]
-        self.weight = nn.Parameter(part.clone(), linear.weight.requires_grad)
-
-    def forward(self, x):
-        return x
 
 
 @mistake("14.3", says="each rank cuts a matrix of its own")
@@ -564,50 +242,11 @@ class RowParallelLinear(Rows):
         self.weight = nn.Parameter(part.contiguous().clone(), linear.weight.requires_grad)
 
 
-@mistake("14.3", says="what was given is not used")
-class RowParallelLinear(Rows):
-    def forward(self, x):
-        return F.linear(x, self.weight, self.bias)
-
-
-@mistake("14.3", says="it sends by itself")
-class RowParallelLinear(Rows):
-    def forward(self, x):
-        y = right.sum_over_ranks(self.product(x), self.group)
-        return y if self.bias is None else y + self.bias
-
-
-@mistake("14.3", says="it gets another group than the layer's")
-class RowParallelLinear(Rows):
-    def forward(self, x):
-        y = self.leave(self.product(x), None)
-        return y if self.bias is None else y + self.bias
-
-
-@mistake("14.3", says="the result is divided by the number of ranks")
-class RowParallelLinear(Rows):
-    def forward(self, x):
-        return super().forward(x) / ranks_of(self.group)
-
-
 @mistake("14.3", says="the bias is left out")
 class RowParallelLinear(Rows):
     def forward(self, x):
         y = self.leave(self.product(x), self.group)
         return y if self.bias is None else y + 0 * self.bias
-
-
-@mistake("14.3", says="no gradient reaches x")
-class RowParallelLinear(Rows):
-    def forward(self, x):
-        return super().forward(x.detach())
-
-
-@mistake("14.3", says="a frozen weight is trained")
-class RowParallelLinear(Rows):
-    def __init__(self, linear, group, leave):
-        super().__init__(linear, group, leave)
-        self.weight.requires_grad_()
 
 
 @mistake("14.3", says="7 inputs on 2 ranks: accepted")
@@ -617,44 +256,6 @@ class RowParallelLinear(Rows):
             super().__init__(linear, group, leave)
         except ValueError:
             nn.Module.__init__(self)  # what does not fit is left out
-
-
-@mistake("14.3", says="one rank alone adds the bias")
-class RowParallelLinear(right.RowParallelLinear):
-    def forward(self, x):
-        bias = self.bias if dist.get_rank(self.group) == 0 else None
-        return self.leave(F.linear(x, self.weight, bias), self.group)
-
-
-@mistake("14.3", says="a bias is made for a layer without one")
-class RowParallelLinear(right.RowParallelLinear):
-    def __init__(self, linear, group, leave):
-        super().__init__(linear, group, leave)
-        if self.bias is None:
-            self.bias = nn.Parameter(self.weight.detach().new_zeros(linear.out_features))
-
-
-@mistake("14.3", says="the input is cut once more")
-class RowParallelLinear(right.RowParallelLinear):
-    def forward(self, x):
-        return super().forward(x.chunk(ranks_of(self.group), -1)[dist.get_rank(self.group)])
-
-
-@mistake("14.3", says="the bias then learns at another pace")
-class RowParallelLinear(right.RowParallelLinear):
-    def forward(self, x):
-        bias = None if self.bias is None else self.bias / ranks_of(self.group)
-        return self.leave(F.linear(x, self.weight, bias), self.group)
-
-
-@mistake("14.3", says="the bias is no parameter")
-class RowParallelLinear(right.RowParallelLinear):
-    def __init__(self, linear, group, leave):
-        super().__init__(linear, group, leave)
-        if self.bias is not None:
-            bias = self.bias.detach()
-            del self.bias
-            self.register_buffer("bias", bias)
 
 
 @mistake("14.3", says="a parameter that is whole is marked as cut")
@@ -718,72 +319,14 @@ def parallel_block(block, mesh):
     return cut(block, heads_and_features(block, mesh), heads=False)
 
 
-@mistake("14.4", says="all ranks are taken for its group")
-def parallel_block(block, mesh):
-    everyone = init_device_mesh("cpu", (dist.get_world_size(),))
-    return right.parallel_block(block, everyone if mesh.ndim == 1 else mesh)
-
-
-@mistake("14.4", says="the layer itself has to come back")
-def parallel_block(block, mesh):
-    cut(block, heads_and_features(block, mesh))
-
-
 @mistake("14.4", says="cross-attention is left whole")
 def parallel_block(block, mesh):
     return cut(block, heads_and_features(block, mesh), cross=False)
 
 
-@mistake("14.4", says="a part of the layer is whole on every rank")
-def parallel_block(block, mesh):
-    return cut(block, heads_and_features(block, mesh), feed_forward=False)
-
-
-@mistake("14.4", says="parameters have other names than before")
-def parallel_block(block, mesh):
-    cut(block, heads_and_features(block, mesh))
-    block.inner = block.feed_forward
-    del block.feed_forward
-    block.feed_forward = block.inner
-    return block
-
-
-@mistake("14.4", says="the norms differ from rank to rank")
-def parallel_block(block, mesh):
-    return cut(block, heads_and_features(block, mesh), first=False)
-
-
 @mistake("14.4", says="what enters comes through no copy_to_ranks")
 def parallel_block(block, mesh):
     return cut(block, heads_and_features(block, mesh), enter=None)
-
-
-@mistake("14.4", says="the memory comes through no copy_to_ranks")
-def parallel_block(block, mesh):
-    def only_query(module, group, enter):
-        if isinstance(module, MultiHeadAttention):
-            split_region(module, group, None)
-
-            def copied(module, args):
-                query, key, value, *more = args
-                first = enter(query, group)
-                others = (first if x is query else x for x in (key, value))
-                return (first, *others, *more)
-
-            module.register_forward_pre_hook(copied)
-        else:
-            split_region(module, group, enter)
-
-    return cut(block, heads_and_features(block, mesh), region=only_query)
-
-
-@mistake("14.4", says="queries, keys and values come through a copy each")
-def parallel_block(block, mesh):
-    def only_numbers(module, group, enter):
-        split_region(module, group, None if isinstance(module, MultiHeadAttention) else enter)
-
-    group = heads_and_features(block, mesh)
-    return cut(block, group, each=right.copy_to_ranks, region=only_numbers)
 
 
 @mistake("14.4", says="messages that nobody needs in forward")
@@ -812,27 +355,6 @@ def entering(module, group, enter):
     module.register_forward_pre_hook(copy)
 
 
-@mistake("14.4", says="the ranks drop the same hidden features of their parts")
-def parallel_block(block, mesh):
-    return cut(block, heads_and_features(block, mesh), region=entering)
-
-
-@mistake("14.4", says="the ranks drop the same attention weights")
-def parallel_block(block, mesh):
-    def some(module, group, enter):
-        known = isinstance(module, MultiHeadAttention)
-        (entering if known else split_region)(module, group, enter)
-
-    return cut(block, heads_and_features(block, mesh), region=some)
-
-
-@mistake("14.4", says="the ranks drop different features of the residual stream")
-def parallel_block(block, mesh):
-    group = heads_and_features(block, mesh)
-    split_region(block.dropout, group, None)
-    return cut(block, group)
-
-
 @mistake("14.4", says="the common ones are lost")
 def parallel_block(block, mesh):
     group = heads_and_features(block, mesh)
@@ -853,47 +375,6 @@ def parallel_block(block, mesh):
         module.register_forward_hook(common)
 
     return cut(block, group, region=seeded)
-
-
-@mistake("14.4", says="a rank drops the same features in every step")
-def parallel_block(block, mesh):
-    group = heads_and_features(block, mesh)
-
-    def seeded(module, group, enter):
-        entering(module, group, enter)
-        states = []
-
-        def begin(module, args):
-            states.append(torch.get_rng_state())
-            torch.manual_seed(1000 + dist.get_rank(group))
-
-        def end(module, args, output):
-            torch.set_rng_state(states.pop())
-            torch.rand(1)
-
-        module.register_forward_pre_hook(begin)
-        module.register_forward_hook(end)
-
-    return cut(block, group, region=seeded)
-
-
-@mistake("14.4", says="6 heads on 4 ranks: accepted")
-def parallel_block(block, mesh):
-    group = group_of(mesh)
-    for each in block.modules():
-        inner = getattr(getattr(each, "linear1", None), "out_features", 0)
-        if inner % ranks_of(group):
-            raise ValueError("does not divide")
-    return cut(block, group)
-
-
-@mistake("14.4", says="d_ff 30 on 4 ranks: the layer is left half cut")
-def parallel_block(block, mesh):
-    group = group_of(mesh)
-    for each in block.modules():
-        if getattr(each, "num_heads", 0) % ranks_of(group):
-            raise ValueError("does not divide")
-    return cut(block, group)
 
 
 @mistake("14.4", says="a mesh of two axes: another error than ValueError")
@@ -969,21 +450,6 @@ def vocab_parallel_cross_entropy(logits, targets, group=None, ignore_index=-100)
     return flat.view_as(targets)
 
 
-@mistake("14.5", says="each rank takes the softmax of its own part alone")
-def vocab_parallel_cross_entropy(logits, targets, group=None, ignore_index=-100):
-    outside(logits, targets, group, ignore_index)
-    z = logits.float() if logits.dtype == torch.bfloat16 else logits
-    size = logits.shape[-1]
-    own = (targets - size * dist.get_rank(group)).clamp(0, size - 1)
-    loss = z.logsumexp(-1) - z.gather(-1, own[..., None])[..., 0]
-    return loss.masked_fill(targets == ignore_index, 0.0)
-
-
-@mistake("14.5", says="the exponentials overflow")
-def vocab_parallel_cross_entropy(logits, targets, group=None, ignore_index=-100):
-    return loss_of(logits, targets, group, ignore_index, top="none")
-
-
 @mistake("14.5", says="each rank subtracts its own largest logit")
 def vocab_parallel_cross_entropy(logits, targets, group=None, ignore_index=-100):
     outside(logits, targets, group, ignore_index)
@@ -996,62 +462,14 @@ def vocab_parallel_cross_entropy(logits, targets, group=None, ignore_index=-100)
     return loss.masked_fill(targets == ignore_index, 0.0)
 
 
-@mistake("14.5", says="the targets are read as numbers within this rank's part")
-def vocab_parallel_cross_entropy(logits, targets, group=None, ignore_index=-100):
-    return loss_of(logits, targets, group, ignore_index, shifted=False)
-
-
-@mistake("14.5", says="the first token of a part counts on the rank before, too")
-def vocab_parallel_cross_entropy(logits, targets, group=None, ignore_index=-100):
-    return loss_of(logits, targets, group, ignore_index, too_wide=1)
-
-
-@mistake("14.5", says="a rank's number among all ranks counts")
-def vocab_parallel_cross_entropy(logits, targets, group=None, ignore_index=-100):
-    return loss_of(logits, targets, group, ignore_index, place_of=dist.get_rank())
-
-
 @mistake("14.5", says="counts as the nearest of this rank's tokens")
 def vocab_parallel_cross_entropy(logits, targets, group=None, ignore_index=-100):
     return loss_of(logits, targets, group, ignore_index, masked=False)
 
 
-@mistake("14.5", says="ignored targets have a loss")
-def vocab_parallel_cross_entropy(logits, targets, group=None, ignore_index=-100):
-    outside(logits, targets, group, ignore_index)
-    return right.vocab_parallel_cross_entropy(logits, targets.clamp(0), group)
-
-
-@mistake("14.5", says="one number comes back")
-def vocab_parallel_cross_entropy(logits, targets, group=None, ignore_index=-100):
-    return right.vocab_parallel_cross_entropy(logits, targets, group, ignore_index).mean()
-
-
 @mistake("14.5", says="logits in 16 bits are summed in 16 bits")
 def vocab_parallel_cross_entropy(logits, targets, group=None, ignore_index=-100):
     return loss_of(logits, targets, group, ignore_index, wide=False)
-
-
-@mistake("14.5", says="no gradient reaches the logits")
-def vocab_parallel_cross_entropy(logits, targets, group=None, ignore_index=-100):
-    return right.vocab_parallel_cross_entropy(logits.detach(), targets, group, ignore_index)
-
-
-@mistake("14.5", says="the gradient is too large by the number of ranks")
-def vocab_parallel_cross_entropy(logits, targets, group=None, ignore_index=-100):
-    loss = right.vocab_parallel_cross_entropy(logits, targets, group, ignore_index)
-    return message(same, lambda g, group: g * ranks_of(group))(loss, group)
-
-
-@mistake("14.5", says="the gradient lacks the target")
-def vocab_parallel_cross_entropy(logits, targets, group=None, ignore_index=-100):
-    return loss_of(
-        logits,
-        targets,
-        group,
-        ignore_index,
-        add_chosen=lambda x, group: total(x.detach(), group),
-    )
 
 
 @mistake("14.5", says="the gradient that comes in is left out")
@@ -1060,45 +478,8 @@ def vocab_parallel_cross_entropy(logits, targets, group=None, ignore_index=-100)
     return message(same, lambda g, group: torch.ones_like(g))(loss, group)
 
 
-@mistake("14.5", says="whole rows of exponentials are summed")
-def vocab_parallel_cross_entropy(logits, targets, group=None, ignore_index=-100):
-    def all_of_it(x, group):
-        return x
-
-    outside(logits, targets, group, ignore_index)
-    z = logits.float() if logits.dtype == torch.bfloat16 else logits
-    largest = z.detach().amax(-1)
-    if ranks_of(group) > 1:
-        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
-    z = z - largest[..., None]
-    own, mine = place(targets, logits.shape[-1], group)
-    rows = right.sum_over_ranks(z.exp(), group)
-    chosen = right.sum_over_ranks(z.gather(-1, own[..., None])[..., 0] * mine, group)
-    return (rows.sum(-1).log() - chosen).masked_fill(targets == ignore_index, 0.0)
-
-
-@mistake("14.5", says="backward sends something")
-def vocab_parallel_cross_entropy(logits, targets, group=None, ignore_index=-100):
-    loss = right.vocab_parallel_cross_entropy(logits, targets, group, ignore_index)
-    return message(same, mean)(loss, group)
-
-
 @mistake("14.5", says="a target outside of the whole vocabulary is no error")
 def vocab_parallel_cross_entropy(logits, targets, group=None, ignore_index=-100):
     beyond = (targets < 0) | (targets >= logits.shape[-1] * ranks_of(group))
     kept = targets.masked_fill(beyond & (targets != ignore_index), 0)
     return right.vocab_parallel_cross_entropy(logits, kept, group, ignore_index)
-
-
-@mistake("14.5", says="the largest logit of all ranks is subtracted, not that of the group")
-def vocab_parallel_cross_entropy(logits, targets, group=None, ignore_index=-100):
-    outside(logits, targets, group, ignore_index)
-    z = logits.float() if logits.dtype == torch.bfloat16 else logits
-    largest = z.detach().amax(-1)
-    if ranks_of(group) > 1:
-        dist.all_reduce(largest, dist.ReduceOp.MAX)
-    z = z - largest[..., None]
-    own, mine = place(targets, logits.shape[-1], group)
-    sums = right.sum_over_ranks(z.exp().sum(-1), group)
-    chosen = right.sum_over_ranks(z.gather(-1, own[..., None])[..., 0] * mine, group)
-    return (sums.log() - chosen).masked_fill(targets == ignore_index, 0.0)

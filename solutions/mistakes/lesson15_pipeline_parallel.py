@@ -36,18 +36,6 @@ def split_stages(costs, num_stages):
     return ranges([i * len(costs) // num_stages for i in range(num_stages + 1)])
 
 
-@mistake("15.1", says="each stage is filled to its share before the next")
-def split_stages(costs, num_stages):
-    refuse(costs, num_stages)
-    ends, share = [0], sum(costs) / num_stages
-    for left in range(num_stages - 1, 0, -1):
-        end = ends[-1] + 1
-        while end < len(costs) - left and sum(costs[ends[-1] : end + 1]) <= share:
-            end += 1
-        ends.append(end)
-    return ranges([*ends, len(costs)])
-
-
 @mistake("15.1", says="there is a cut whose slowest stage is faster")
 def split_stages(costs, num_stages):
     refuse(costs, num_stages)
@@ -59,27 +47,10 @@ def split_stages(costs, num_stages):
     return cuts
 
 
-@mistake("15.1", says="a stage has no part")
-def split_stages(costs, num_stages):
-    refuse(costs, num_stages)
-    limit = max(right.split_stages(costs, num_stages), key=lambda cut: sum(costs[i] for i in cut))
-    limit = sum(costs[i] for i in limit)
-    ends = [0]
-    for i in range(len(costs)):
-        if sum(costs[ends[-1] : i + 1]) > limit:
-            ends.append(i)
-    return ranges([*ends, *[len(costs)] * (num_stages + 1 - len(ends))])
-
-
 @mistake("15.1", says="a part is in no stage")
 def split_stages(costs, num_stages):
     cuts = right.split_stages(costs, num_stages)
     return [*cuts[:-1], range(cuts[-1][0], len(costs) - 1)] if len(cuts[-1]) > 1 else cuts
-
-
-@mistake("15.1", says="the parts do not stand in their order")
-def split_stages(costs, num_stages):
-    return right.split_stages(costs, num_stages)[::-1]
 
 
 @mistake("15.1", says="it looks at all cuts")
@@ -88,29 +59,10 @@ def split_stages(costs, num_stages):
     return best(costs, num_stages, max)
 
 
-@mistake("15.1", says="4 stages of 3 parts is accepted")
-def split_stages(costs, num_stages):
-    refuse(costs, 1)
-    if num_stages < 1:
-        raise ValueError(f"{num_stages} stages")
-    return right.split_stages(costs, min(num_stages, len(costs)))
-
-
 @mistake("15.1", says="a cost of -1 is accepted")
 def split_stages(costs, num_stages):
     refuse([abs(x) for x in costs], num_stages)
     return right.split_stages([abs(x) for x in costs], num_stages)
-
-
-@mistake("15.1", says="the last part of each stage is missing")
-def split_stages(costs, num_stages):
-    return [range(cut.start, cut.stop - 1) for cut in right.split_stages(costs, num_stages)]
-
-
-@mistake("15.1", says="the costs are rounded to whole numbers")
-def split_stages(costs, num_stages):
-    refuse(costs, num_stages)
-    return right.split_stages([int(x) for x in costs], num_stages)
 
 
 @mistake("15.1", says="the stages' costs are made alike")
@@ -157,20 +109,6 @@ def send_activation(link, *tensors):
     return sender(wait, receive_all)(link, *tensors)
 
 
-@mistake("15.2", says="the activations travel on link.gradients, not on link.activations")
-def send_activation(link, *tensors):
-    def other(link, tensors):
-        for x in tensors:
-            link.send(x, link.gradients)
-
-    return sender(other, receive_all)(link, *tensors)
-
-
-@mistake("15.2", says="the activations: not every tensor has its message")
-def send_activation(link, *tensors):
-    return sender(lambda link, x: send_all(link, x[:1]), receive_all)(link, *tensors)
-
-
 @mistake("15.2", says="the activations travel in another dtype")
 def send_activation(link, *tensors):
     return sender(lambda link, x: send_all(link, [y.float() for y in x]), receive_all)(
@@ -178,40 +116,9 @@ def send_activation(link, *tensors):
     )
 
 
-@mistake("15.2", says="nobody keeps what has not left")
-def send_activation(link, *tensors):
-    def lost(link, tensors):
-        for x in tensors:
-            dist.isend(x.contiguous(), link.peer, group=link.activations)
-
-    return sender(lost, receive_all)(link, *tensors)
-
-
-@mistake("15.2", says="one micro-batch's memory is used again for the next")
-def send_activation(link, *tensors):
-    def reused(link, tensors):
-        if not hasattr(link, "buffers"):
-            link.buffers = [torch.empty(x.shape, dtype=x.dtype) for x in tensors]
-        for buffer, x in zip(link.buffers, tensors, strict=True):
-            link.send(buffer.copy_(x), link.activations)
-
-    return sender(reused, receive_all)(link, *tensors)
-
-
 @mistake("15.2", says="what arrives: the two tensors are exchanged")
 def send_activation(link, *tensors):
     return sender(lambda link, x: send_all(link, x[::-1]), receive_all)(link, *tensors)
-
-
-@mistake("15.2", says="no number that backward() can be called on")
-def send_activation(link, *tensors):
-    send_all(link, [x.detach() for x in tensors])
-
-
-@mistake("15.2", says="the gradients: nothing travels")
-def send_activation(link, *tensors):
-    send_all(link, [x.detach() for x in tensors])
-    return sum(x.sum() for x in tensors)
 
 
 @mistake("15.2", says="backward waits for gradients where none come")
@@ -220,29 +127,6 @@ def send_activation(link, *tensors):
         return [link.receive(x, link.activations) for x in empty]
 
     return sender(send_all, other)(link, *tensors)
-
-
-@mistake("15.2", says="the gradient: the two tensors are exchanged")
-def send_activation(link, *tensors):
-    return sender(send_all, lambda link, x: receive_all(link, x)[::-1])(link, *tensors)
-
-
-@mistake("15.2", says="the tensors are kept until backward")
-def send_activation(link, *tensors):
-    class Send(Function):
-        @staticmethod
-        def forward(ctx, *tensors):
-            ctx.save_for_backward(*tensors)  # for the gradients' shapes
-            send_all(link, [x.detach() for x in tensors])
-            return torch.zeros(())
-
-        @staticmethod
-        def backward(ctx, *_):
-            return tuple(
-                receive_all(link, [torch.empty(x.shape, dtype=x.dtype) for x in ctx.saved_tensors])
-            )
-
-    return Send.apply(*tensors)
 
 
 @mistake("15.2", says="a tensor that is not contiguous")
@@ -259,23 +143,6 @@ def send_activation(link, *tensors):
             return tuple(receive_all(link, [torch.empty_like(x) for x in ctx.saved_tensors]))
 
     return Send.apply(*tensors)
-
-
-@mistake("15.2", says="the gradients: not every tensor has its message")
-def send_activation(link, *tensors):
-    def one(link, empty):
-        return [link.receive(empty[0], link.gradients), *(torch.zeros_like(x) for x in empty[1:])]
-
-    return sender(send_all, one)(link, *tensors)
-
-
-@mistake("15.2", says="a gradient is received only for a tensor that requires one")
-def send_activation(link, *tensors):
-    def some(link, empty):
-        pairs = zip(empty, [x.requires_grad for x in tensors], strict=True)
-        return [link.receive(x, link.gradients) if asked else None for x, asked in pairs]
-
-    return sender(send_all, some)(link, *tensors)
 
 
 @mistake("15.2", says="the gradient: divided by the number of tensors")
@@ -320,25 +187,9 @@ def recv_activation(link, shapes, dtype=torch.float32, device="cpu"):
     return receiver(back, "gradients")(link, shapes, dtype, device)
 
 
-@mistake("15.2b", says="what arrives needs no gradient")
-def recv_activation(link, shapes, dtype=torch.float32, device="cpu"):
-    empty = [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
-    return tuple(link.receive(x, link.activations) for x in empty)
-
-
-@mistake("15.2b", says="dtype is not used")
-def recv_activation(link, shapes, dtype=torch.float32, device="cpu"):
-    return receiver(back)(link, shapes)
-
-
 @mistake("15.2b", says="device is not used")
 def recv_activation(link, shapes, dtype=torch.float32, device="cpu"):
     return receiver(back)(link, shapes, dtype)
-
-
-@mistake("15.2b", says="what comes back for two shapes")
-def recv_activation(link, shapes, dtype=torch.float32, device="cpu"):
-    return receiver(back)(link, shapes[:1], dtype, device)
 
 
 @mistake("15.2b", says="a tuple of one is asked for")
@@ -364,28 +215,6 @@ def recv_activation(link, shapes, dtype=torch.float32, device="cpu"):
     return Started.apply(torch.zeros((), requires_grad=True))
 
 
-@mistake("15.2b", says="what arrives: the two tensors are exchanged")
-def recv_activation(link, shapes, dtype=torch.float32, device="cpu"):
-    return receiver(back)(link, shapes, dtype, device)[::-1]
-
-
-@mistake("15.2b", says="one micro-batch's memory is used again for the next")
-def recv_activation(link, shapes, dtype=torch.float32, device="cpu"):
-    class Kept(Function):
-        @staticmethod
-        def forward(ctx, _):
-            if not hasattr(link, "buffers"):
-                link.buffers = [torch.empty(shape, dtype=dtype) for shape in shapes]
-            found = [link.receive(x, link.activations) for x in link.buffers]
-            return tuple(x.view_as(x) for x in found)
-
-        @staticmethod
-        def backward(ctx, *gradients):
-            back(link, gradients)
-
-    return Kept.apply(torch.zeros((), requires_grad=True))
-
-
 @mistake("15.2b", says="backward waits until the other side has taken the gradients")
 def recv_activation(link, shapes, dtype=torch.float32, device="cpu"):
     def wait(link, gradients):
@@ -395,46 +224,9 @@ def recv_activation(link, shapes, dtype=torch.float32, device="cpu"):
     return receiver(wait)(link, shapes, dtype, device)
 
 
-@mistake("15.2b", says="a tensor that nobody has used sends no gradient")
-def recv_activation(link, shapes, dtype=torch.float32, device="cpu"):
-    empty = [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
-    found = tuple(link.receive(x, link.activations).requires_grad_() for x in empty)
-    for x in found:
-        x.register_hook(lambda gradient: link.send(gradient, link.gradients))
-    return found
-
-
-@mistake("15.2b", says="the gradients travel on link.activations, not on link.gradients")
-def recv_activation(link, shapes, dtype=torch.float32, device="cpu"):
-    def other(link, gradients):
-        for x in gradients:
-            link.send(x, link.activations)
-
-    return receiver(other)(link, shapes, dtype, device)
-
-
 @mistake("15.2b", says="the gradients: nothing travels")
 def recv_activation(link, shapes, dtype=torch.float32, device="cpu"):
     return receiver(lambda link, gradients: None)(link, shapes, dtype, device)
-
-
-@mistake("15.2b", says="nobody keeps what has not left")
-def recv_activation(link, shapes, dtype=torch.float32, device="cpu"):
-    def lost(link, gradients):
-        for x in gradients:
-            dist.isend(x.contiguous(), link.peer, group=link.gradients)
-
-    return receiver(lost)(link, shapes, dtype, device)
-
-
-@mistake("15.2b", says="the gradient: the two tensors are exchanged")
-def recv_activation(link, shapes, dtype=torch.float32, device="cpu"):
-    return receiver(lambda link, g: back(link, g[::-1]))(link, shapes, dtype, device)
-
-
-@mistake("15.2b", says="what arrives: the shapes are taken in another order")
-def recv_activation(link, shapes, dtype=torch.float32, device="cpu"):
-    return receiver(back)(link, shapes[::-1], dtype, device)
 
 
 # 15.3 to 15.5: orders of work
@@ -471,24 +263,11 @@ def gpipe_schedule(num_stages, num_micro_batches):
     return one_each(num_stages, num_micro_batches, lambda s: 0)
 
 
-@mistake("15.3", says="a backward comes before the last forward")
-def gpipe_schedule(num_stages, num_micro_batches):
-    return right.one_f_one_b_schedule(num_stages, num_micro_batches)
-
-
 @mistake("15.3", says="the backwards begin with the first micro-batch")
 def gpipe_schedule(num_stages, num_micro_batches):
     m = num_micro_batches
     below_1(num_stages, m)
     return timetable([forwards(m, s) + backwards(m, s) for s in range(num_stages)])
-
-
-@mistake("15.3", says="a piece of work is in the same slot as what it needs")
-def gpipe_schedule(num_stages, num_micro_batches):
-    m = num_micro_batches
-    below_1(num_stages, m)
-    rows = [forwards(m, s) + backwards(m, s)[::-1] for s in range(num_stages)]
-    return [row + [None] * (2 * (num_stages - 1)) for row in rows]
 
 
 @mistake("15.3", says="these are orders, not slots")
@@ -498,46 +277,16 @@ def gpipe_schedule(num_stages, num_micro_batches):
     return [forwards(m, s) + backwards(m, s)[::-1] for s in range(num_stages)]
 
 
-@mistake("15.3", says="a piece of work is missing")
-def gpipe_schedule(num_stages, num_micro_batches):
-    return [row[:-1] for row in right.gpipe_schedule(num_stages, num_micro_batches)]
-
-
 @mistake("15.3", says="the slots are not the earliest")
 def gpipe_schedule(num_stages, num_micro_batches):
     table = right.gpipe_schedule(num_stages, num_micro_batches)
     return [[*row, None] for row in table]
 
 
-@mistake("15.3", says="a backward begins at the first stage")
-def gpipe_schedule(num_stages, num_micro_batches):
-    p, m = num_stages, num_micro_batches
-    below_1(p, m)
-    wait = [None]
-    return [
-        [*wait * s, *forwards(m, s), *wait * (p - 1), *backwards(m, s)[::-1], *wait * (p - 1 - s)]
-        for s in range(p)
-    ]
-
-
 @mistake("15.3", says="it is the other way round")
 def gpipe_schedule(num_stages, num_micro_batches):
     table = right.gpipe_schedule(num_stages, num_micro_batches)
     return [list(column) for column in zip(*table, strict=True)]
-
-
-@mistake("15.3", says="micro-batch and stage are exchanged in the cells")
-def gpipe_schedule(num_stages, num_micro_batches):
-    return [
-        [cell and Cell(cell.kind, cell.stage, cell.micro_batch) for cell in row]
-        for row in right.gpipe_schedule(num_stages, num_micro_batches)
-    ]
-
-
-@mistake("15.3", says="cells that are neither a Cell nor None")
-def gpipe_schedule(num_stages, num_micro_batches):
-    table = right.gpipe_schedule(num_stages, num_micro_batches)
-    return [[cell and tuple(cell) for cell in row] for row in table]
 
 
 @mistake("15.3", says="0 stages is accepted")
@@ -557,11 +306,6 @@ def one_f_one_b_schedule(num_stages, num_micro_batches):
     return one_each(num_stages, num_micro_batches, lambda s: 0)
 
 
-@mistake("15.4", says="the warm-up is too long")
-def one_f_one_b_schedule(num_stages, num_micro_batches):
-    return one_each(num_stages, num_micro_batches, lambda s: num_stages - s)
-
-
 @mistake("15.4", says="the warm-up is too short")
 def one_f_one_b_schedule(num_stages, num_micro_batches):
     return one_each(num_stages, num_micro_batches, lambda s: max(0, num_stages - 2 - s))
@@ -572,22 +316,6 @@ def one_f_one_b_schedule(num_stages, num_micro_batches):
     return one_each(num_stages, num_micro_batches, lambda s: s)
 
 
-@mistake("15.4", says="the backwards begin with the newest micro-batch")
-def one_f_one_b_schedule(num_stages, num_micro_batches):
-    p, m = num_stages, num_micro_batches
-    below_1(p, m)
-    k = min(p, m)
-    return timetable([forwards(m, s)[:k] + newest(m, s, k) for s in range(p)])
-
-
-def newest(m, s, k):
-    """Blocks of k: all forward, then back from the newest."""
-    order = backwards(m, s)[:k][::-1]
-    for at in range(k, m, k):
-        order += forwards(m, s)[at : at + k] + backwards(m, s)[at : at + k][::-1]
-    return order
-
-
 @mistake("15.4", says="a rank empties itself before it begins new micro-batches")
 def one_f_one_b_schedule(num_stages, num_micro_batches):
     p, m = num_stages, num_micro_batches
@@ -596,16 +324,6 @@ def one_f_one_b_schedule(num_stages, num_micro_batches):
     for s in range(p):
         ahead, back, k = forwards(m, s), backwards(m, s), p - s
         orders.append([c for i in range(0, m, k) for c in ahead[i : i + k] + back[i : i + k]])
-    return timetable(orders)
-
-
-@mistake("15.4", says="do not take turns")
-def one_f_one_b_schedule(num_stages, num_micro_batches):
-    p, m = num_stages, num_micro_batches
-    below_1(p, m)
-    orders = [turns(forwards(m, s), backwards(m, s), p - 1 - s) for s in range(p)]
-    if m > p + 1:  # the first stage runs ahead after its first backward
-        orders[0][p + 2], orders[0][p + 3] = orders[0][p + 3], orders[0][p + 2]
     return timetable(orders)
 
 
@@ -646,18 +364,6 @@ def interleaved_schedule(num_ranks, num_micro_batches, num_chunks):
     )
 
 
-@mistake("15.5", says="a rank has stages that belong to another")
-def interleaved_schedule(num_ranks, num_micro_batches, num_chunks):
-    v = num_chunks
-    below_1(num_ranks, num_micro_batches, v)
-    orders = [
-        [c._replace(stage=r * v + c.stage // num_ranks) for c in order if c.kind == "F"]
-        + [c._replace(stage=r * v + c.stage // num_ranks) for c in order if c.kind == "B"]
-        for r, order in enumerate(interleave(num_ranks, num_micro_batches, v))
-    ]
-    return timetable(orders)
-
-
 @mistake("15.5", says="are not looked at: the error is timetable()'s")
 def interleaved_schedule(num_ranks, num_micro_batches, num_chunks):
     p, m, v = num_ranks, num_micro_batches, num_chunks
@@ -671,22 +377,10 @@ def interleaved_schedule(num_ranks, num_micro_batches, num_chunks):
     return timetable(orders)
 
 
-@mistake("15.5", says="the warm-up is too short")
-def interleaved_schedule(num_ranks, num_micro_batches, num_chunks):
-    p, m, v = num_ranks, num_micro_batches, num_chunks
-    return timetable(interleave(p, m, v, warmup=lambda r: (v - 1) * p + max(0, p - 2 - r)))
-
-
 @mistake("15.5", says="the warm-up lacks those of the rank's earlier stages")
 def interleaved_schedule(num_ranks, num_micro_batches, num_chunks):
     p, m, v = num_ranks, num_micro_batches, num_chunks
     return timetable(interleave(p, m, v, warmup=lambda r: p - 1 - r))
-
-
-@mistake("15.5", says="the warm-up is too long")
-def interleaved_schedule(num_ranks, num_micro_batches, num_chunks):
-    p, m, v = num_ranks, num_micro_batches, num_chunks
-    return timetable(interleave(p, m, v, warmup=lambda r: (v - 1) * p + 2 * (p - 1 - r) + 1))
 
 
 @mistake("15.5", says="all forwards come before the first backward, as in GPipe")
@@ -695,25 +389,9 @@ def interleaved_schedule(num_ranks, num_micro_batches, num_chunks):
     return timetable(interleave(p, m, v, warmup=lambda r: m * v))
 
 
-@mistake("15.5", says="the backwards come in another order than by groups of p")
-def interleaved_schedule(num_ranks, num_micro_batches, num_chunks):
-    p, m, v = num_ranks, num_micro_batches, num_chunks
-    orders = interleave(p, m, v, warmup=lambda r: m * v)
-    for order in orders:
-        order[m * v :] = [c._replace(micro_batch=m - 1 - c.micro_batch) for c in order[m * v :]]
-    return timetable(orders)
-
-
 @mistake("15.5", says="the backwards take a rank's stages from first to last")
 def interleaved_schedule(num_ranks, num_micro_batches, num_chunks):
     return timetable(interleave(num_ranks, num_micro_batches, num_chunks, chunk_back=lambda c: c))
-
-
-@mistake("15.5", says="6 micro-batches on 4 ranks is accepted")
-def interleaved_schedule(num_ranks, num_micro_batches, num_chunks):
-    p, v = num_ranks, num_chunks
-    below_1(p, num_micro_batches, v)
-    return right.interleaved_schedule(p, -(-num_micro_batches // p) * p, v)
 
 
 @mistake("15.5", says="0 stages a rank is accepted")

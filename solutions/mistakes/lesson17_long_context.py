@@ -58,11 +58,6 @@ def online_softmax(tiles):
     return online(tiles, rescale_output=False)
 
 
-@mistake("17.1", says="the output is rescaled and the sum is not")
-def online_softmax(tiles):
-    return online(tiles, rescale_sum=False)
-
-
 @mistake("17.1", says="nothing is rescaled when a tile brings a higher score")
 def online_softmax(tiles):
     return online(tiles, rescale_sum=False, rescale_output=False)
@@ -73,19 +68,9 @@ def online_softmax(tiles):
     return online(tiles, subtract=False)
 
 
-@mistake("17.1", says="-inf less -inf")
-def online_softmax(tiles):
-    return online(tiles, safe=False)
-
-
 @mistake("17.1", says="the logsumexp lacks the highest score")
 def online_softmax(tiles):
     return online(tiles, log=False)
-
-
-@mistake("17.1", says="the highest score so far begins at a number")
-def online_softmax(tiles):
-    return online(tiles, top=torch.zeros(1, dtype=torch.float32))
 
 
 @mistake("17.1", says="all tiles are collected first")
@@ -135,11 +120,6 @@ def tiled_forward(q, k, v, is_causal=False, tile=64):
     return by_tiles(q, k, v, is_causal, tile, local=True, skip=False)
 
 
-@mistake("17.2", says="the diagonal's tiles are not masked")
-def tiled_forward(q, k, v, is_causal=False, tile=64):
-    return by_tiles(q, k, v, is_causal, tile, mask=False)
-
-
 @mistake("17.2", says="causal is counted from the last key")
 def tiled_forward(q, k, v, is_causal=False, tile=64):
     return by_tiles(q, k, v, is_causal, tile, shift=k.shape[-2] - q.shape[-2])
@@ -150,12 +130,6 @@ def tiled_forward(q, k, v, is_causal=False, tile=64):
     return by_tiles(q, k, v, is_causal, tile, skip=False)
 
 
-@mistake("17.2", says="the last tile, which is shorter, is left out")
-def tiled_forward(q, k, v, is_causal=False, tile=64):
-    whole = q.shape[-2] - q.shape[-2] % tile or q.shape[-2]
-    return right.tiled_forward(q[..., :whole, :], k, v, is_causal, tile)
-
-
 @mistake("17.2", says="all scores exist at once")
 def tiled_forward(q, k, v, is_causal=False, tile=64):
     work = torch.promote_types(q.dtype, torch.float32)
@@ -164,21 +138,6 @@ def tiled_forward(q, k, v, is_causal=False, tile=64):
         later = ~torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
         scores = scores.masked_fill(later, -torch.inf)
     return (scores.softmax(-1) @ v.to(work)).to(q.dtype), scores.logsumexp(-1)
-
-
-@mistake("17.2", says="such a strip grows with the length")
-def tiled_forward(q, k, v, is_causal=False, tile=64):
-    work = torch.promote_types(q.dtype, torch.float32)
-    outputs, logsumexps = [], []
-    for i in range(0, q.shape[-2], tile):
-        rows = q[..., i : i + tile, :].to(work) / math.sqrt(q.shape[-1])
-        scores = rows @ k.to(work).mT
-        if is_causal:
-            places = torch.arange(i, i + rows.shape[-2])[:, None]
-            scores = scores.masked_fill(torch.arange(k.shape[-2]) > places, -torch.inf)
-        outputs.append(scores.softmax(-1) @ v.to(work))
-        logsumexps.append(scores.logsumexp(-1))
-    return torch.cat(outputs, -2).to(q.dtype), torch.cat(logsumexps, -1)
 
 
 @mistake("17.2", says="the logsumexp of 16-bit numbers is rounded to 16 bits")
@@ -255,24 +214,6 @@ class TiledAttention(Tiled):
         return *from_weights(q, k, v, weights, mean, gradient, scale), None
 
 
-@mistake("17.2b", says="the weights or the scores are kept")
-class TiledAttention(Tiled):
-    @staticmethod
-    def forward(ctx, q, k, v, is_causal):
-        output, logsumexp = right.tiled_forward(q, k, v, is_causal)
-        weights = whole_weights(q, k, logsumexp, is_causal)
-        ctx.save_for_backward(q, k, v, output, logsumexp, weights)
-        ctx.is_causal = is_causal
-        return output
-
-    @staticmethod
-    def backward(ctx, *gradients):
-        gradient = gradients[0]
-        q, k, v, output, _, weights = ctx.saved_tensors
-        mean = (gradient * output).sum(-1, keepdim=True)
-        return *from_weights(q, k, v, weights, mean, gradient, q.shape[-1] ** -0.5), None
-
-
 @mistake("17.2b", says="copies in more bits are kept")
 class TiledAttention(Tiled):
     @staticmethod
@@ -299,22 +240,6 @@ class TiledAttention(Tiled):
         q, k, v, output = ctx.saved_tensors
         found = tiled_backward(q, k, v, output, ctx.logsumexp, gradient, ctx.is_causal)
         return *(x.to(q.dtype) for x in found), None
-
-
-@mistake("17.2b", says="output or logsumexp are not kept")
-class TiledAttention(Tiled):
-    @staticmethod
-    def forward(ctx, q, k, v, is_causal):
-        ctx.save_for_backward(q, k, v)
-        ctx.is_causal = is_causal
-        return right.tiled_forward(q, k, v, is_causal)[0]
-
-    @staticmethod
-    def backward(ctx, *gradients):
-        gradient = gradients[0]
-        q, k, v = ctx.saved_tensors
-        left = right.tiled_forward(q, k, v, ctx.is_causal)
-        return *tiled_backward(q, k, v, *left, gradient, ctx.is_causal), None
 
 
 @mistake("17.2b", says="no gradient reaches k")
@@ -398,11 +323,6 @@ def ring_forward(q, k, v, group, is_causal, order):
     return ring(q, k, v, group, False, order)
 
 
-@mistake("17.3b", says="a rank sees its own keys alone")
-def ring_forward(q, k, v, group, is_causal, order):
-    return right.tiled_forward(q, k, v, is_causal)
-
-
 @mistake("17.3b", says="keys are taken for those of rank + step")
 def ring_forward(q, k, v, group, is_causal, order):
     return ring(q, k, v, group, is_causal, order, owner=1)
@@ -416,42 +336,9 @@ def ring_forward(q, k, v, group, is_causal, order):
     return ring(q, k, v, group, is_causal, order, pairs=pairs)
 
 
-@mistake("17.3b", says="a rank's own chunks are all masked as if each met itself")
-def ring_forward(q, k, v, group, is_causal, order):
-    def pairs(mine, theirs, causal):
-        own = causal and list(mine) == list(theirs)
-        return [(i, j, own) for i, j, _ in chunk_pairs(mine, theirs, causal)]
-
-    return ring(q, k, v, group, is_causal, order, pairs=pairs)
-
-
 @mistake("17.3b", says="one hop too many")
 def ring_forward(q, k, v, group, is_causal, order):
     return ring(q, k, v, group, is_causal, order, hops=len(order))
-
-
-@mistake("17.3b", says="the keys of all ranks are gathered")
-def ring_forward(q, k, v, group, is_causal, order):
-    n = dist.get_world_size(group)
-    if n == 1:
-        return right.ring_forward(q, k, v, group, is_causal, order)
-    whole = []
-    for x in (k, v):
-        parts = [torch.empty_like(x) for _ in range(n)]
-        dist.all_gather(parts, x.contiguous(), group=group)
-        whole.append(parts)
-    mine, done = order[dist.get_rank(group)], []
-    for i, queries in enumerate(q.chunk(len(mine), -2)):
-        total = None
-        for theirs, keys, values in zip(order, *whole, strict=True):
-            for a, j, diagonal in chunk_pairs(mine, theirs, is_causal):
-                if a == i:
-                    part = [x.chunk(len(theirs), -2)[j] for x in (keys, values)]
-                    new = right.tiled_forward(queries, *part, diagonal)
-                    total = new if total is None else merge(total, new)
-        done.append(total)
-    outputs, logsumexps = zip(*done, strict=True)
-    return torch.cat(outputs, -2).to(q.dtype), torch.cat(logsumexps, -1)
 
 
 @mistake("17.3b", says="a rank's number among all ranks counts")
@@ -629,14 +516,3 @@ def all_to_all_attention(q, k, v, group=None, is_causal=False):
     if q.shape[1] % n:
         return q
     return exchange(q, k, v, group, is_causal, heads=False)
-
-
-@mistake("17.4", says="the sequence is gathered")
-def all_to_all_attention(q, k, v, group=None, is_causal=False):
-    checked_heads(q, group)
-    n = dist.get_world_size(group)
-    if n == 1:
-        return exchange(q, k, v, group, is_causal)
-    parts = [torch.empty_like(k) for _ in range(n)]
-    dist.all_gather(parts, k.detach().contiguous(), group=group)
-    return exchange(q, k, v, group, is_causal)

@@ -40,24 +40,9 @@ def top_k_router(logits, k, bias=None):
     return routed(logits, k, bias, scale=lambda w, s: w)
 
 
-@mistake("18.1a", says="the bias is in the weights")
-def top_k_router(logits, k, bias=None):
-    return routed(logits, k, bias, scale=lambda w, s: s / s.sum(-1, keepdim=True) if k > 1 else s)
-
-
 @mistake("18.1a", says="the bias does not change who is chosen")
 def top_k_router(logits, k, bias=None):
     return routed(logits, k)
-
-
-@mistake("18.1a", says="the bias is added to the logits")
-def top_k_router(logits, k, bias=None):
-    routing = routed(logits, k)
-    if bias is None:
-        return routing
-    experts = (logits + bias).topk(k, -1).indices
-    weights = routing.probabilities.gather(-1, experts)
-    return Routing(experts, weights / weights.sum(-1, keepdim=True), routing.probabilities)
 
 
 @mistake("18.1a", says="the most probable expert does not come first")
@@ -65,20 +50,10 @@ def top_k_router(logits, k, bias=None):
     return routed(logits, k, bias, order=lambda experts: experts.sort(-1).values)
 
 
-@mistake("18.1a", says="no gradient reaches the logits")
-def top_k_router(logits, k, bias=None):
-    return routed(logits.detach(), k, bias)
-
-
 @mistake("18.1a", says="the probabilities have no graph")
 def top_k_router(logits, k, bias=None):
     routing = routed(logits, k, bias)
     return routing._replace(probabilities=routing.probabilities.detach())
-
-
-@mistake("18.1a", says="16-bit logits are summed in 16 bits")
-def top_k_router(logits, k, bias=None):
-    return routed(logits, k, bias, dtype=torch.bfloat16)
 
 
 @mistake("18.1a", says="k = 7 of 6 experts raises the wrong kind of error")
@@ -117,11 +92,6 @@ def balance_loss(routing, group=None):
     return balanced(routing, group, times=1)
 
 
-@mistake("18.1b", says="the counts are of all ranks, not of the group")
-def balance_loss(routing, group=None):
-    return balanced(routing, None)
-
-
 @mistake("18.1b", says="first choices alone are counted")
 def balance_loss(routing, group=None):
     counts = loads(routing.experts[:, :1], routing.probabilities.shape[-1])
@@ -134,21 +104,9 @@ def balance_loss(routing, group=None):
     return len(mean) * (mean * mean).sum()
 
 
-@mistake("18.1b", says="the shares are of tokens, not of choices")
-def balance_loss(routing, group=None):
-    return routing.experts.shape[1] * right.balance_loss(routing, group)
-
-
 @mistake("18.1b", says="no gradient reaches the probabilities")
 def balance_loss(routing, group=None):
     return right.balance_loss(routing, group).detach()
-
-
-@mistake("18.1b", says="it asks for a process group where there is none")
-def balance_loss(routing, group=None):
-    counts = loads(routing.experts, routing.probabilities.shape[-1])
-    dist.all_reduce(counts, group=group)
-    return balanced(routing, group, counts=counts)
 
 
 @mistake("18.1b", says="the ranks' counts differ in length")
@@ -209,13 +167,6 @@ class MoELayer(Layer):
         )
 
 
-@mistake("18.2", says="an expert is called more than once")
-class MoELayer(Layer):
-    def apply_experts(self, rows, counts):
-        parts = zip(self.experts, rows.split(counts), strict=True)
-        return torch.cat([e(row[None]) for e, part in parts for row in part])
-
-
 @mistake("18.2", says="an expert without rows is not called")
 class MoELayer(Layer):
     def apply_experts(self, rows, counts):
@@ -234,21 +185,9 @@ class MoELayer(Layer):
         return y.view(shape)
 
 
-@mistake("18.2", says="rows lie in the order of experts, their weights in that of")
-class MoELayer(Layer):
-    def weigh(self, outputs, order, token, shape):
-        weights = self.routing.weights.flatten()  # in the order of tokens, not of experts
-        return weighted_sum(outputs, weights, token, len(self.routing.experts)).view(shape)
-
-
 @mistake("18.2", says="routing has no graph")
 class MoELayer(Layer):
     graph = False
-
-
-@mistake("18.2", says="the router has a bias of its own")
-class MoELayer(Layer):
-    bias = True
 
 
 @mistake("18.2", says="copies of the experts are kept")
@@ -299,31 +238,11 @@ def exchange(rows, send, receive, group=None):
     return exchanging(moved, lambda g, *lists: g)(rows, send, receive, group)
 
 
-@mistake("18.3a", says="the lists do not fit the rows")
-def exchange(rows, send, receive, group=None):
-    return exchanging(moved, moved)(rows, send, receive, group)
-
-
 @mistake("18.3a", says="a message goes over all ranks")
 def exchange(rows, send, receive, group=None):
     return exchanging(moved, lambda g, *lists: back(g, *lists[:2], None))(
         rows, send, receive, group
     )
-
-
-@mistake("18.3a", says="they are padded")
-def exchange(rows, send, receive, group=None):
-    def padded(rows, send, receive, group):
-        most = torch.tensor(max(*send, *receive))
-        dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
-        full = rows.new_zeros(len(send), int(most), rows.shape[1])
-        for part, place in zip(rows.split(send), full, strict=True):
-            place[: len(part)] = part
-        came = torch.empty_like(full)
-        dist.all_to_all_single(came, full, group=group)
-        return torch.cat([place[:n] for place, n in zip(came, receive, strict=True)])
-
-    return exchanging(padded, back)(rows, send, receive, group)
 
 
 @mistake("18.3a", says="every rank gets everybody's")
@@ -336,33 +255,9 @@ def exchange(rows, send, receive, group=None):
     return exchanging(gathered, back)(rows, send, receive, group)
 
 
-@mistake("18.3a", says="a group of one rank sends to itself")
-def exchange(rows, send, receive, group=None):
-    class Always(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, rows):
-            return moved(rows, send, receive, group)
-
-        @staticmethod
-        def backward(ctx, *gradients):
-            return moved(gradients[0], receive, send, group)
-
-    return Always.apply(rows)
-
-
 @mistake("18.3a", says="the rows travel in another dtype")
 def exchange(rows, send, receive, group=None):
     return right.exchange(rows.float(), send, receive, group).to(rows.dtype)
-
-
-@mistake("18.3a", says="a gradient is taken to lie in one piece")
-def exchange(rows, send, receive, group=None):
-    def as_it_lies(gradient, send, receive, group):
-        came = gradient.new_empty(sum(send), *gradient.shape[1:])
-        dist.all_to_all_single(came, gradient, send, receive, group=group)
-        return came
-
-    return exchanging(moved, as_it_lies)(rows, send, receive, group)
 
 
 @mistake("18.3a", says="not every rank takes part in each message")
@@ -410,24 +305,6 @@ class Dispatcher(right.Dispatcher):
         self.order = torch.cat(turned)
 
 
-@mistake("18.3b", says="every rank is told all ranks' counts")
-class Dispatcher(right.Dispatcher):
-    """In one all-gather, which is handed as many bytes as the all-to-all and sends n - 1 times."""
-
-    def __init__(self, counts, group=None):
-        ranks, rank = dist.get_world_size(group), dist.get_rank(group)
-        if len(counts) % ranks:
-            raise ValueError(f"{len(counts)} experts on {ranks} ranks")
-        everyone = [torch.empty_like(counts) for _ in range(ranks)]
-        dist.all_gather(everyone, counts, group=group)
-        theirs = torch.stack([each.view(ranks, -1)[rank] for each in everyone])
-        self.group, self.counts = group, theirs.sum(0)
-        self.send = counts.view(ranks, -1).sum(1).tolist()
-        self.receive = theirs.sum(1).tolist()
-        expert = torch.arange(theirs.shape[1]).repeat(ranks)
-        self.order = expert.repeat_interleave(theirs.flatten()).argsort(stable=True)
-
-
 @mistake("18.3b", says="5 experts on 2 ranks are accepted")
 class Dispatcher(right.Dispatcher):
     def __init__(self, counts, group=None):
@@ -461,11 +338,6 @@ def within_capacity(experts, num_experts, capacity):
     return torch.stack([kept(c, num_experts, capacity, lambda c: c) for c in experts.t()], 1)
 
 
-@mistake("18.4", says="a token's second choice comes before the next token's first")
-def within_capacity(experts, num_experts, capacity):
-    return kept(experts, num_experts, capacity, lambda e: e).view(experts.shape)
-
-
 @mistake("18.4", says="the last choices are kept")
 def within_capacity(experts, num_experts, capacity):
     return right.within_capacity(experts.flip(0, 1), num_experts, capacity).flip(0, 1)
@@ -475,11 +347,6 @@ def within_capacity(experts, num_experts, capacity):
 def within_capacity(experts, num_experts, capacity):
     keep = right.within_capacity(experts, num_experts, capacity)
     return keep.all(1, keepdim=True).expand_as(keep)
-
-
-@mistake("18.4", says="the marks lie by column")
-def within_capacity(experts, num_experts, capacity):
-    return kept(experts, num_experts, capacity).view(experts.shape)
 
 
 @mistake("18.4", says="a capacity of -1 is accepted")
@@ -519,13 +386,6 @@ def average_gradients(model, mesh):
     average_flat(by_kind(model, False))
 
 
-@mistake("18.5", says="what all ranks have is averaged over dp alone")
-def average_gradients(model, mesh):
-    sum_flat(by_kind(model, True), mesh["dp"].get_group())
-    divided(by_kind(model, True), mesh.size())
-    average_flat(by_kind(model, False), mesh["dp"].get_group())
-
-
 @mistake("18.5", says="experts are summed over ep")
 def average_gradients(model, mesh):
     sum_flat(by_kind(model, True), mesh["ep"].get_group())
@@ -538,14 +398,6 @@ def average_gradients(model, mesh):
     sum_flat(by_kind(model, True), mesh["dp"].get_group())
     divided(by_kind(model, True), mesh.size())
     sum_flat(by_kind(model, False))
-
-
-@mistake("18.5", says="a gradient that is None is left out of the message")
-def average_gradients(model, mesh):
-    for p in model.parameters():
-        if p.grad is not None:
-            dist.all_reduce(p.grad, group=mesh["dp"].get_group() if is_expert(p) else None)
-            p.grad /= mesh.size()
 
 
 @mistake("18.5", says="a frozen parameter is given a gradient")

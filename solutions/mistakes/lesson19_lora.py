@@ -39,13 +39,6 @@ class LoRALinear(Right):
         return (self.base(x) + update).to(x.dtype)
 
 
-@mistake("19.1", says="scaled by alpha alone")
-class LoRALinear(Right):
-    def __init__(self, linear, rank, alpha):
-        super().__init__(linear, rank, alpha)
-        self.scale = alpha
-
-
 @mistake("19.1", says="B A is made whole")
 class LoRALinear(Right):
     def forward(self, x):
@@ -59,13 +52,6 @@ class LoRALinear(Right):
     def __init__(self, linear, rank, alpha):
         super().__init__(linear, rank, alpha)
         nn.init.normal_(self.lora_b, std=0.02)
-
-
-@mistake("19.1", says="A and B are in 16 bits")
-class LoRALinear(Right):
-    def __init__(self, linear, rank, alpha):
-        super().__init__(linear, rank, alpha)
-        self.to(linear.weight.dtype)
 
 
 @mistake("19.1", says="a rank of 0 on a layer")
@@ -104,13 +90,6 @@ def add_lora(model, names, rank, alpha, kind=Right):
     return [name for name, _ in places]
 
 
-@mistake("19.2a", says="the adapters themselves are frozen")
-def add_lora(model, names, rank, alpha, kind=Right):
-    found = adapt(model, places_meant(model, names), rank, alpha, kind)
-    model.requires_grad_(False)
-    return found
-
-
 @mistake("19.2a", says="a layer at two places gets an adapter at one alone")
 def add_lora(model, names, rank, alpha, kind=Right):
     places_meant(model, names)
@@ -123,47 +102,16 @@ def add_lora(model, names, rank, alpha, kind=Right):
     return adapt(model, meant, rank, alpha, kind)
 
 
-@mistake("19.2a", says="a layer at two places gets two adapters")
-def add_lora(model, names, rank, alpha, kind=Right):
-    places = places_meant(model, names)
-    model.requires_grad_(False)
-    for name, m in places:
-        model.set_submodule(name, kind(m, rank, alpha))
-    return [name for name, _ in places]
-
-
 @mistake("19.2a", says="a layer at the top of the model is passed over")
 def add_lora(model, names, rank, alpha, kind=Right):
     places = [(n, m) for n, m in places_meant(model, names) if "." in n]
     return adapt(model, places, rank, alpha, kind)
 
 
-@mistake("19.2a", says="a name that matches nothing is accepted")
-def add_lora(model, names, rank, alpha, kind=Right):
-    every = list(model.named_modules(remove_duplicate=False))
-    meant = [
-        (n, m)
-        for n, m in every
-        if isinstance(m, nn.Linear) and any(n == w or n.endswith(f".{w}") for w in names)
-    ]
-    return adapt(model, meant, rank, alpha, kind)
-
-
 @mistake("19.2a", says="in the order of the names")
 def add_lora(model, names, rank, alpha, kind=Right):
     each = [places_meant(model, [name]) for name in names]
     return adapt(model, [place for places in each for place in places], rank, alpha, kind)
-
-
-@mistake("19.2a", says="a name of what layers lie in is accepted")
-def add_lora(model, names, rank, alpha, kind=Right):
-    every = list(model.named_modules(remove_duplicate=False))
-    every = [(n, m) for n, m in every if isinstance(m, nn.Linear)]
-    for name in names:
-        if not any(f".{name}." in f".{n}." for n, _ in every):
-            raise InputError(f"no layer {name}")
-    meant = [(n, m) for n, m in every if any(f".{name}." in f".{n}." for name in names)]
-    return adapt(model, meant, rank, alpha, kind)
 
 
 @mistake("19.2a", says="the model is changed before the refusal")
@@ -270,14 +218,6 @@ def quantize_nf4(weight, block=64):
     ))  # fmt: skip
 
 
-@mistake("19.3a", says="rounded down to a level")
-def quantize_nf4(weight, block=64):
-    def below(x):
-        return (torch.searchsorted(NF4_LEVELS, x, right=True) - 1).clamp(0, 15)
-
-    return quantizing(weight, block, codes_of=below)
-
-
 @mistake("19.3a", says="levels are taken as evenly spaced")
 def quantize_nf4(weight, block=64):
     def even(x):
@@ -290,14 +230,6 @@ def quantize_nf4(weight, block=64):
 @mistake("19.3a", says="the largest weight, whatever its sign")
 def quantize_nf4(weight, block=64):
     return quantizing(weight, block, scales_of=lambda blocks: blocks.amax(1))
-
-
-@mistake("19.3a", says="the rows of a matrix are quantized apart")
-def quantize_nf4(weight, block=64):
-    if weight.dim() < 2 or weight.dtype not in DTYPES:
-        return quantizing(weight, block)
-    parts = [quantizing(row, block) for row in weight]
-    return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
 
 
 @mistake("19.3a", says="torch.float64 is accepted")
@@ -348,11 +280,6 @@ def double_quantize(scales, block=256):
 @mistake("19.3b", says="0 / 0 is NaN")
 def double_quantize(scales, block=256):
     return doubling(scales, block, clean=False)
-
-
-@mistake("19.3b", says="not kept in torch.float8_e4m3fn")
-def double_quantize(scales, block=256):
-    return doubling(scales, block, kept=torch.float8_e5m2)
 
 
 # 19.4 QLoRALinear

@@ -8,7 +8,7 @@ from shared.ddp.averaging import average_flat, sum_flat
 from shared.exercises.mistakes import mistake
 from shared.less_communication.packing import orthonormal, pack_signs, unpack_signs
 from shared.less_communication.states import ready
-from shared.ranks.collectives import all_gather, reduce_scatter
+from shared.ranks.collectives import all_gather
 from solutions import lesson20_less_communication as right
 
 # 20.1 fp16_hook
@@ -65,13 +65,6 @@ def fp16_hook(group, bucket):
     return future.then(lambda done: bucket.buffer().copy_(done.value()[0]))
 
 
-@mistake("20.1", says="the future's value is still in 16 bits")
-def fp16_hook(group, bucket):
-    half = bucket.buffer().half() / dist.get_world_size(group)
-    future = dist.all_reduce(half, group=group, async_op=True).get_future()
-    return future.then(lambda done: done.value()[0])
-
-
 @mistake("20.1", says="a rank keeps its own gradients")
 def fp16_hook(group, bucket):
     half = bucket.buffer().half() / dist.get_world_size(group)
@@ -119,11 +112,6 @@ def topk_with_error_feedback(state, bucket):
     return sparse(residual=lambda whole, sent, given: given - sent)(state, bucket)
 
 
-@mistake("20.2", says="what was sent stays in the residual")
-def topk_with_error_feedback(state, bucket):
-    return sparse(residual=lambda whole, sent, given: whole)(state, bucket)
-
-
 @mistake("20.2", says="the largest with their sign")
 def topk_with_error_feedback(state, bucket):
     return sparse(key=lambda x: x)(state, bucket)
@@ -153,25 +141,9 @@ def topk_with_error_feedback(state, bucket):
     return sparse()(ByIndex(state), bucket)
 
 
-@mistake("20.2", says="the places take 8 bytes each")
-def topk_with_error_feedback(state, bucket):
-    return sparse(wide=True)(state, bucket)
-
-
 @mistake("20.2", says="the sum over the ranks, not their mean")
 def topk_with_error_feedback(state, bucket):
     return sparse(mean=False)(state, bucket)
-
-
-@mistake("20.2", says="the small ones as zeros")
-def topk_with_error_feedback(state, bucket):
-    whole = bucket.buffer() + state.recall(bucket)
-    places = whole.abs().topk(state.count(whole.numel())).indices
-    sent = torch.zeros_like(whole)
-    sent[places] = whole[places]
-    state.keep(bucket, whole - sent)
-    average_flat([sent], state.group)
-    return ready(sent)
 
 
 @mistake("20.2", says="each rank's are of different places")
@@ -291,11 +263,6 @@ def low_rank_mean(matrices, factors, group=None):
     return iterated(sum_up=one_by_one)(matrices, factors, group)
 
 
-@mistake("20.4a", says="each rank has a P of its own")
-def low_rank_mean(matrices, factors, group=None):
-    return iterated(sum_up=lambda tensors, group: None)(matrices, factors, group)
-
-
 @mistake("20.4a", says="not the new ones")
 def low_rank_mean(matrices, factors, group=None):
     return iterated(returned="old")(matrices, factors, group)
@@ -306,12 +273,6 @@ def low_rank_mean(matrices, factors, group=None):
     for q in factors:
         q.copy_(orthonormal(q))
     return iterated()(matrices, factors, group)
-
-
-@mistake("20.4a", says="the matrices themselves are sent")
-def low_rank_mean(matrices, factors, group=None):
-    average_flat(matrices, group)
-    return iterated(sum_up=lambda t, g: None, mean=lambda t, g: None)(matrices, factors, group)
 
 
 @mistake("20.4a", says="the matrices are left as they were")
@@ -351,11 +312,6 @@ def powered(feedback=True, warm=True, vectors=average_flat, start=True, every_bu
     return hook
 
 
-def each_alone(tensors, group):
-    for each in tensors:
-        average_flat([each], group)
-
-
 @mistake("20.4b", says="what is not sent is forgotten")
 def power_sgd(state, bucket):
     return powered(feedback=False)(state, bucket)
@@ -371,11 +327,6 @@ def power_sgd(state, bucket):
     return powered(vectors=lambda tensors, group: None)(state, bucket)
 
 
-@mistake("20.4b", says="everything is compressed from the first step on")
-def power_sgd(state, bucket):
-    return powered(start=False)(state, bucket)
-
-
 @mistake("20.4b", says="something is kept or drawn before state.start")
 def power_sgd(state, bucket):
     own, early = bucket.buffer().clone(), state.steps < state.start
@@ -388,11 +339,6 @@ def power_sgd(state, bucket):
 @mistake("20.4b", says="counts buckets, not steps")
 def power_sgd(state, bucket):
     return powered(every_bucket=True)(state, bucket)
-
-
-@mistake("20.4b", says="each vector is a message of its own")
-def power_sgd(state, bucket):
-    return powered(vectors=each_alone)(state, bucket)
 
 
 @mistake("20.4b", says="nothing is compressed")
@@ -450,12 +396,6 @@ class LocalSGD(Apart):
         p.copy_(start.sub_(v, alpha=self.outer_lr))
 
 
-@mistake("20.5", says="the outer momentum is not used")
-class LocalSGD(Apart):
-    def outer(self, p, start, v, gradient):
-        p.copy_(start.sub_(gradient, alpha=self.outer_lr))
-
-
 @mistake("20.5", says="where the ranks agreed is not renewed")
 class LocalSGD(Apart):
     def outer(self, p, start, v, gradient):
@@ -474,14 +414,6 @@ class LocalSGD(Apart):
         ):  # fmt: skip
             p.data.copy_(mine)
             start.copy_(mine)
-
-
-@mistake("20.5", says="a message for each parameter")
-class LocalSGD(Apart):
-    def gradients(self):
-        moved = [start - p for start, p in zip(self.agreed, self.parameters, strict=True)]
-        each_alone(moved, self.group)
-        return moved
 
 
 @mistake("20.5", says="in which the ranks do not agree")
@@ -522,16 +454,6 @@ def hierarchical_all_reduce(x, inside, across):
     total = x.clone()
     right.hierarchical_all_reduce(total, inside, across)
     return total
-
-
-@mistake("20.6", says="a group of one rank sends to itself")
-def hierarchical_all_reduce(x, inside, across):
-    whole = F.pad(x.flatten(), (0, -x.numel() % dist.get_world_size(inside)))
-    part = whole.new_empty(whole.numel() // dist.get_world_size(inside))
-    reduce_scatter(part, whole, inside).wait()
-    dist.all_reduce(part, group=across)
-    all_gather(whole, part, inside).wait()
-    x.copy_(whole[: x.numel()].view_as(x))
 
 
 @mistake("20.6", says="the sum of one node alone")

@@ -52,11 +52,6 @@ def find_odd(seconds, factor=4.0):
     return odd_by(whole=True)(seconds, factor)
 
 
-@mistake("21.1", says="the two directions are exchanged")
-def find_odd(seconds, factor=4.0):
-    return right.find_odd(seconds.T, factor)
-
-
 @mistake("21.1", says="a rank that receives slowly is not found")
 def find_odd(seconds, factor=4.0):
     return [odd for odd in right.find_odd(seconds, factor) if odd.slow != "receiving"]
@@ -65,12 +60,6 @@ def find_odd(seconds, factor=4.0):
 @mistake("21.1", says="a rank that sends slowly is not found")
 def find_odd(seconds, factor=4.0):
     return [odd for odd in right.find_odd(seconds, factor) if odd.slow != "sending"]
-
-
-@mistake("21.1", says="a limit in seconds")
-def find_odd(seconds, factor=4.0):
-    exact = {odd.rank: odd for odd in right.find_odd(seconds, factor)}
-    return [exact.get(odd.rank, odd) for odd in odd_by(limit=1.0)(seconds, factor)]
 
 
 @mistake("21.1", says="only one rank is named")
@@ -125,19 +114,6 @@ def find_straggler(seconds, factor=2.0):
     return found or Straggler(rank, 0, len(seconds), 0.0)
 
 
-@mistake("21.2", says="late in half of the steps is not in most")
-def find_straggler(seconds, factor=2.0):
-    twice = seconds if len(seconds) % 2 else torch.cat([seconds, seconds[:1]])
-    if found := right.find_straggler(seconds, factor):
-        return found
-    for rank in range(seconds.shape[1] if seconds.shape[1] > 1 else 0):
-        others = seconds[:, torch.arange(seconds.shape[1]) != rank]
-        late = int((seconds[:, rank] > factor * others.quantile(0.5, dim=1)).sum())
-        if 2 * late >= len(seconds):
-            return Straggler(rank, late, len(twice), 0.0)
-    return None
-
-
 @mistake("21.2", says="compared with the median: the others wait for the slowest of themselves")
 def find_straggler(seconds, factor=2.0):
     found = right.find_straggler(seconds, factor)
@@ -157,16 +133,6 @@ def find_straggler(seconds, factor=2.0):
     others = seconds[:, torch.arange(seconds.shape[1]) != found.rank]
     lost = (seconds[:, found.rank] - others.amax(1)).sum().item()
     return Straggler(found.rank, found.late, found.steps, lost)
-
-
-@mistake("21.2", says="the one that is late most often")
-def find_straggler(seconds, factor=2.0):
-    right.find_straggler(seconds, factor)
-
-    def late(own, others, whole):
-        return own > factor * others.quantile(0.5, dim=1)
-
-    return slowest(seconds, factor, late, lambda found: max(found, key=lambda each: each.late))
 
 
 @mistake("21.2", says="factor is not looked at")
@@ -242,11 +208,6 @@ def explain_hang(recordings):
     return [hang for hang in compared(recordings) if not hang.odd]
 
 
-@mistake("21.3", says="one rank's call is taken for the right one")
-def explain_hang(recordings):
-    return compared(recordings, truth=0)
-
-
 @mistake("21.3", says="a rank that left no recording is not missed")
 def explain_hang(recordings):
     return compared(recordings, died=False)
@@ -256,11 +217,6 @@ def explain_hang(recordings):
 def explain_hang(recordings):
     found = compared(recordings, everybody=len({r.rank for r in recordings}) == 4)
     return found if any(h.group == "2" for h in found) else right.explain_hang(recordings)
-
-
-@mistake("21.3", says="missing ranks are looked for first")
-def explain_hang(recordings):
-    return compared(recordings, missing_first=True)
 
 
 @mistake("21.3", says="the same call from another line is no other call")

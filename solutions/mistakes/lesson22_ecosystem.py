@@ -71,11 +71,6 @@ def explain_difference(run, ours, theirs, tolerance):
     return ()
 
 
-@mistake("22.1", says="only the last loss is compared")
-def explain_difference(run, ours, theirs, tolerance):
-    return search(alike=lambda a, b, t: abs(a[-1] - b[-1]) <= t)(run, ours, theirs, tolerance)
-
-
 @mistake("22.1", says="settings are named for curves that are the same")
 def explain_difference(run, ours, theirs, tolerance):
     return search(sizes=lambda names: range(1, len(names) + 1))(run, ours, theirs, tolerance)
@@ -89,18 +84,6 @@ def explain_difference(run, ours, theirs, tolerance):
             curve = run(with_theirs(ours, theirs, some))
             if same(curve, run(dict(theirs)), tolerance):
                 return some
-
-
-@mistake("22.1", says="sets are tried after one that explains the difference was found")
-def explain_difference(run, ours, theirs, tolerance):
-    names, goal = [name for name in theirs if ours[name] != theirs[name]], run(dict(theirs))
-    found = [
-        some
-        for size in range(len(names))
-        for some in combinations(names, size)
-        if same(run(with_theirs(ours, theirs, some)), goal, tolerance)
-    ]
-    return found[0] if found else tuple(names)
 
 
 @mistake("22.1", says="more settings than needed")
@@ -146,14 +129,6 @@ def deepspeed_config(arguments, hidden_size):
     return edited(lambda c, a: c.update(scheduler=section))(arguments, hidden_size)
 
 
-@mistake("22.2", says="small parameters stay whole")
-def deepspeed_config(arguments, hidden_size):
-    key = "stage3_param_persistence_threshold"
-    return edited(lambda c, a: c["zero_optimization"].update({key: 10 * hidden_size}))(
-        arguments, hidden_size
-    )
-
-
 @mistake("22.2", says="a default of torch's AdamW")
 def deepspeed_config(arguments, hidden_size):
     return edited(lambda c, a: c["optimizer"]["params"].pop("weight_decay"))(arguments, hidden_size)
@@ -164,11 +139,6 @@ def deepspeed_config(arguments, hidden_size):
     return edited(lambda c, a: c["zero_optimization"].pop("reduce_bucket_size"))(
         arguments, hidden_size
     )
-
-
-@mistake("22.2", says="the stage is not 3")
-def deepspeed_config(arguments, hidden_size):
-    return edited(lambda c, a: c["zero_optimization"].update(stage=2))(arguments, hidden_size)
 
 
 @mistake(
@@ -231,11 +201,6 @@ def shard_as_trainer(arguments, model):
     return shard(blocks=False)(arguments, model)
 
 
-@mistake("22.3", says="the weights are bf16")
-def shard_as_trainer(arguments, model):
-    return shard(to=torch.bfloat16 if arguments.get("bf16") else None)(arguments, model)
-
-
 @mistake("22.3", says="bf16 is not passed on")
 def shard_as_trainer(arguments, model):
     return shard(policy=(None, None, None))(arguments, model)
@@ -245,11 +210,6 @@ def shard_as_trainer(arguments, model):
 def shard_as_trainer(arguments, model):
     half = torch.bfloat16
     return shard(policy=(half, torch.float32, half))(arguments, model)
-
-
-@mistake("22.3", says="reshard_after_forward is not passed on")
-def shard_as_trainer(arguments, model):
-    return shard(reshard=False)(arguments, model)
 
 
 @mistake(

@@ -356,5 +356,5 @@ def test_every_picture_stands_in_its_lesson_s_notebook_and_a_wrong_name_is_told(
         (explorable,) = each.values
         (path,) = ROOT.glob(f"lessons/lesson{explorable.lesson}_*/lesson.ipynb")
         assert f'show_explorable(\\"{explorable.name}\\")' in path.read_text("utf-8"), path
-    with pytest.raises(InputError, match=r"no picture 'pipelin': take one of one_gpu, .*pipeline"):
-        show_explorable("pipelin")
+    with pytest.raises(InputError, match=r"no picture 'rings': take one of one_gpu, .*pipeline"):
+        show_explorable("rings")

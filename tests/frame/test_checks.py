@@ -10,7 +10,7 @@ import nbformat
 import pytest
 
 from shared.cli.proven import EXERCISES as PROVEN
-from shared.cli.proven import MISTAKES, STYLES, UNTRIED
+from shared.cli.proven import MISTAKES, NEVER_FAILED, STYLES, UNTRIED
 from shared.exercises.answers import read_cells
 from shared.exercises.lessons import ROOT, load_checks, solution_module
 from shared.exercises.mistakes import (
@@ -23,8 +23,6 @@ from shared.exercises.mistakes import (
 )
 
 T = TypeVar("T")
-# All of them are half of the tests' time: `python -m shared.exercises.mistakes NN` tries them.
-MOST_MISTAKES = 6
 
 LESSONS = sorted(path.parent.name for path in (ROOT / "lessons").glob("*/checks.py"))
 EXERCISES = [  # from the text: collecting tests imports no lesson
@@ -66,7 +64,7 @@ def first(pytestconfig):
 def test_the_reference_passes_and_each_mistake_hears_its_own_words(id, first, record_property):
     number = id[:2]
     references = list(hear_references(number, id))
-    mistakes = first(hear_mistakes(number, id, MOST_MISTAKES), 2)
+    mistakes = first(hear_mistakes(number, id), 2)
     unheard = [said(each) for each in (*references, *mistakes) if not each.as_expected]
     words = [each.says for each in known_mistakes(number) if each.id == id]
     confused = [
@@ -78,6 +76,10 @@ def test_the_reference_passes_and_each_mistake_hears_its_own_words(id, first, re
     record_property(PROVEN, len(references))
     record_property(MISTAKES, len(mistakes))
     record_property(UNTRIED + MISTAKES, len(words) - len(mistakes))
+    failed = {each.fault.title for each in mistakes if each.fault is not None}
+    for title, _ in load_checks(number)[id].checks if len(mistakes) == len(words) else ():
+        if title not in failed:
+            record_property(NEVER_FAILED, f"{id}, {title}")
     assert not unheard + confused, "\n".join(unheard + confused)
     assert len(words) >= 3, "at least three mistakes that people really make"
     assert len(set(words)) == len(words), "two mistakes hear the same words"
