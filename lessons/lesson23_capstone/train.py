@@ -136,7 +136,7 @@ def main() -> None:
         size = num_parameters(model)
         made = make(args.mode, model, config, rank, how)
         keeping.watch(made.engine)
-        origin = Origin.of(config, task.vocab_size, args.seed, args.data)
+        origin = Origin.of(config, task.vocab_size, args.seed, args.data, args.steps)
         with asking_to_requeue(args.out, rank, "--resume that folder goes on"):
             record = train(made, task, config, args, rank, origin)
         spec = model_spec(config.model, task.vocab_size)

@@ -9,6 +9,7 @@ no random generator is drawn from.
 import json
 import re
 import shutil
+import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from shared.capstone.config import Config
 from shared.capstone.modes import Made
 from shared.errors import InputError
 from shared.ranks.agreement import gathered
-from shared.ranks.group import Rank
+from shared.ranks.group import Rank, current_rank
 from shared.training.named_checkpoint import load_named, save_named
 
 RUN = "run.json"
@@ -32,13 +33,18 @@ class Origin:
     data: dict[str, Any]
     vocab_size: int
     seed: int
+    rates: dict[str, float]  # what learning rates follow from; another one is told, not refused
 
     @classmethod
-    def of(cls, config: Config, vocab_size: int, seed: int, fingerprint: str) -> "Origin":
-        """That of a run; batches depend on their size as well."""
+    def of(
+        cls, config: Config, vocab_size: int, seed: int, fingerprint: str, steps: int | None = None
+    ) -> "Origin":
+        """That of a run; batches depend on their size as well. `steps` come before the file's."""
         model = {k: v for k, v in asdict(config.model).items() if k != "fused"}
         data = {**asdict(config.data), "text": fingerprint, "batch": config.training.batch}
-        return cls(model, data, vocab_size, seed)
+        training = config.training
+        rates = {"steps": steps or training.steps, "warmup": training.warmup, "peak": training.peak}
+        return cls(model, data, vocab_size, seed, rates)
 
 
 def save_run(
@@ -67,9 +73,10 @@ def resume_run(folder: Path, made: Made, origin: Origin) -> int:
     """Load the newest checkpoint of a folder, or the folder itself; returns its steps.
 
     A collective. Raises InputError on every rank, before anything is changed, where there is no
-    checkpoint and where it is of another model or other data, naming what differs.
+    checkpoint and where it is of another model or other data, naming what differs. Warns on rank 0
+    where the learning rates from here on are not those of the run that was saved.
     """
-    place, why = folder, ""
+    place, why, notes = folder, "", dict[str, Any]()
     try:
         place = folder if (folder / RUN).is_file() else (saved_in(folder) or [folder])[-1]
         notes = json.loads((place / RUN).read_text(encoding="utf-8"))
@@ -81,6 +88,11 @@ def resume_run(folder: Path, made: Made, origin: Origin) -> int:
     for words in gathered(why):
         if words:
             raise InputError(f"checkpoint {place} {words}")
+    there, here = notes.get("rates", origin.rates), origin.rates
+    other = [f"{k} {there.get(k)}, here {v}" for k, v in here.items() if there.get(k) != v]
+    if other and current_rank() == 0:
+        words = "learning rates from here on are not those of the run that was saved"
+        warnings.warn(f"{words}: {', '.join(other)}", stacklevel=2)
     return load_named(made.layout, made.optimizer, place)
 
 
@@ -88,7 +100,7 @@ def _difference(notes: dict[str, Any], own: dict[str, Any]) -> str:
     """What a checkpoint's origin has that this run has not, in words; "" for nothing."""
     for part, here in own.items():
         there = notes.get(part)
-        if there == here:
+        if part == "rates" or there == here:
             continue
         if isinstance(here, dict) and isinstance(there, dict):
             key = next(k for k in {**here, **there} if here.get(k) != there.get(k))

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import shutil
 import socket
 import time
@@ -9,7 +10,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.cuda.nccl
@@ -22,7 +22,11 @@ from shared.ranks.group import Rank
 PREFIXES = ("NCCL_", "GLOO_", "TORCH_NCCL_", "TORCH_FR_", "TORCH_DISTRIBUTED_", "UCX_")
 # torchrun sets it in every rank, and so it says nothing
 BY_LAUNCHER = ("TORCH_NCCL_ASYNC_ERROR_HANDLING",)
-MUST_AGREE = ("python", "torch", "cuda", "nccl", "device", "variables")
+# what nodes may well have each their own of: names of interfaces and cards, files, logs
+BY_NODE = re.compile(
+    r"(GLOO|NCCL)_SOCKET_IFNAME|NCCL_IB_HCA|NCCL_(CONF|TOPO)\w*_FILE|NCCL_DEBUG\w*"
+)
+MUST_AGREE = ("python", "torch", "cuda", "nccl", "device")
 GIB = 2**30
 
 
@@ -125,12 +129,16 @@ def disagreements(
 ) -> list[Finding]:
     """In what the ranks differ: versions, devices and variables by majority; memory and disk.
 
-    Memory counts below the share `memory` of the median, a disk with less than `disk` bytes, and
-    loopback where the ranks are on several networks.
+    Variables that name a node's own interfaces, cards or files may differ, and are told. Memory
+    counts below the share `memory` of the median, a disk with less than `disk` bytes, and loopback
+    where the ranks are on several networks.
     """
     found: list[Finding] = []
     for key in MUST_AGREE:
-        found += _minority(key, {each.rank: _value(each, key) for each in reports})
+        found += _minority(key, {each.rank: getattr(each, key) for each in reports})
+    for by_node in (False, True):
+        told = {each.rank: _told(each.variables, by_node) for each in reports}
+        found += _minority("variables", told, breaks=not by_node)
     typical = sorted(each.free for each in reports)[len(reports) // 2]
     several = len({each.network for each in reports}) > 1
     for each in reports:
@@ -170,14 +178,13 @@ def unreached(reports: Sequence[Report], table: Reached) -> list[Finding]:
     return found
 
 
-def _value(report: Report, key: str) -> str:
-    value: Any = getattr(report, key)
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name}={each}" for name, each in value.items()) or "none set"
-    return str(value)
+def _told(variables: Mapping[str, str], by_node: bool) -> str:
+    """The variables that a node may have its own of, or the others."""
+    chosen = {k: v for k, v in variables.items() if bool(BY_NODE.fullmatch(k)) == by_node}
+    return ", ".join(f"{name}={each}" for name, each in chosen.items()) or "none set"
 
 
-def _minority(key: str, values: Mapping[int, str]) -> list[Finding]:
+def _minority(key: str, values: Mapping[int, str], breaks: bool = True) -> list[Finding]:
     """Who has another value than most; everybody, where no value has a majority."""
     (common, votes), *rest = Counter(values.values()).most_common()
     if not rest:
@@ -186,4 +193,4 @@ def _minority(key: str, values: Mapping[int, str]) -> list[Finding]:
     ranks = [rank for rank, value in values.items() if split or value != common]
     said = "; ".join(f"rank {rank}: {values[rank]}" for rank in ranks)
     others = "" if split else f"; the others: {common}"
-    return [Finding(tuple(ranks), f"{key} differ: {said}{others}")]
+    return [Finding(tuple(ranks), f"{key} differ: {said}{others}", breaks)]

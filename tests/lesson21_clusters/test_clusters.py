@@ -316,6 +316,15 @@ def test_in_what_a_rank_differs(own, words):
     assert all(words in each.words and each.breaks for each in found)
 
 
+def test_a_node_may_have_its_own_interface_and_log_and_is_told_so():
+    own = {"NCCL_SOCKET_IFNAME": "ens5", "NCCL_DEBUG": "INFO", "NCCL_PROTO": "LL"}
+    first, second = disagreements([report(0), report(1, variables=own), report(2)])
+    assert first.words == "variables differ: rank 1: NCCL_PROTO=LL; the others: none set"
+    assert first.breaks
+    told = "rank 1: NCCL_SOCKET_IFNAME=ens5, NCCL_DEBUG=INFO; the others: none set"
+    assert (second.words, second.breaks) == (f"variables differ: {told}", False)
+
+
 def test_variables_that_are_not_everybodys_are_marked_as_rank_0s():
     ours, theirs = report(0, variables={"NCCL_ALGO": "Ring"}), report(1)
     assert "NCCL_ALGO=Ring (rank 0's)" in describe([ours, theirs])

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -73,13 +74,18 @@ def test_a_run_is_stopped_resumed_in_another_mode_and_ends_as_if_it_had_not_been
     assert seen["losses"] == pytest.approx(losses, abs=1e-4)
     assert sorted(path.name for path in save.iterdir()) == ["step_00000002", "step_00000004"]
     again = arguments(tmp_path, "--steps", 4, "--resume", save / "step_00000002", "--profile")
-    assert run_script(SCRIPT, *again, "--checkpointing").status == 0
+    words = "learning rates from here on are not those of the run that was saved"
+    with warnings.catch_warnings(record=True) as told:
+        assert run_script(SCRIPT, *again, "--checkpointing").status == 0
+    assert words not in str([each.message for each in told])
     assert metrics(tmp_path)["losses"] == pytest.approx(losses[2:], abs=1e-4)
     lines = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
     # two of the whole run, whose losses are the checkpoint's, and those after it
     assert [json.loads(line)["step"] for line in lines if '"loss"' in line] == [1, 2, 3, 4]
     trace = json.loads((tmp_path / "out" / "trace_rank_0.json").read_text())
     assert trace["traceEvents"]
+    with pytest.warns(UserWarning, match=f"{words}: steps 4, here 5"):
+        assert run_script(SCRIPT, *arguments(tmp_path, "--steps", 5, "--resume", save)).status == 0
 
 
 def test_the_table_has_predicted_bytes_and_they_are_those_counted(run_script, tmp_path):
