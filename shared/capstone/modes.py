@@ -19,7 +19,6 @@ from shared.capstone.config import Config
 from shared.capstone.deepspeed_shards import DeepSpeedShards
 from shared.data.rows import Rows
 from shared.errors import InputError
-from shared.measuring.trace import quiet_stderr
 from shared.model.layers import ResidualBlock
 from shared.parallel3d.checkpoint import OnMesh
 from shared.parallel3d.engine import Parallel3D
@@ -91,10 +90,9 @@ def check_mode(mode: str, config: Config, world_size: int, how: How = How()) -> 
 def import_for(mode: str | None, device: str) -> None:
     """What has to be imported before there is a process group; InputError where it is missing."""
     if mode == "deepspeed":
-        with quiet_stderr():  # a compiler that looks for libraries which nobody needs here
-            import_deepspeed(device)
-            # What its first engine imports for 2 seconds: once here, not in every forked rank.
-            importlib.import_module("torch._inductor.compile_fx")
+        import_deepspeed(device)
+        # What its first engine imports for 2 seconds: once here, not in every forked rank.
+        importlib.import_module("torch._inductor.compile_fx")
         warnings.filterwarnings("ignore", category=FutureWarning)  # torch's new names, old calls
 
 
