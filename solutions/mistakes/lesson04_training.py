@@ -63,6 +63,11 @@ def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
     return right_collate([pair for pair in pairs if all(pair)] or pairs, pad_id, bos_id, eos_id)
 
 
+@mistake("04.1", says="collate([]) is accepted")
+def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
+    return right_collate(pairs or [([], [])], pad_id, bos_id, eos_id)
+
+
 # 04.2 label_smoothed_loss
 
 
@@ -291,6 +296,13 @@ def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, 
     return _beam(
         model, src, max_len, beam_size, length_penalty, bos_id, eos_id, pad_id, copies=True
     )
+
+
+@mistake("04.5", says="greedy ones expected")
+@torch.no_grad()
+def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
+    k = max(2, beam_size) if beam_size > 0 else beam_size  # "one is no beam"
+    return right_beam(model, src, max_len, k, length_penalty, bos_id, eos_id, pad_id)
 
 
 @mistake("04.5", says="a finished translation is forgotten")

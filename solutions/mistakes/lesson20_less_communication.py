@@ -375,6 +375,12 @@ class Apart(right.LocalSGD):
         return True
 
 
+@mistake("20.5", says="a momentum of 1.5 is accepted")
+class LocalSGD(right.LocalSGD):
+    def __init__(self, parameters, every, outer_lr=1.0, outer_momentum=0.0, group=None):
+        super().__init__(parameters, every, outer_lr, min(outer_momentum, 0.99), group)
+
+
 @mistake("20.5", says="the outer gradient has the wrong sign")
 class LocalSGD(Apart):
     def gradients(self):

@@ -67,6 +67,19 @@ def find_odd(seconds, factor=4.0):
     return right.find_odd(seconds, factor)[:1]
 
 
+@mistake("21.1", says="the ratio: its fastest link over the others' median")
+def find_odd(seconds, factor=4.0):
+    found = right.find_odd(seconds, factor)
+    return [
+        Odd(odd.rank, odd.slow, float(seconds.max() / seconds[seconds > 0].min())) for odd in found
+    ]
+
+
+@mistake("21.1", says="a link that is NaN is accepted")
+def find_odd(seconds, factor=4.0):
+    return right.find_odd(seconds.nan_to_num(0.0), factor)
+
+
 # 21.2 find_straggler
 
 
