@@ -68,7 +68,7 @@ def partition_values(partition) -> None:
             between = {words: torch.cat(gaps)}
             expect_close(flat, want, what="the flat tensor", atol=0, rtol=0, looks_like=between)
             expect_equal(len(parts), n, what="the number of parts")
-            words = "the parts take turns, element by element: each is a piece without gaps"
+            words = "the parts are interleaved, element by element: each is a piece without gaps"
             for i, (part, wanted) in enumerate(zip(parts, want.chunk(n), strict=True)):
                 turns = {words: want[i::n]}
                 expect_close(part, wanted, what="a part", atol=0, rtol=0, looks_like=turns)

@@ -93,7 +93,7 @@ def unit_shard(answer) -> None:
         turns = flat_of(seen.first, n)[rank::n]
         recognise(
             {
-                "the shards take turns, element by element": n > 1
+                "the shards are interleaved, element by element": n > 1
                 and torch.equal(got, turns.to(got))
             },
             expected="neighbours of the flat tensor in one shard",

@@ -15,8 +15,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-CRUMB = 16  # bytes; smaller storages (step counts, losses) are not counted
-MODEL_CRUMB = 1024  # bytes; for models: smaller storages are inputs, losses, step counts
+NEGLIGIBLE_BYTES = 16  # bytes; smaller storages (step counts, losses) are not counted
+NEGLIGIBLE_IN_A_MODEL = 1024  # bytes; for models: smaller storages are inputs, losses, step counts
 SETTLE = 0.005  # seconds
 TASKS = Path("/proc/self/task")  # Linux: a folder for each thread
 
@@ -30,7 +30,7 @@ class LiveBytes:
     storages as they came.
     """
 
-    def __init__(self, crumb: int = CRUMB) -> None:
+    def __init__(self, crumb: int = NEGLIGIBLE_BYTES) -> None:
         self.crumb = crumb
         self._known: dict[int, tuple[StorageWeakRef, torch.dtype]] = {}
         self.at_collectives: list[tuple[str, int]] = []
@@ -63,7 +63,9 @@ class LiveBytes:
 
 
 @contextlib.contextmanager
-def count_live_bytes(already: Iterable[Tensor] = (), crumb: int = CRUMB) -> Generator[LiveBytes]:
+def count_live_bytes(
+    already: Iterable[Tensor] = (), crumb: int = NEGLIGIBLE_BYTES
+) -> Generator[LiveBytes]:
     """Watch every operation inside the block, and count what it makes and what is `already` there.
 
     Exact on any device for tensors that operators made in this thread, backward included; what a

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor, nn
 
 from shared.errors import InputError
-from shared.measuring.live import CRUMB
+from shared.measuring.live import NEGLIGIBLE_BYTES
 from shared.measuring.traffic import Traffic
 from shared.sharding.stages import ZeroStage1
 
@@ -36,7 +36,7 @@ def _storage_bytes(tensors: Iterable[object], seen: set[int]) -> int:
     for each in tensors:
         if isinstance(each, Tensor):
             storage = each.untyped_storage()
-            if storage._cdata not in seen and storage.nbytes() >= CRUMB:
+            if storage._cdata not in seen and storage.nbytes() >= NEGLIGIBLE_BYTES:
                 total += storage.nbytes()
             seen.add(storage._cdata)
     return total

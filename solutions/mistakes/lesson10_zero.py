@@ -32,7 +32,7 @@ def partition(tensors, num_parts):
     return flat, list(flat.view(num_parts, -1))
 
 
-@mistake("10.1", says="the parts take turns, element by element")
+@mistake("10.1", says="the parts are interleaved, element by element")
 def partition(tensors, num_parts):
     flat, _ = right.partition(tensors, num_parts)
     return flat, [flat[i::num_parts] for i in range(num_parts)]

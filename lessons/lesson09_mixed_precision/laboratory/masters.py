@@ -10,7 +10,7 @@ from torch.optim import Optimizer, adam
 from torch.utils._pytree import tree_leaves
 
 from shared.exercises.nets import through_a_file
-from shared.measuring.live import CRUMB
+from shared.measuring.live import NEGLIGIBLE_BYTES
 
 HALVES = (torch.bfloat16, torch.float16)
 DTYPES = (*HALVES, torch.float32)
@@ -45,7 +45,7 @@ def kept_bytes(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> int:
     """Bytes of the parameters, their gradients and their states; step counts are left out."""
     kept: list[Any] = [x for p in parameters for x in (p, p.grad, *optimizer.state[p].values())]
     sizes = [each.nbytes for each in kept if isinstance(each, Tensor)]
-    return sum(size for size in sizes if size >= CRUMB)
+    return sum(size for size in sizes if size >= NEGLIGIBLE_BYTES)
 
 
 def half_parameters(seed: int, dtype: torch.dtype = torch.bfloat16) -> list[nn.Parameter]:

@@ -5,13 +5,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from shared.measuring.live import CRUMB, MODEL_CRUMB, live_storages
+from shared.measuring.live import NEGLIGIBLE_BYTES, NEGLIGIBLE_IN_A_MODEL, live_storages
 from shared.sharding.counting import state_bytes
 from shared.sharding.stages import ZeroStage1
 
 
 def live_sizes(
-    model: nn.Module, known: set[int], inputs: Iterable[Tensor] = (), crumb: int = CRUMB
+    model: nn.Module, known: set[int], inputs: Iterable[Tensor] = (), crumb: int = NEGLIGIBLE_BYTES
 ) -> dict[int, int]:
     """Bytes of the live storages that may be model states, by address.
 
@@ -29,7 +29,7 @@ def deepspeed_bytes(engine: Any, known: set[int], inputs: Iterable[Tensor] = ())
     Buckets are what is neither weight nor optimizer state: gradients on their way, gathered
     weights, buffers.
     """
-    sizes = live_sizes(engine.module, known, inputs, MODEL_CRUMB)
+    sizes = live_sizes(engine.module, known, inputs, NEGLIGIBLE_IN_A_MODEL)
     weights, states, gradients = [], [], []
     for parameter in engine.module.parameters():
         weights += [parameter, getattr(parameter, "ds_tensor", None)]

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from lessons.lesson10_zero.experiments.counting import deepspeed_bytes
-from shared.measuring.live import MODEL_CRUMB, live_storages
+from shared.measuring.live import NEGLIGIBLE_IN_A_MODEL, live_storages
 from shared.measuring.traffic import Traffic, count_traffic
 from shared.sharding.counting import ring_bytes
 from shared.sharding.zero_reference import SETTINGS, build_zero
@@ -146,7 +146,7 @@ def sent(
     """For each configuration what a rank sends in a step, by operation, on a ring.
 
     In (n-1)/n of the parameters' bytes; all micro-batches of the step count. Messages below
-    `MODEL_CRUMB` bytes (flags, norms) are left out.
+    `NEGLIGIBLE_IN_A_MODEL` bytes (flags, norms) are left out.
     """
     return [_sent(config, layers, width) for config in configs]
 
@@ -166,7 +166,7 @@ def _sent(config: dict[str, Any], layers: int, width: int) -> dict[str, float]:
     unit = layers * width * width * dtype.itemsize * (n - 1) / n
     found: dict[str, float] = {}
     for call in traffic.calls:
-        if call.num_bytes >= MODEL_CRUMB:
+        if call.num_bytes >= NEGLIGIBLE_IN_A_MODEL:
             found[call.op] = found.get(call.op, 0.0) + ring_bytes(Traffic([call])) / unit
     return found
 

@@ -39,7 +39,7 @@ from shared.exercises.rank_cases import RankCases
 from shared.exercises.remembered import once_an_answer
 from shared.exercises.seeds import fresh_seed, seed_all
 from shared.exercises.wrong import Wrong
-from shared.measuring.live import CRUMB, LiveBytes, count_live_bytes, settle
+from shared.measuring.live import NEGLIGIBLE_BYTES, LiveBytes, count_live_bytes, settle
 from shared.measuring.traffic import Call, count_traffic
 from shared.ranks.failures import RankFailed
 
@@ -81,7 +81,7 @@ NESTED = Size(2, torch.float32, Nested)  # float32: no master of a frozen parame
 
 
 @dataclass
-class Trained:
+class StepResult:
     """What one rank saw of some steps: weights by name, its own, at the start, after each step.
 
     `output` is a loss of the trained net, without gradients; `joined` are the weights of a group
@@ -173,7 +173,7 @@ class Stage:
         freed = {name for name, x in found.items() if x.untyped_storage().nbytes() < x.nbytes}
         return clone({name: x[:0] if name in freed else x for name, x in found.items()})
 
-    def _train(self, case: StageCase, rank: int) -> Trained:
+    def _train(self, case: StageCase, rank: int) -> StepResult:
         seed_all(self.seed + rank)
         net = case.net()
         own = clone(dict(net.named_parameters()))
@@ -185,7 +185,7 @@ class Stage:
         whole = optimizer.full_state_dict() if self.stage == 3 else net.state_dict()
         missing = sorted({*net.state_dict()} - {*whole})
         started = self.weights(net, optimizer) | dict(net.named_buffers())
-        seen = Trained(self.seed, own, started, missing)
+        seen = StepResult(self.seed, own, started, missing)
         for step in range(len(CHANGES)):
             if step == JOIN_STEP and late["params"]:
                 for parameter in late["params"]:  # each rank's own numbers, until it joins
@@ -201,7 +201,13 @@ class Stage:
         return seen
 
     def _step(
-        self, case: StageCase, rank: int, step: int, net: nn.Module, optimizer: Any, seen: Trained
+        self,
+        case: StageCase,
+        rank: int,
+        step: int,
+        net: nn.Module,
+        optimizer: Any,
+        seen: StepResult,
     ) -> None:
         if step == EXTRA_BACKWARD_STEP:  # zero_grad() comes after it
             case.loss(net, self.seed, rank, step, -1).backward()
@@ -318,7 +324,9 @@ class Stage:
 
 def saved_bytes(state: Any) -> dict[str, int]:
     """The bytes of a state's tensors, and those that torch.save writes of them."""
-    leaves = [x for x in tree_leaves(state) if isinstance(x, Tensor) and x.nbytes >= CRUMB]
+    leaves = [
+        x for x in tree_leaves(state) if isinstance(x, Tensor) and x.nbytes >= NEGLIGIBLE_BYTES
+    ]
     storages = [x.untyped_storage() for x in leaves]
     return {
         "state_dict": sum({x.data_ptr(): x.nbytes for x in leaves}.values()),

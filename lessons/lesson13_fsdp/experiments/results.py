@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from shared.errors import InputError
 from shared.measuring.largest import largest_that_fits
-from shared.measuring.live import MODEL_CRUMB, settle
+from shared.measuring.live import NEGLIGIBLE_IN_A_MODEL, settle
 from shared.measuring.memory import peak_memory
 from shared.model.config import TransformerConfig
 from shared.model.language_model import LanguageModel
@@ -95,7 +95,7 @@ def plain_storages() -> dict[int, torch.UntypedStorage]:
     plain = [x for x in gc.get_objects() if type(x) in (Tensor, nn.Parameter)]
     plain += [x.grad for x in plain if x.is_leaf and type(x.grad) is Tensor]
     storages = (x.untyped_storage() for x in plain if x.device.type != "meta")
-    return {s.data_ptr(): s for s in storages if s.nbytes() >= MODEL_CRUMB}
+    return {s.data_ptr(): s for s in storages if s.nbytes() >= NEGLIGIBLE_IN_A_MODEL}
 
 
 def kept_bytes(known: dict[int, torch.UntypedStorage]) -> int:

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from shared.measuring.live import LiveBytes, settle
 from shared.training.engine import finish
 
-CRUMB = 1024  # bytes; the activations of one row, losses, step counts
+NEGLIGIBLE_BYTES = 1024  # bytes; the activations of one row, losses, step counts
 WIDTH = 64  # a matrix of it takes 16 KiB, a row 256 bytes
 
 
@@ -65,7 +65,7 @@ def recording() -> Generator[_EveryOperator]:
     What the library of collectives allocates for itself is left out: gloo copies a gather through
     a buffer of the whole's size, NCCL does not.
     """
-    with _EveryOperator(LiveBytes(CRUMB), Timeline()) as recorder:
+    with _EveryOperator(LiveBytes(NEGLIGIBLE_BYTES), Timeline()) as recorder:
         yield recorder
 
 

@@ -23,7 +23,7 @@ HALF = torch.bfloat16
 
 
 @dataclass
-class Trained:
+class StepResult:
     """One rank's weights at the start and after each step, and what it keeps."""
 
     own: dict[str, Tensor]
@@ -42,14 +42,14 @@ class Trained:
 Make = Callable[..., Any]
 
 
-def observe_training(make: Make, case: Case, seed: int, rank: int) -> Trained:
+def observe_training(make: Make, case: Case, seed: int, rank: int) -> StepResult:
     """Some steps of SGD on the shards, an evaluation in between."""
     seed_all(seed + rank)
     net = case.net()
     own = {name: x.detach().clone() for name, x in net.state_dict().items()}
     model = make(net, case.chosen(net), case.mesh, **case.options)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
-    seen = Trained(own, model.full_state_dict(), 0, sum(x.numel() for x in own.values()))
+    seen = StepResult(own, model.full_state_dict(), 0, sum(x.numel() for x in own.values()))
     seen.kept = sum(p.numel() for p in model.parameters())
     for step in range(NUM_STEPS):
         optimizer.zero_grad()
