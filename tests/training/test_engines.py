@@ -1,7 +1,8 @@
 """Every engine of lessons 06, 10, 13 to 17, 20 and 22 gives the reference curve, clipped as well.
 
-Not here: lesson 18's experts, which are another model, and lesson 20's local SGD and lossy hooks,
-whose curve is another one.
+Not here: lesson 18's experts, which are another model, lesson 20's local SGD and lossy hooks, whose
+curve is another one, and lesson 23's modes, which are these engines around its own models
+(tests/lesson23_capstone/test_modes.py).
 """
 
 import os
