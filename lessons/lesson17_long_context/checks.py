@@ -658,6 +658,10 @@ exercise_17_3c = checks_for(
 )
 
 OWN_SOFTMAX = "each pair of chunks has a softmax of its own, not its part of the whole row's"
+WHOSE = (
+    "in step s, rank r of the group has the keys and values of rank (r - s) % n of the group, and "
+    "their chunks are order[(r - s) % n]"
+)
 HOME = "the gradients of keys and values end on a neighbour: one hop more brings them home"
 
 
@@ -690,7 +694,12 @@ def ring_backwards(ring_backward) -> None:
                     seen=f"{getattr(got, 'dtype', type(got).__name__)}",
                 )
                 expect_close(
-                    got.double(), one.want[number], what=what, looks_like=table, **tolerance(world)
+                    got.double(),
+                    one.want[number],
+                    what=what,
+                    looks_like=table,
+                    hint=WHOSE,
+                    **tolerance(world),
                 )
             part = one.part
             right = 2 * (n - 1) * part * bytes_a_number + 2 * n * part * wide

@@ -389,7 +389,7 @@ def dtypes(quantize_nf4) -> None:
                     "16-bit weights are divided in 16 bits": not torch.equal(got, want),
                 },
                 expected="what the same weights in float32 give",
-                seen=f"{got.dtype}",
+                seen=f"other {'codes' if want.dtype == torch.uint8 else 'scales'}, in {got.dtype}",
             )
     for dtype in (torch.float64, torch.int32):
         said = layers.refused(lambda dtype=dtype: quantize_nf4(torch.ones(64).to(dtype)))

@@ -15,6 +15,7 @@ from lessons.lesson20_less_communication.laboratory import SHAPES, Outer, Seen, 
 from shared.errors import InputError
 from shared.exercises.checks import checks_for
 from shared.exercises.expecting import expect_close, expect_equal, expect_raises, recognise
+from shared.exercises.on_ranks import on_one_rank
 from shared.less_communication.states import ErrorFeedback, LowRank, TopK
 
 WORLDS = (World(2), World(3), World(4, groups=2), World(1))
@@ -161,20 +162,23 @@ def feedback_twin(
     feedback: bool = True,
     residual: Callable[[Tensor, Tensor, Tensor], Tensor] = lambda whole, sent, given: whole - sent,
     divisor: int = 0,
+    of_mean: bool = False,
+    join: Callable[[Tensor], Tensor] = lambda sent: sent.sum(0),
 ) -> Tensor:
     """The values of every call: each rank's gradients and residuals, compressed, and their mean."""
     kept: list[dict[int, Tensor]] = [{} for _ in ranks]
     values = []
     for number, call in enumerate(all_seen[ranks[0]].calls):
         sizes = [NUMEL[n] for n in call.names]
-        sent = []
-        for own, given in zip(kept, given_of(all_seen, ranks, number), strict=True):
+        all_given, wholes = list(given_of(all_seen, ranks, number)), []
+        for own, given in zip(kept, all_given, strict=True):
             old = torch.cat([own.get(n, torch.zeros(NUMEL[n]).to(given)) for n in call.names])
-            whole = given + old if feedback else given
-            sent.append(compress(whole, sizes))
-            left = residual(whole, sent[-1], given).split(sizes)
-            own.update(dict(zip(call.names, left, strict=True)))
-        values.append(torch.stack(sent).sum(0) / (divisor or len(ranks)))
+            wholes.append(given + old if feedback else given)
+        sent = [compress(whole, sizes) for whole in wholes]
+        values.append(join(torch.stack(sent)) / (divisor or len(ranks)))
+        said = [values[-1]] * len(sent) if of_mean else sent
+        for own, *each in zip(kept, wholes, said, all_given, strict=True):
+            own.update(dict(zip(call.names, residual(*each).split(sizes), strict=True)))
     return torch.cat(values)
 
 
@@ -183,6 +187,16 @@ DOUBLE = "what was sent stays in the residual: it is sent again"
 SHORT = "the residual is of the gradients alone, and forgets what was kept before"
 SUM = "the sum over the ranks, not their mean"
 OF_ALL = "the mean over all ranks, not over those of the group"
+OF_MEAN = "the residual is what the mean lacks, not what this rank did not send"
+OVER = "a place that two ranks chose is written over, not added to"
+
+
+def last_of(sent: Tensor) -> Tensor:
+    """What stands at each place if ranks write theirs one after the other."""
+    found = sent[0]
+    for each in sent[1:]:
+        found = torch.where(each != 0, each, found)
+    return found
 
 
 def expect_fed_back(world: World, all_seen: list[Seen], compress, more=None) -> None:
@@ -195,8 +209,11 @@ def expect_fed_back(world: World, all_seen: list[Seen], compress, more=None) -> 
             DOUBLE: partial(twin, residual=lambda whole, sent, given: whole),
             SHORT: partial(twin, residual=lambda whole, sent, given: given - sent),
             SUM: partial(twin, divisor=1),
+            OF_MEAN: partial(twin, of_mean=True),
             OF_ALL: partial(feedback_twin, all_seen, [*range(world.ranks)], compress),
         }
+        if compress is largest:
+            looks_like[OVER] = partial(twin, join=last_of)
         for words, other in (more or {}).items():
             looks_like[words] = partial(feedback_twin, all_seen, members, other)
         what, got = f"rank {rank}'s gradients after each step ({len(members)} ranks)", got_of(seen)
@@ -738,6 +755,19 @@ def expect_agreement(
                 "plain momentum, not Nesterov's": partial(of, "plain"),
                 "the outer momentum is not used": partial(of, "none"),
             }
+        others = [torch.stack([after[index] for after in all_seen[m].after]) for m in members]
+        recognise(
+            {
+                "the ranks are apart after the step in which they agree: each steps from its own "
+                "parameters": all(
+                    torch.equal(all_seen[m].start[index], first[index]) for m in members
+                )
+                and any(not torch.allclose(each[every - 1 :: every], got) for each in others)
+            },
+            expected=f"the same parameter {index} on all ranks of the group",
+            seen=f"others on rank {rank} than on its peers",
+            hint="the outer step begins where all last agreed",
+        )
         what = (
             f"rank {rank}'s parameter {index} where the ranks agree, every, lr, momentum {options}"
         )
@@ -766,8 +796,13 @@ def expect_outer_messages(world: World, seen: Outer, ranks: int, every: int) -> 
 
 @exercise_20_5.check("what cannot be")
 def refused(LocalSGD) -> None:
-    expect_raises(InputError, LocalSGD, [], 0, what="every = 0", mentions=[0])
-    expect_raises(InputError, LocalSGD, [], 2, 1.0, 1.5, what="a momentum of 1.5", mentions=[1.5])
+    for every, momentum in ((0, 0.0), (2, 1.5), (2, 1.0), (2, -0.5)):
+
+        def begin(every: int = every, momentum: float = momentum) -> None:
+            LocalSGD([], every, 1.0, momentum)
+
+        what, value = (f"a momentum of {momentum}", momentum) if every else ("every = 0", 0)
+        expect_raises(InputError, on_one_rank, begin, what=what, mentions=[value])
 
 
 # 20.6

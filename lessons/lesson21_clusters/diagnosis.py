@@ -21,7 +21,7 @@ from shared.plots import GREY, MEANING, use_style
 
 NOTHING = "nothing found"
 # A step here is a few milliseconds, and on a machine with more work than cores any of them may take
-# twice as long: with a factor of 2 a healthy rank was called a straggler once in ten runs.
+# twice as long: with a factor of 2 a healthy rank was called a straggler once in eighteen runs.
 FACTOR = 4.0
 
 

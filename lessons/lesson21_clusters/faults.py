@@ -38,6 +38,7 @@ FAULTS = {
 PLAYED = ("blocked_port", "wrong_interface", "versions")
 STEPS = 24
 WHEN = 21  # the step in which it happens
+LATE = ("batches", "mismatch", "full_disk", "out_of_memory")  # those that wait for it
 
 
 @dataclass(frozen=True)

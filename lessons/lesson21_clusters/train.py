@@ -19,7 +19,17 @@ from lessons.lesson21_clusters.diagnosis import (
     verdict,
     whole_seconds,
 )
-from lessons.lesson21_clusters.faults import FAULTS, PLAYED, STEPS, Fault, Seen, look_around, train
+from lessons.lesson21_clusters.faults import (
+    FAULTS,
+    LATE,
+    PLAYED,
+    STEPS,
+    WHEN,
+    Fault,
+    Seen,
+    look_around,
+    train,
+)
 from shared.clusters.addresses import Meeting, meet
 from shared.clusters.links import measure_links
 from shared.clusters.report import Finding, disagreements, unreached
@@ -38,7 +48,8 @@ VOCABULARY = 400
 def arguments() -> argparse.Namespace:
     """The flags; raises InputError for a device on which no rank could tell what it saw."""
     parser = lesson_parser(__file__, __doc__)
-    parser.add_argument("--fault", choices=FAULTS, help="what goes wrong (batches; alone: none)")
+    what = f"what goes wrong (batches; alone, or in fewer than {WHEN} steps: none)"
+    parser.add_argument("--fault", choices=FAULTS, help=what)
     what = "seconds until a rank gives up waiting (5)"
     parser.add_argument("--timeout", type=positive_float, default=5.0, help=what)
     args = parser.parse_args()
@@ -81,7 +92,10 @@ def run(args: argparse.Namespace, rank: Rank, fault: Fault, steps: int) -> list[
 
 def main() -> None:
     args, meeting = arguments(), meet()
-    args.fault = args.fault or ("none" if meeting.world_size == 1 else "batches")
+    short = (args.steps or STEPS) < WHEN
+    if args.fault in LATE and short:
+        raise InputError(f"--fault {args.fault} strikes in step {WHEN}, not in {args.steps}")
+    args.fault = args.fault or ("none" if meeting.world_size == 1 or short else "batches")
     fault = Fault(args.fault, here=meeting.rank == meeting.world_size - 1)
     findings = before(meeting, fault, args.out)
     with process_group("cpu") as rank:

@@ -329,12 +329,26 @@ SHARDINGS = (
     Order(bf16=True, half_model=True),
     Order(names="DecoderLayer", reshard=False),
 )
+BLOCKS = ["", "first", "second"]
+MADE = (
+    (Order(names="GateBlock", half_model=True), BLOCKS),
+    (Order(names=None, bf16=False), [""]),
+    (
+        Order(names=("GateBlock", "Gate"), bf16=True),
+        sorted([*BLOCKS, "first.gate", "lone", "second.gate"]),
+    ),
+)
+
+
+def sizes_of(calls: list[tuple[str, int]]) -> tuple[list[int], list[int]]:
+    """Of the all_gathers and of the reduce_scatters."""
+    gathers = [size for op, size in calls if op == "all_gather"]
+    return gathers, [size for op, size in calls if op == "reduce_scatter"]
 
 
 def say(calls: list[tuple[str, int]]) -> str:
     """Messages of a step, in short."""
-    gathers = [size for op, size in calls if op == "all_gather"]
-    scatters = [size for op, size in calls if op == "reduce_scatter"]
+    gathers, scatters = sizes_of(calls)
     return (
         f"{len(gathers)} all_gathers of {sum(gathers)} bytes, {len(scatters)} reduce_scatters of"
         f" {sum(scatters)}"
@@ -353,8 +367,12 @@ def units(shard_as_trainer) -> None:
                     return False
                 return got.calls == lab.oracle(order._replace(bf16=bf16), **wrong).calls
 
+            (gathers, scatters), (again, wanted) = sizes_of(got.calls), sizes_of(want.calls)
             recognise(
                 {
+                    "a copy is sharded: the model that was given is whole": (
+                        not got.returned and got.numbers > 1.9 * want.numbers
+                    ),
                     "nothing is sharded": got.numbers > 1.9 * want.numbers,
                     "parameters outside the named classes are whole: the model itself is no unit": (
                         len(got.whole) > 0
@@ -371,6 +389,13 @@ def units(shard_as_trainer) -> None:
                         policy=SOME
                     ),
                     "reshard_after_forward is not passed on": lambda: looks(reshard=True),
+                    "a tied weight has become two": got.tensors != want.tensors,
+                    "some modules of the named classes are no units: each of them is one": (
+                        len(scatters) < len(wanted)
+                    ),
+                    "a block stays whole until backward: reshard_after_forward holds for each": (
+                        len(scatters) == len(wanted) and len(gathers) < len(again)
+                    ),
                 },
                 expected=say(want.calls),
                 seen=say(got.calls),
@@ -400,3 +425,33 @@ def missing(shard_as_trainer) -> None:
         shard_as_trainer(order.arguments, lab.model_for(order))
 
     expect_raises(InputError, on_one_rank, shard, what=what, mentions=["LlamaDecoderLayer"])
+
+
+@exercise_22_3.check("units, dtypes and outputs of a small model, on one rank")
+def small(shard_as_trainer) -> None:
+    for order, wanted in MADE:
+        got = lab.made_by(shard_as_trainer, order)
+        half = "torch.bfloat16" if order.bf16 else "torch.float32"
+        recognise(
+            {
+                "a part of a name counts as the name: one name is no list": (
+                    isinstance(order.names, str) and "lone" in got.units
+                ),
+                "units are made where no class is named": (
+                    order.names is None and len(got.units) > 1
+                ),
+                "the weights are bf16: what the optimizer updates is to be float32": (
+                    "torch.bfloat16" in got.dtypes
+                ),
+                "a bf16 of False counts as True": not order.bf16 and got.output != half,
+                "the output is not bf16: the policy has no output_dtype": (
+                    bool(order.bf16) and got.output != half
+                ),
+            },
+            expected=f"units {wanted}, output {half}",
+            seen=f"units {got.units}, output {got.output}, weights {got.dtypes}",
+            hint=str(order.arguments),
+        )
+        expect_equal(sorted(got.units), wanted, what=f"the units for {order.arguments}")
+        expect_equal(got.dtypes, ["torch.float32"], what="the weights' dtypes")
+        expect_equal(got.trained, 13, what="parameters that are trained, of 14")

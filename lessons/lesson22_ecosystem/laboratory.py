@@ -8,7 +8,7 @@ import torch
 import torch._dynamo  # what optimizers import: once here, not in every forked rank
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from lessons.lesson22_ecosystem.asking import HOST, ask
@@ -20,6 +20,18 @@ from shared.training.reference_run import CONFIG, learning_rate, reference_model
 from shared.training.schedules import set_learning_rate
 
 APART = "the ranks do not shard the same modules: some wait for others"
+KNOWN: Mapping[Any, tuple[str, str]] = {
+    "have the same dtype, but got": (
+        "one unit casts and another does not", "every unit, and the model itself, gets the policy"
+    ),
+    "Invariant encountered": (
+        "an outer module is sharded before one that is inside of it: then the inner one has no "
+        "parameters left", "inner modules first, the model last",
+    ),
+    KeyError: (
+        "what the arguments do not have is looked up as if they had it", "arguments.get(...)"
+    ),
+}  # fmt: skip
 Settings = dict[str, Any]
 
 
@@ -50,6 +62,7 @@ class Sharded(NamedTuple):
     returned: bool  # the answer returned the model
     numbers: int  # parameters on this rank
     states: int  # bytes of weights, gradients and optimizer states after the last backward
+    tensors: int  # parameters that the model has, a tied one once
 
 
 class Order(NamedTuple):
@@ -57,7 +70,7 @@ class Order(NamedTuple):
 
     names: Any = ("EncoderLayer", "DecoderLayer")
     reshard: bool | None = None
-    bf16: bool = False
+    bf16: bool | None = None  # None: not given
     half_model: bool = False
 
     @property
@@ -71,7 +84,7 @@ class Order(NamedTuple):
         if self.reshard is not None:
             options["reshard_after_forward"] = self.reshard
         given = {"fsdp": True, "fsdp_config": options, "per_device_train_batch_size": 16}
-        return given | ({"bf16": True} if self.bf16 else {})
+        return given | ({} if self.bf16 is None else {"bf16": self.bf16})
 
 
 def model_for(order: Order) -> WithLoss:
@@ -102,7 +115,63 @@ def sharded(rank: int, shard: Callable[..., Any], order: Order, steps: int = 2) 
         optimizer.step()
         optimizer.zero_grad()
     numbers = sum(local(p).numel() for p in parameters.values())
-    return Sharded(whole, dtypes, calls, task.losses(), returned, numbers, states)
+    tensors = len(parameters)
+    return Sharded(whole, dtypes, calls, task.losses(), returned, numbers, states, tensors)
+
+
+class Gate(nn.Linear):
+    """A layer inside of a block, and one beside the blocks."""
+
+
+class GateBlock(nn.Module):
+    """A block; the name of its layer's class is a part of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.out = Gate(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Two layers."""
+        return self.out(self.gate(x))
+
+
+class Gates(nn.Module):
+    """Two blocks, a layer beside them, a head whose bias is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.lone = GateBlock(), GateBlock(), Gate(4, 4)
+        self.into, self.head = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.head.bias.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """float32, as a loss is, unless a policy says otherwise."""
+        return self.head(self.lone(self.second(self.first(self.into(x))))).float()
+
+
+class Made(NamedTuple):
+    """What an answer made of a small model."""
+
+    units: list[str]
+    dtypes: list[str]
+    trained: int
+    output: str
+
+
+def made(rank: int, shard: Callable[..., Any], order: Order) -> Made:
+    """What becomes of `Gates`; on one rank."""
+    model = Gates().bfloat16() if order.half_model else Gates()
+    shard(order.arguments, model)
+    units = [name for name, module in model.named_modules() if isinstance(module, FSDPModule)]
+    dtypes = sorted({str(p.dtype) for p in model.parameters()})
+    trained = sum(p.requires_grad for p in model.parameters())
+    x = torch.ones(2, 4, dtype=next(model.parameters()).dtype)
+    return Made(units, dtypes, trained, str(model(x).dtype))
+
+
+def made_by(shard: Callable[..., Any], order: Order) -> Made:
+    """What an answer makes of `Gates`."""
+    return on_ranks(made, 1, shard, order, apart=APART, known=KNOWN)[0]
 
 
 def local(x: Any) -> torch.Tensor:
@@ -139,7 +208,7 @@ def by_torch(
     }
     if reshard is not None:
         given["reshard_after_forward"] = reshard
-    for module in [] if roots else list(model.float().modules()):
+    for module in [] if roots else reversed(list(model.float().modules())):
         if type(module).__name__ in names:
             fully_shard(module, **given)
     if not root_too:
@@ -157,7 +226,7 @@ def oracle(order: Order, **wrong: Any) -> Sharded:
 @once_an_answer
 def sharded_by(shard: Callable[..., Any], order: Order) -> list[Sharded]:
     """What both ranks see of an answer."""
-    return on_ranks(sharded, 2, shard, order, apart=APART, timeout=120)
+    return on_ranks(sharded, 2, shard, order, apart=APART, known=KNOWN, timeout=120)
 
 
 ARGUMENTS: Settings = {

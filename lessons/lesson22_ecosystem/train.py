@@ -42,7 +42,7 @@ def main() -> None:
         import_deepspeed(args.device)
     with process_group(args.device) as rank:
         prepare(args, rank, globals())
-        if rank.device.type == "cpu":
+        if rank.device.type == "cpu" and args.engine != "trainer_deepspeed":  # it would be DDP
             os.environ["ACCELERATE_USE_CPU"] = "true"
         size = choose_preset(args, rank.device, SIZES)
         steps = args.steps or size.steps

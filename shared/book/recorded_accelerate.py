@@ -1,6 +1,7 @@
 """What Accelerate does to plain objects and in a step, seen from outside while it does it."""
 
 import os
+import warnings
 from typing import Any
 
 import torch
@@ -20,7 +21,9 @@ ACCELERATE_CHOICES = (("no", "yes"), (1, 2))
 def accelerate_step(ranks: int, split_batches: str, accumulation: int) -> State:
     """What Accelerate makes of four plain objects, and of a step: seen before and after."""
     import_deepspeed("cuda")  # which Accelerate imports, and which talks
-    import accelerate  # noqa: F401  # once, before the ranks are forked
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="IProgress")  # of tqdm's, in a notebook
+        import accelerate  # noqa: F401  # once, before the ranks are forked
 
     recorded = runs(_accelerate_rank, ranks, ACCELERATE_CHOICES)[split_batches, accumulation]
     state = one_picture([each[0] for each in recorded], [f"rank {r}" for r in range(ranks)])

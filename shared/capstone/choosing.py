@@ -22,9 +22,13 @@ def choose_plan(model: ModelSpec, budget: Budget) -> Promise:
         time = step_time(model, plan, budget.cluster, BARE)
         kept = memory.parameters + memory.gradients + memory.optimizer
         found.append(Promise(plan, kept, time.tensor_parallel + time.pipeline + time.data_parallel))
+    if not found:
+        raise InputError(
+            f"no plan: {budget.ranks} ranks cannot cut a batch of {budget.batch} and this model"
+        )
     fitting = [each for each in found if each.kept <= budget.memory]
     if not fitting:
-        least = min((each.kept for each in found), default=0)
+        least = min(each.kept for each in found)
         raise InputError(f"no plan fits {budget.memory:g} bytes: the leanest keeps {least}")
     best = min(fitting, key=lambda each: (round(each.seconds, 9), each.kept))
     if best.seconds > budget.deadline:

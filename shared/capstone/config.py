@@ -158,7 +158,8 @@ def _nearest(name: str, known: Any, table: str = "") -> str:
     return f": did you mean {keys[near[0]]}.{near[0]}?" if near else f": known: {', '.join(known)}"
 
 
-ZERO_IS_NEVER = {"num_kv_heads", "zero", "warmup", "evaluate_every", "save_every"}
+MAY_BE_ZERO = {"num_kv_heads", "zero", "warmup", "evaluate_every", "save_every"}
+MAY_BE_ZERO |= {"peak", "weight_decay", "max_norm"}  # of which the last has words of its own
 
 
 def _check(config: Config, path: Path) -> None:
@@ -166,7 +167,7 @@ def _check(config: Config, path: Path) -> None:
     for name in TABLES:
         for key, value in vars(getattr(config, name) or PlanTable()).items():
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            least = 0 if key in ZERO_IS_NEVER or isinstance(value, float) else 1
+            least = 0 if key in MAY_BE_ZERO else 1
             if number and not value >= least:
                 raise InputError(f"{path}: {name}.{key} must be {least} or more, got {value}")
     if config.parallel.zero > 3:

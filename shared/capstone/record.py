@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from statistics import median
@@ -113,8 +114,16 @@ def _board(out: Path) -> Any:
 def _keep_lines_before(path: Path, first: int) -> None:
     """Of an earlier run keep the steps before this one's first, as a checkpoint has them."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    kept = [line for line in lines if json.loads(line)["step"] < first]
+    kept = [line for line in lines if _step_of(line) < first]
     path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+
+
+def _step_of(line: str) -> float:
+    """The step of a line; infinite for one that a full disk tore, or that is nobody's."""
+    try:
+        return json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError):
+        return math.inf
 
 
 @contextlib.contextmanager

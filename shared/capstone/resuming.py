@@ -73,17 +73,20 @@ def resume_run(folder: Path, made: Made, origin: Origin) -> int:
     """Load the newest checkpoint of a folder, or the folder itself; returns its steps.
 
     A collective. Raises InputError on every rank, before anything is changed, where there is no
-    checkpoint and where it is of another model or other data, naming what differs. Warns on rank 0
-    where the learning rates from here on are not those of the run that was saved.
+    checkpoint, where it is of another model or other data, naming what differs, and where no step
+    is left. Warns on rank 0 where the learning rates from here on are not those of the run that was
+    saved.
     """
     place, why, notes = folder, "", dict[str, Any]()
     try:
         place = folder if (folder / RUN).is_file() else (saved_in(folder) or [folder])[-1]
         notes = json.loads((place / RUN).read_text(encoding="utf-8"))
         why = _difference(notes, asdict(origin))
+        if not why and notes["step"] >= origin.rates["steps"]:
+            why = f"has made {notes['step']} steps of {origin.rates['steps']}: give more --steps"
     except OSError:
         why = "cannot be read: no folder of a run's checkpoint is there"
-    except ValueError:
+    except (ValueError, AttributeError, KeyError):  # no JSON, or no object
         why = f"has a damaged {RUN}"
     for words in gathered(why):
         if words:

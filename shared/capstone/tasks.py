@@ -61,8 +61,9 @@ class LanguageTask:
         self.own, self.other = ids[:cut], ids[cut:]
         self.length, self.rows, self.seed = config.model.length, config.training.batch, seed
         if len(self.own) < self.length + 2:
-            need = f"a row needs {self.length + 1}"
-            raise InputError(f"{corpus.name} has {len(ids)} tokens, held-out ones included; {need}")
+            need = f"{2 * (self.length + 2)} are needed: raise data.size or shorten model.length"
+            given = f"data.size {config.data.size} of {corpus.name}"
+            raise InputError(f"{given} gives {len(ids)} tokens, held-out ones included; {need}")
 
     def batch(self, step: int) -> Text:
         """Windows of the training part."""

@@ -20,6 +20,7 @@ def find_odd(seconds: Seconds, factor: float = 4.0) -> list[Odd]:
     Raises InputError unless the table is square with finite numbers that are not negative.
     """
     _check(seconds)
+    seconds = seconds.double()  # also of whole numbers there is a median
     n = len(seconds)
     apart = ~torch.eye(n, dtype=torch.bool)
     found = []

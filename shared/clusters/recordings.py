@@ -1,8 +1,8 @@
 """What torch's flight recorder has of a rank: its last calls of collectives, in order.
 
 torch keeps the last TORCH_FR_BUFFER_SIZE calls of each process (2,000 by default), for NCCL and for
-gloo, and writes a call down when it is made. gloo never marks one as completed, so what counts
-here is who made a call, not who came back from it.
+gloo, and writes a call down when it is made. gloo marks one as retired when it came back or gave
+up, so after a time-out what counts is who made a call, not who came back from it.
 Source: torch/distributed/flight_recorder, and torch._C._distributed_c10d._dump_fr_trace.
 """
 

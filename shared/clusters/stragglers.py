@@ -24,6 +24,7 @@ def find_straggler(seconds: OwnSeconds, factor: float = 2.0) -> Straggler | None
         raise InputError(f"seconds have a row a step, a column a rank; got {tuple(seconds.shape)}")
     if not (seconds.isfinite() & (seconds >= 0)).all():
         raise InputError("seconds of a step are finite and not negative: was every rank timed?")
+    seconds = seconds.double()  # also of whole numbers there is a median
     steps, ranks = seconds.shape
     found = []
     for rank in range(ranks if ranks > 1 else 0):

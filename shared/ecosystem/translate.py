@@ -59,7 +59,7 @@ def shard_as_trainer(arguments: Arguments, model: Model) -> Model:
     half = torch.bfloat16 if arguments.get("bf16", False) else None
     policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=half, output_dtype=half)
     again = options.get("reshard_after_forward", True)
-    for module in model.float().modules():  # the masters; the policy casts
+    for module in reversed(list(model.float().modules())):  # inner ones first; float32 masters
         if type(module).__name__ in names and module is not model:
             fully_shard(module, mp_policy=policy, reshard_after_forward=again)
     fully_shard(model, mp_policy=policy)  # the root: as torch decides, it stays whole

@@ -139,12 +139,16 @@ def load_named(layout: Layout, optimizer: Optimizer | None, folder: Path) -> int
 
     The optimizer is new, or has trained before. Returns the number of steps that it has made now,
     0 for one that does not count them. Raises InputError on every rank where the folder
-    holds no checkpoint, and where a tensor is missing in it or has another shape.
+    holds no checkpoint, and where a tensor is missing in it, is damaged or has another shape.
     """
     state = named_state(layout, optimizer)
     _check(state, folder)
     with _quiet():
-        dcp.load(state, checkpoint_id=str(folder))
+        try:
+            dcp.load(state, checkpoint_id=str(folder))
+        except CheckpointException as failed:
+            why = next(cause_of(error) for error, _ in failed.failures.values())
+            raise InputError(f"checkpoint {folder} cannot be read: {why}") from None
     layout.load_state(_itself, state["model"])
     if optimizer is None:
         return 0

@@ -55,6 +55,7 @@ def test_preflight_of_a_disk_that_is_too_small(tmp_path, run_script):
     [
         (SCRIPT, ("--fault", "batches"), {}, "--fault batches is a difference between ranks"),
         (SCRIPT, ("--device", "cuda"), {}, "--device cuda: NCCL's watchdog"),
+        (SCRIPT, ("--fault", "full_disk", "--steps", "5"), {}, "strikes in step 21, not in 5"),
         (SCRIPT, ("--fault", "fire"), {}, "invalid choice"),
         (SCRIPT, ("--timeout", "0"), {}, "must be a number above 0, got '0'"),
         (PREFLIGHT, (), {"GLOO_SOCKET_IFNAME": "ib7"}, "GLOO_SOCKET_IFNAME=ib7 is no interface"),

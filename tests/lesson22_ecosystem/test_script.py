@@ -15,6 +15,7 @@ TINY = ("--preset", "tiny", "--device", "cpu")
         ("deepspeed", 2, "DeepSpeedEngine, ZeRO-3"),
         pytest.param("fsdp2", 3, "FSDPWithLoss", marks=pytest.mark.full),
         pytest.param("trainer_fsdp", 2, "DistributedDataParallel", marks=pytest.mark.full),
+        pytest.param("trainer_deepspeed", 2, "DeepSpeedEngine", marks=pytest.mark.full),
         pytest.param("trainer", 1, "DistributedDataParallel", marks=pytest.mark.full),
         pytest.param("fabric", 3, "DistributedDataParallel", marks=pytest.mark.full),
     ],

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -74,6 +75,8 @@ def test_a_run_is_stopped_resumed_in_another_mode_and_ends_as_if_it_had_not_been
     assert seen["losses"] == pytest.approx(losses, abs=1e-4)
     assert sorted(path.name for path in save.iterdir()) == ["step_00000002", "step_00000004"]
     again = arguments(tmp_path, "--steps", 4, "--resume", save / "step_00000002", "--profile")
+    with (tmp_path / "out" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "lo')  # as a full disk leaves it
     words = "learning rates from here on are not those of the run that was saved"
     with warnings.catch_warnings(record=True) as told:
         assert run_script(SCRIPT, *again, "--checkpointing").status == 0
@@ -140,12 +143,21 @@ def test_sigterm_saves_and_the_run_goes_on(run_script, tmp_path):
         ("training", "keep = 0", "training.keep must be 1 or more, got 0"),
         ("parallel", "tp = true", "parallel.tp must be int, got True"),
         ("parallel", "schedule = 'zb'", "must be one of gpipe, 1f1b, not 'zb'"),
-        ("training", "max_norm = 0.0", "training.max_norm must be above 0"),
+        ("training", "max_norm = 0", "training.max_norm must be above 0"),
+        ("training", "weight_decay = -1", "training.weight_decay must be 0 or more, got -1"),
     ],
 )
 def test_a_file_with_something_unknown_is_refused(table, line, words, run_script, tmp_path):
     ended = run_script(SCRIPT, *arguments(tmp_path, **{table: line}))
     assert words in refused(ended, tmp_path)
+
+
+def test_a_text_that_is_too_short_for_a_row_names_the_key_to_raise(run_script, tmp_path):
+    given = arguments(tmp_path)
+    file = Path(given[given.index("--config") + 1])
+    file.write_text(file.read_text().replace("size = 60_000", "size = 60"))
+    words = "tokens, held-out ones included; 68 are needed: raise data.size or shorten model.length"
+    assert words in refused(run_script(SCRIPT, *given), tmp_path)
 
 
 def test_other_files_that_are_none(tmp_path):
@@ -161,6 +173,8 @@ def test_other_files_that_are_none(tmp_path):
         read_config(tmp_path / "nothing.toml")
     for path in (FOLDER / "configs").glob("*.toml"):
         assert read_config(path)
+    bare = read_config(config_file(tmp_path, training="weight_decay = 0"))
+    assert bare.training.weight_decay == 0
     assert len(TABLES) == 5
 
 
@@ -206,6 +220,14 @@ def test_a_checkpoint_of_another_model_is_refused_and_kept(run_script, tmp_path)
         seed = ("--seed", 1) if "seed" in words else ()
         args = arguments(tmp_path, "--resume", save, "--save", save, *seed, **lines)
         assert words in refused(run_script(SCRIPT, *args), tmp_path)
+    finished = arguments(tmp_path, "--steps", 3, "--resume", save)
+    words = "step_00000003 has made 3 steps of 3: give more --steps"
+    assert words in refused(run_script(SCRIPT, *finished), tmp_path)
+    shutil.copytree(save, tmp_path / "torn")
+    for part in (tmp_path / "torn").rglob("*.distcp"):
+        part.write_bytes(part.read_bytes()[:1000])
+    torn = arguments(tmp_path, "--steps", 4, "--resume", tmp_path / "torn")
+    assert "step_00000003 cannot be read: " in refused(run_script(SCRIPT, *torn), tmp_path)
     nothing = arguments(tmp_path, "--resume", tmp_path / "nothing")
     assert "no folder of a run's checkpoint" in refused(run_script(SCRIPT, *nothing), tmp_path)
     after = sorted((p.name, p.read_bytes()) for p in save.rglob("*") if p.is_file())
