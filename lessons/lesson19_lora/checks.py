@@ -19,7 +19,7 @@ from shared.measuring.live import count_live_bytes
 EXACT = {"rtol": 1e-11, "atol": 1e-12}
 
 
-def expect_refusal(said: str, mistake: str, mentions: str) -> None:
+def expect_refusal(said: str, mistake: str, mentions: str, hint: str = "") -> None:
     """A ValueError that names what was given."""
     recognise(
         {
@@ -29,6 +29,7 @@ def expect_refusal(said: str, mistake: str, mentions: str) -> None:
         },
         expected=f"a ValueError that says {mentions}",
         seen=said or "no error",
+        hint=hint,
     )
 
 
@@ -203,7 +204,8 @@ def edges(add_lora) -> None:
         model = layers.make_model()
         before = layers.state(model)
         said = layers.refused(lambda m=model, n=names, r=rank: add_lora(m, n, r, 3.0, layers.Plain))
-        expect_refusal(said, f"{what} is accepted", mentions)
+        hint = "look at all layers first: kind comes too late, and may not look at the rank at all"
+        expect_refusal(said, f"{what} is accepted", mentions, hint)
         recognise(
             {"the model is changed before the refusal": layers.state(model) != before},
             expected="a model as it was",

@@ -419,7 +419,7 @@ def numbers(shard_as_trainer) -> None:
 @exercise_22_3.check("a class that the model does not have")
 def missing(shard_as_trainer) -> None:
     order = Order(names=("EncoderLayer", "LlamaDecoderLayer"))
-    what = "a class that is not in the model: the wrap would silently be another"
+    what = "a class that the model lacks (the wrap would silently be another)"
 
     def shard() -> None:
         shard_as_trainer(order.arguments, lab.model_for(order))

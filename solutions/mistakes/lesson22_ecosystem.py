@@ -213,7 +213,7 @@ def shard_as_trainer(arguments, model):
 
 
 @mistake(
-    "22.3", says="a class that is not in the model: the wrap would silently be another is accepted"
+    "22.3", says="a class that the model lacks (the wrap would silently be another) is accepted"
 )
 def shard_as_trainer(arguments, model):
     return shard(check=False)(arguments, model)

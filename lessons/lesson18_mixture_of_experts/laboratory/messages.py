@@ -74,7 +74,7 @@ def _cases(
         ),
         "tensor splits not equal to group": (
             "a message goes over all ranks: the group is left out, in forward or in backward",
-            "group=group in both",
+            "group=group in both, and dist.get_world_size(group) where ranks are counted",
         ),
         "must be contiguous": (
             "a gradient is taken to lie in one piece, as rows do: some are views, as that of a sum",
