@@ -25,7 +25,7 @@ class KeptBytes:
         self.peak = 0
         # Kept alive, so that nothing else gets their addresses.
         self._ignored = {_address(each): each.untyped_storage() for each in ignore}
-        self._live = LiveBytes(crumb=1)
+        self._live = LiveBytes(negligible=1)
 
     def add(self, kept: Any) -> None:
         """Count the tensors in what is kept from now on, until they are freed."""

@@ -26,12 +26,12 @@ class LiveBytes:
 
     `at_collectives` is what was alive at the start of each operation of torch.distributed, with
     its name. A storage counts with its size of now: one that was resized to 0 counts with 0, and
-    views count once. Storages below `crumb` bytes are left out. `made` only grows: the bytes of all
-    storages as they came.
+    views count once. Storages below `negligible` bytes are left out. `made` only grows: the bytes
+    of all storages as they came.
     """
 
-    def __init__(self, crumb: int = NEGLIGIBLE_BYTES) -> None:
-        self.crumb = crumb
+    def __init__(self, negligible: int = NEGLIGIBLE_BYTES) -> None:
+        self.negligible = negligible
         self._known: dict[int, tuple[StorageWeakRef, torch.dtype]] = {}
         self.at_collectives: list[tuple[str, int]] = []
         self.made = 0
@@ -58,13 +58,13 @@ class LiveBytes:
                 continue
             storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
             size = 0 if storage is None else storage.nbytes()
-            total += size if size >= self.crumb else 0
+            total += size if size >= self.negligible else 0
         return total
 
 
 @contextlib.contextmanager
 def count_live_bytes(
-    already: Iterable[Tensor] = (), crumb: int = NEGLIGIBLE_BYTES
+    already: Iterable[Tensor] = (), negligible: int = NEGLIGIBLE_BYTES
 ) -> Generator[LiveBytes]:
     """Watch every operation inside the block, and count what it makes and what is `already` there.
 
@@ -72,7 +72,7 @@ def count_live_bytes(
     kernel allocates and frees inside itself is not seen. Every operator passes through Python, and
     each message waits for some milliseconds: take times in another run.
     """
-    live = LiveBytes(crumb)
+    live = LiveBytes(negligible)
     live.add(already)
     with _Watch(live):
         yield live

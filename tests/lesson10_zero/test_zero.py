@@ -109,7 +109,7 @@ def test_an_answer_with_names_of_its_own_is_counted_to_the_byte(stage):
         trained = model if stage == 3 else model.parameters()
         whole_stage = {1: "10.2b", 2: "10.3", 3: "10.4b"}[stage]
         optimizer = ALTERNATIVES[whole_stage][0](trained, torch.optim.AdamW, **SETTINGS)
-        tokens = torch.randint(0, 32, (20, 50))  # more bytes than a crumb, as a batch has
+        tokens = torch.randint(0, 32, (20, 50))  # not negligible, as a batch is not
         for _ in range(2):
             optimizer.zero_grad()
             model(tokens[:, :6], tokens[:, :6]).float().square().mean().backward()

@@ -11,16 +11,19 @@ from shared.sharding.stages import ZeroStage1
 
 
 def live_sizes(
-    model: nn.Module, known: set[int], inputs: Iterable[Tensor] = (), crumb: int = NEGLIGIBLE_BYTES
+    model: nn.Module,
+    known: set[int],
+    inputs: Iterable[Tensor] = (),
+    negligible: int = NEGLIGIBLE_BYTES,
 ) -> dict[int, int]:
     """Bytes of the live storages that may be model states, by address.
 
     Left out are `known` ones, which were there before, the model's buffers, a step's `inputs`, and
-    what is smaller than `crumb`: losses and step counts.
+    what is smaller than `negligible`: losses and step counts.
     """
     others = known | _addresses([*model.buffers(), *inputs])
     sizes = {s.data_ptr(): s.nbytes() for s in live_storages() if s.data_ptr() not in others}
-    return {address: size for address, size in sizes.items() if size >= crumb}
+    return {address: size for address, size in sizes.items() if size >= negligible}
 
 
 def deepspeed_bytes(engine: Any, known: set[int], inputs: Iterable[Tensor] = ()) -> dict[str, int]:

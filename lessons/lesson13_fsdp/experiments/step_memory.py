@@ -12,10 +12,9 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from shared.measuring.live import LiveBytes, settle
+from shared.measuring.live import NEGLIGIBLE_IN_A_MODEL, LiveBytes, settle
 from shared.training.engine import finish
 
-NEGLIGIBLE_BYTES = 1024  # bytes; the activations of one row, losses, step counts
 WIDTH = 64  # a matrix of it takes 16 KiB, a row 256 bytes
 
 
@@ -65,12 +64,12 @@ def recording() -> Generator[_EveryOperator]:
     What the library of collectives allocates for itself is left out: gloo copies a gather through
     a buffer of the whole's size, NCCL does not.
     """
-    with _EveryOperator(LiveBytes(NEGLIGIBLE_BYTES), Timeline()) as recorder:
+    with _EveryOperator(LiveBytes(NEGLIGIBLE_IN_A_MODEL), Timeline()) as recorder:
         yield recorder
 
 
 class Matrices(nn.Module):
-    """Blocks of two matrices without biases: units of one size; a row's activations are crumbs."""
+    """Blocks of two matrices without biases: units of one size, rows far smaller."""
 
     def __init__(self, num_blocks: int = 4, width: int = WIDTH) -> None:
         super().__init__()
