@@ -129,10 +129,11 @@ def fabric(task: Task) -> None:
     task.wrapped = type(model._forward_module).__name__
 
 
-def trainer(task: Task, changed: dict[str, Any] | None = None, ours: Sequence[str] = OURS) -> None:
+def trainer(task: Task, changed: dict[str, Any] | None = None, ours: Sequence[str] = OURS) -> Any:
     """The Trainer's own loop, sampler, clipping and schedule, turned back into the reference run.
 
-    `changed` replaces arguments. What is not in `ours` is as the Trainer makes it.
+    `changed` replaces arguments. What is not in `ours` is as the Trainer makes it. Returns what it
+    made of the model.
     """
     from transformers import PrinterCallback, Trainer, TrainingArguments
 
@@ -162,6 +163,7 @@ def trainer(task: Task, changed: dict[str, Any] | None = None, ours: Sequence[st
         runner.remove_callback(PrinterCallback)
         runner.train()
     task.wrapped = type(runner.model_wrapped).__name__
+    return runner.model_wrapped
 
 
 QUIET: dict[str, Any] = {
@@ -184,7 +186,9 @@ def trainer_deepspeed(task: Task) -> None:
     """DeepSpeed by a dict, whose `auto` values the Trainer fills in."""
     quiet_deepspeed()
     keys = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
-    trainer(task, {"deepspeed": dict.fromkeys(keys, "auto") | {"zero_optimization": ZERO3}})
+    config = dict.fromkeys(keys, "auto") | {"zero_optimization": ZERO3}
+    engine = trainer(task, {"deepspeed": config})
+    engine.destroy()  # the Trainer leaves it with its groups
 
 
 LOOPS: dict[str, Loop] = {
