@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shared.book.planned import State
+from shared.exercises.answers import import_what_torch_puts_off
 from shared.ranks.forked import run_ranks
 
 Row = list[list[str]]
@@ -39,6 +40,7 @@ def runs(
     watched: Callable[..., Any], ranks: int, choices: tuple[tuple[Any, ...], ...]
 ) -> dict[tuple[Any, ...], list[Any]]:
     """What `watched(*variant)` returns on each rank, for all variants of the choices: one fork."""
+    import_what_torch_puts_off()
     variants = list(itertools.product(*choices))
     recorded = run_ranks(lambda _: [watched(*each) for each in variants], ranks, timeout=240)
     return {variant: [rank[number] for rank in recorded] for number, variant in enumerate(variants)}
