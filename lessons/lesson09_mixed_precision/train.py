@@ -85,7 +85,7 @@ def build(precision: str, engine: str, config: TransformerConfig, rank: Rank) ->
 
 
 def train_step(run: Run, micro_batches: list[Batch], rate: float) -> None:
-    """Scale, backward, unscale, clip, step, update: the order is the whole art."""
+    """Scale, backward, unscale, clip, step, update: clipping between unscaling and the step."""
     run.ddp.zero_grad()
     run.optimizer.zero_grad()  # the masters' own gradients, where there are masters
     run.seen.losses.append(accumulate(run.ddp, micro_batches, run.loss_of, run.scaler))

@@ -97,7 +97,7 @@ def train(slow: str, size: Size, text: bytes, rank: Rank, args: argparse.Namespa
 
     def remembered(model: nn.Module, batch: Tensor) -> Tensor:
         if slow == "straggler" and rank.rank == rank.world_size - 1:
-            time.sleep(args.pause)  # as if this rank's processor were slower
+            time.sleep(args.pause)  # as if this rank's process stood still
         loss = loss_of(model, batch, cast, slow)
         losses.append(loss.detach())  # not .item(): nothing waits for it
         return loss

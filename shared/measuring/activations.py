@@ -51,7 +51,8 @@ class _Held:
     """What autograd is given to hold: when it lets go of this, the tensor is out of the count."""
 
     def __init__(self, tensor: Tensor, counter: SavedBytes) -> None:
-        self.tensor, self.counter = tensor, counter
+        # Detached: what an operator returned would hold this, and this it, out of Python's sight.
+        self.tensor, self.counter = tensor.detach(), counter
         counter.add(tensor)
 
     def __del__(self) -> None:
@@ -99,8 +100,9 @@ def saved_by_module(module: nn.Module, run: Callable[[], Any]) -> list[Saved]:
             known.add(_address(tensor))
             size = tensor.untyped_storage().nbytes()
             # The tensor is kept: a freed one could give its address to the next.
-            found.append((Saved(stack[-1], tuple(tensor.shape), tensor.dtype, size), tensor))
-        return tensor
+            saved = Saved(stack[-1], tuple(tensor.shape), tensor.dtype, size)
+            found.append((saved, tensor.detach()))
+        return tensor.detach()  # its graph would hold it, and it its graph: never freed
 
     handles = []
     for name, each in module.named_modules():

@@ -24,7 +24,7 @@ def saved_bytes(run: Callable[[], Any], *, ignore: tuple[Tensor, ...] = ()) -> i
     def pack(tensor: Tensor) -> Tensor:
         # The storage itself is kept: a freed one could give its address to the next tensor.
         storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
-        return tensor
+        return tensor.detach()  # its graph would hold it, and it its graph: never freed
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         result = run()  # alive until counted

@@ -171,7 +171,7 @@ def parts_of(model: nn.Module) -> list[Part]:
 
 
 def split_stages(costs: Sequence[float], num_stages: int) -> list[range]:
-    """Cut parts with these costs into stages of neighbours, so that the slowest is the fastest.
+    """Cut parts with these costs into stages of neighbours, the slowest as fast as can be.
 
     Returns the parts of each stage as a range, at least one part in each, which together make up
     range(len(costs)); of several best cuts any will do. A pipeline takes the time of its slowest

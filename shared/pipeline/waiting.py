@@ -13,7 +13,8 @@ class Waiting:
     """Shares of all ranks' time from the first start to the last end; together, all waiting.
 
     `schedule` is the bubble of equal pieces of work, `unequal` what is added because some take
-    longer than others, `messages` the rest: what travels, and ranks that wait for a core.
+    longer than others (slightly negative where that saves a wait), `messages` the rest: what
+    travels, and ranks that wait for a core.
     """
 
     schedule: float

@@ -17,7 +17,8 @@ from shared.ranks.group import current_world_size
 class DynamicLossScaler:
     """Multiply the loss so that fp16 gradients do not vanish; back off when they overflow.
 
-    Step for step what `torch.amp.GradScaler` does: `scale(loss).backward()`, then if wanted
+    The scales and steps of `torch.amp.GradScaler`, without its errors for a second step() or an
+    update() that follows no step(): `scale(loss).backward()`, then if wanted
     `unscale_(optimizer)` to clip, then `step(optimizer)` and `update()`. On several ranks the
     ranks agree: one rank's overflow makes all skip.
     Source: Micikevicius et al. 2018 (arXiv 1710.03740), section 3.2.

@@ -75,11 +75,12 @@ def storage(seed: int | None, rate: float | None, steps: int = STEPS) -> dict[st
 
 
 def moments(seed: int | None, beta2: float, half: bool, steps: int = 50) -> tuple[float, Tensor]:
-    """The last loss at a learning rate of 1e-4, and AdamW's second moments."""
+    """The last loss of the reference run so far, and AdamW's second moments."""
     model = first_model(seed)
     parameters = list(model.parameters())
-    optimizer = torch.optim.AdamW(parameters, lr=1e-4, betas=(0.9, beta2), eps=1e-5)
-    for batch in reference_batches()[:steps]:
+    optimizer = torch.optim.AdamW(parameters, betas=(0.9, beta2), eps=1e-5)
+    for number, batch in enumerate(reference_batches()[:steps], start=1):
+        set_learning_rate(optimizer, learning_rate(number))
         optimizer.zero_grad()
         logits = model(batch.src, batch.tgt_in)
         loss = label_smoothed_loss(logits, batch.tgt_out, smoothing=0.0)

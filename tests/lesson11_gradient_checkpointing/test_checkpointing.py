@@ -1,9 +1,11 @@
 """The proofs: gradients as without checkpoints, the one loss curve, bytes and FLOPs by formula."""
 
+import gc
 import itertools
 import math
 import random
 import runpy
+import weakref
 from functools import partial
 
 import pytest
@@ -25,7 +27,13 @@ from lessons.lesson11_gradient_checkpointing.experiments.layers import (
     step_under,
 )
 from shared.exercises.lessons import ROOT
-from shared.measuring.activations import LayerCost, layer_costs, peak_bytes, saved_by_module
+from shared.measuring.activations import (
+    LayerCost,
+    counting_saved,
+    layer_costs,
+    peak_bytes,
+    saved_by_module,
+)
 from shared.measuring.live import count_live_bytes
 from shared.measuring.memory import saved_bytes
 from shared.ranks.forked import run_ranks
@@ -226,6 +234,35 @@ def test_every_term_of_the_published_formula():
     x = make_input()
     by_module = sum(each.nbytes for each in saved_by_module(layer, lambda: layer(x)))
     assert by_module == saved_bytes(lambda: layer(x), ignore=tuple(layer.parameters()))
+
+
+class Noted(torch.autograd.Function):
+    """Its input as it is; whether its node in the graph still lives can be asked."""
+
+    @staticmethod
+    def forward(ctx, x, nodes):
+        nodes.append(weakref.ref(ctx))
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+
+def test_what_was_counted_is_freed_with_the_result_also_without_a_backward():
+    net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64))
+    x = torch.randn(32, 64)
+    with counting_saved(ignore=net.parameters()) as counter:
+        result = net(x).softmax(-1).exp()
+        assert counter.now > 0
+        del result
+        gc.collect()
+        assert counter.now == 0
+    for count in (saved_bytes, partial(saved_by_module, torch.nn.Identity())):
+        nodes: list[weakref.ref] = []
+        count(lambda nodes=nodes: Noted.apply(x.clone().requires_grad_(), nodes).softmax(-1).exp())
+        gc.collect()
+        assert [node() for node in nodes] == [None], count
 
 
 def test_a_step_has_three_and_four_times_the_flops_of_a_forward():

@@ -224,6 +224,8 @@ def test_lateness_counts_no_message_between_the_steps_and_asks_for_one():
     assert lateness(merge_ranks(between)) == {0: 0.0, 1: 0.0}
     with pytest.raises(InputError, match="no message"):
         lateness(merge_ranks([of_a_rank(rank) for rank in (0, 1)]))
+    with pytest.raises(InputError, match=r"\{0: 2, 1: 1\}; record the same on all"):
+        lateness(merge_ranks([of_a_rank(0, 20), of_a_rank(1, 20, steps=((0, 100),))]))
 
 
 def test_the_fixes_of_the_slow_runs_count_and_read_the_same():

@@ -9,7 +9,7 @@ import torch._dynamo  # what optimizers import: once here, not in every forked r
 import torch.distributed as dist
 from torch import nn
 
-from lessons.lesson15_pipeline_parallel.experiments.counting import bytes_at_messages
+from lessons.lesson15_pipeline_parallel.experiments.counting import most_kept
 from lessons.lesson15_pipeline_parallel.experiments.runs import (
     language_model,
     sum_loss,
@@ -173,8 +173,7 @@ def test_an_error_and_zero_grad_are_as_if_the_step_had_not_been(kind, where, num
 
 def test_what_was_sent_goes_when_it_is_known_to_have_come():
     few, many = (
-        run_ranks(bytes_at_messages, 4, one_f_one_b_schedule, m, 4 * m, timeout=120)
-        for m in (8, 32)
+        run_ranks(most_kept, 4, one_f_one_b_schedule, m, 4 * m, timeout=120) for m in (8, 32)
     )
     border = 4 * 64 * 64 * 4  # bytes of a micro-batch's vectors
     more = [b - a for a, b in zip(few, many, strict=True)]

@@ -14,10 +14,14 @@ def lateness(merged: Mapping[str, Any]) -> dict[int, float]:
     step (a span of gloo's, a kernel of NCCL's) on one rank belongs to the k-th on every other. A
     rank is late in it by its start less the earliest rank's; of a step the largest counts.
     The last rank's messages are short, and those of the ranks that wait for it are long.
-    Raises InputError where no step sends anything.
+    What one rank has more of in a step than another is left out. Raises InputError where no step
+    sends anything, and for ranks whose steps differ in number.
     """
     late = {rank: list[float]() for rank in merged["ranks"]}
     starts = {rank: _starts_by_step(merged, rank) for rank in late}
+    counts = {rank: len(own) for rank, own in starts.items()}
+    if len(set(counts.values())) > 1:
+        raise InputError(f"steps in the traces, by rank: {counts}; record the same on all ranks")
     for of_step in zip(*starts.values(), strict=True):
         together = list(zip(*of_step, strict=False))
         for rank, own in zip(late, zip(*together, strict=True), strict=False):

@@ -178,7 +178,7 @@ def _step(
     with record_function("data"):
         tokens = next(batches)
     with record_function("forward"):
-        time.sleep(late)  # a straggler: the same operators, and they take longer
+        time.sleep(late)  # a straggler: the same operators, after a pause
         logits, wanted = model(tokens[:, :-1]), tokens[:, 1:]
         loss = cross_entropy(logits.flatten(0, 1), wanted.flatten())
         if name in COUNTING:

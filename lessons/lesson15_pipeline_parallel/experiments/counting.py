@@ -18,11 +18,12 @@ from shared.pipeline.schedules import Cell, Table, prerequisites
 from shared.pipeline.stages import parts_of, split_stages
 
 
-def bytes_at_messages(
+def most_kept(
     rank: int, schedule: Schedule, num_micro_batches: int, rows: int, recompute: bool = False
 ) -> int:
-    """The most bytes of this rank that are alive at any message of a step, parameters apart.
+    """The most bytes of this rank that are alive in a step, parameters apart.
 
+    Looked at at every message and whenever a forward or a backward begins or ends.
     The step has `rows` rows of 64 tokens in so many micro-batches. With `recompute` every part but
     the last computes its forward again in backward. Gradients of parameters are not counted: they
     are there from the step before.
@@ -35,9 +36,11 @@ def bytes_at_messages(
     table = schedule(size, num_micro_batches)
     batches = token_rows(rows, 64).chunk(num_micro_batches)
     pipeline.train_step(table, batches, sum_loss)
+    between: list[int] = []
     with count_live_bytes() as live:
+        pipeline.clock = lambda: between.append(live.now()) or 0.0
         pipeline.train_step(table, batches, sum_loss)
-    return max(alive for _, alive in live.at_collectives)
+    return max([*between, *(alive for _, alive in live.at_collectives)])
 
 
 def simulate(table: Table, backward: float = 1.0, message: float = 0.0) -> tuple[float, float]:
