@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shared.book.planned import State, mesh, offload, one_gpu, pipeline, ring, strategies, zero
+from shared.book.planned import State, mesh, offload, one_gpu, ring, strategies, zero
 from shared.book.recorded import ddp_step, fsdp_step, tensor_parallel_step
 from shared.book.recorded_accelerate import accelerate_step
+from shared.book.recorded_pipeline import pipeline_picture
 
 
 @dataclass(frozen=True)
@@ -105,9 +106,10 @@ EXPLORABLES = (
             "schedule": ("GPipe", "1F1B", "interleaved, v = 2"),
             "ranks": (2, 3, 4, 8),
             "micro-batches": (1, 2, 4, 8, 16),
+            "shown": ("planned", "as it ran"),
         },
-        pipeline,
-        ("1F1B", 4, 8),
+        pipeline_picture,
+        ("1F1B", 4, 8, "planned"),
     ),
     Explorable(
         "mesh",

@@ -48,7 +48,7 @@ def still_picture(each: Explorable) -> str:
     bars = state.get("bars", ())
     most = max((bar["value"] for bar in bars), default=0) or 1
     for bar in bars:
-        wide = f"display: inline-block; width: {15 * bar['value'] / most:.1f}em; height: 1em"
+        wide = f"display: inline-block; width: {8 * bar['value'] / most:.1f}em; height: 1em"
         body = f"<span style='{wide}; background: {bar['colour']}'></span>"
         rows += _row(bar["label"], [f"{bar['value']:,} {state['unit']}"], beside=body)
     if "rows" in state:
@@ -58,7 +58,8 @@ def still_picture(each: Explorable) -> str:
             rows += _row(name, [_coloured(state, cell) for cell in row])
     numbers = "".join(_row(name, [value]) for name, value in state.get("numbers", {}).items())
     says = state["says"] if isinstance(state["says"], str) else state["says"][-1]
-    tables = "".join(f"<table>{each}</table>" for each in (rows, numbers) if each)
+    apart = "<table style='margin-top: 1em'>"
+    tables = "".join(f"{apart}{each}</table>" for each in (rows, numbers) if each)
     return f"{tables}<p>{escape(says)}</p>"
 
 

@@ -23,12 +23,13 @@ from shared.sharding.counting import formula
 from shared.training.quiet_deepspeed import import_deepspeed
 
 State = dict[str, Any]
+GRID = {"F": SKY, "B": VERMILION, "": "#e6e6e6"}  # of a schedule, by a cell's first letter
 
 
 def pipeline(schedule: str, ranks: int, micro_batches: int) -> State:
     """A schedule as its table; a frame is one more slot of time."""
     try:
-        table, chunks = _table(schedule, ranks, micro_batches)
+        table, chunks = table_of(schedule, ranks, micro_batches)
     except InputError as error:
         return {"says": f"{error}.", "refused": True}
     stages = ranks * chunks
@@ -45,7 +46,7 @@ def pipeline(schedule: str, ranks: int, micro_batches: int) -> State:
     return {
         "rows": [f"rank {rank}" for rank in range(ranks)],
         "grid": cells,
-        "colours": {"F": SKY, "B": VERMILION, "": "#e6e6e6"},
+        "colours": GRID,
         "numbers": {
             "slots of time": len(table[0]),
             "waiting, counted in the table": f"{share:.1%}",
@@ -57,7 +58,8 @@ def pipeline(schedule: str, ranks: int, micro_batches: int) -> State:
     }
 
 
-def _table(schedule: str, ranks: int, micro_batches: int) -> tuple[Table, int]:
+def table_of(schedule: str, ranks: int, micro_batches: int) -> tuple[Table, int]:
+    """A schedule's table, and the stages of a rank."""
     if schedule == "interleaved, v = 2":
         return interleaved_schedule(ranks, micro_batches, 2), 2
     make = gpipe_schedule if schedule == "GPipe" else one_f_one_b_schedule

@@ -23,6 +23,7 @@ from shared.book.inline import show_explorable
 from shared.book.landing import parts
 from shared.book.planned import State, ring
 from shared.book.recorded import ddp_step, fsdp_step, tensor_parallel_step
+from shared.book.recorded_pipeline import pipeline_picture
 from shared.errors import InputError
 from shared.measuring.traffic import count_traffic
 from shared.ranks.forked import run_ranks
@@ -295,6 +296,17 @@ def test_recorded_steps_send_what_the_formulas_say():
     numbers = tensor_parallel_step(2, 64, 32)["numbers"]
     assert numbers["a rank sends for them, round a ring"] == "16.0 KiB"  # 2 x 64 x 32 x 4 bytes
     assert numbers["data parallel would send, for the same weights"] == "32.0 KiB"
+
+
+def test_a_pipeline_that_ran_kept_to_its_table_and_waited_no_less():
+    planned, ran = (pipeline_picture("1F1B", 2, 4, shown) for shown in ("planned", "as it ran"))
+    for wanted, seen in zip(planned["grid"], ran["grid"], strict=True):
+        assert list(dict.fromkeys(filter(None, seen))) == list(filter(None, wanted))
+    numbers = ran["numbers"]
+    assert float(numbers["waiting, measured"][:-1]) >= 15  # by the table 1 in 5
+    assert numbers["waiting, counted in the table"] == "20.0%"
+    assert numbers["micro-batches kept at once, rank 0"] == 2
+    assert pipeline_picture("1F1B", 8, 4, "as it ran")["refused"]
 
 
 @pytest.mark.parametrize("each", EXPLORABLES, ids=lambda each: each.name)

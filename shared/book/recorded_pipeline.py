@@ -1,0 +1,94 @@
+"""Pipelines as they ran: the course's executor on forked ranks whose work takes a known time."""
+
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shared.book.film import runs
+from shared.book.planned import GRID, State, pipeline, table_of
+from shared.errors import InputError
+from shared.pipeline.executor import Event, Pipeline
+from shared.pipeline.measuring import measured_bubble
+from shared.pipeline.stages import Activations, Part, split_stages
+
+RECORDED = (2, 4)  # ranks
+RUN_CHOICES = (("GPipe", "1F1B", "interleaved, v = 2"), (1, 2, 4, 8, 16))
+SECONDS = 0.006  # of a forward; a backward takes twice as long
+
+
+def pipeline_picture(schedule: str, ranks: int, micro_batches: int, shown: str) -> State:
+    """A schedule as its table, or as it ran."""
+    planned = pipeline(schedule, ranks, micro_batches)
+    if shown == "planned" or planned.get("refused"):
+        return planned
+    if ranks not in RECORDED:
+        return {"says": "Recorded were runs on 2 and on 4 ranks.", "refused": True}
+    ran = runs(_pipeline_rank, ranks, RUN_CHOICES)[schedule, micro_batches]
+    events, kept = [each[0] for each in ran], ran[0][1]
+    start = min(event.start for own in events for event in own)
+    end = max(event.end for own in events for event in own)
+    columns = round((end - start) / SECONDS)
+    share = measured_bubble(events)
+    by_table = planned["numbers"]["waiting, counted in the table"]
+    return {
+        "rows": planned["rows"],
+        "grid": [[_at(own, start + (n + 0.5) * SECONDS) for n in range(columns)] for own in events],
+        "colours": GRID,
+        "numbers": {
+            "milliseconds of the step": round(1000 * (end - start)),
+            "waiting, measured": f"{share:.1%}",
+            "waiting, counted in the table": by_table,
+            "micro-batches kept at once, rank 0": kept,
+        },
+        "says": f"One run on {ranks} ranks, when this page was built. A forward takes"
+        f" {1000 * SECONDS:.0f} ms, a column here, and a backward twice as long. The ranks waited"
+        f" {share:.0%} of the time; the table says {by_table}. The rest is messages, and ranks"
+        " that wake up late.",
+    }
+
+
+def _at(events: list[Event], moment: float) -> str:
+    """What a rank did at a moment; empty where it waited."""
+    return next((str(e.cell) for e in events if e.start <= moment < e.end), "")
+
+
+class _Pause(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        time.sleep(SECONDS)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        time.sleep(2 * SECONDS)
+        return gradients[0]
+
+
+class _Sleeps(Part):
+    """A stage that sleeps: with more ranks than cores, computing would wait for a core."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda batch: [tuple(batch.shape)])
+        self.matrix = nn.Linear(8, 8)
+
+    def forward(self, activations: Activations, batch: Tensor) -> Activations:
+        return (_Pause.apply(self.matrix(activations[0] if activations else batch)),)
+
+
+def _pipeline_rank(schedule: str, micro_batches: int) -> tuple[list[Event], int]:
+    """This rank's events of a step, and the micro-batches that its stages kept; none if refused."""
+    ranks = dist.get_world_size()
+    try:
+        table, chunks = table_of(schedule, ranks, micro_batches)
+    except InputError:
+        return [], 0
+    stages = ranks * chunks
+    engine = Pipeline([_Sleeps() for _ in range(stages)], split_stages([1.0] * stages, stages))
+    batches = [torch.ones(1, 8) for _ in range(micro_batches)]
+    for _ in range(2 if micro_batches == RUN_CHOICES[1][0] else 1):  # the first one warms up
+        dist.barrier()
+        engine.train_step(table, batches, lambda y, _: y.sum())
+    return engine.events, sum(stage.peak_in_flight for stage in engine.stages.values())
