@@ -73,6 +73,6 @@ def _row(name: str, cells: Sequence[Any], tag: str = "td", beside: str = "") -> 
     row = f"<tr><th>{escape(name)}</th>"
     for cell in cells:
         text, colour = cell if isinstance(cell, tuple) else (cell, "")
-        style = f" style='background: {colour}; color: #000'" if colour else ""
+        style = f" style='background: {colour}; color: #000; padding: 0 0.3em'" if colour else ""
         row += f"<{tag}{style}>{escape(str(text))}</{tag}>"
     return row + (f"<td>{beside}</td></tr>" if beside else "</tr>")
