@@ -98,10 +98,7 @@ def main() -> None:
     parser.add_argument("--deepspeed", type=Path, metavar="FILE", help="a JSON file of DeepSpeed")
     parser.add_argument("--precision", choices=("fp32", "bf16"), help="by hand (bf16 on a GPU)")
     parser.add_argument("--save", type=Path, metavar="DIR", help="save a checkpoint at the end")
-    words = (
-        "load a checkpoint, then --steps more; the schedule is drawn over all, so 6 + 6 is not 12"
-    )
-    parser.add_argument("--resume", type=Path, metavar="DIR", help=words)
+    parser.add_argument("--resume", type=Path, metavar="DIR", help="load, then --steps more")
     parser.add_argument("--search", action="store_true", help="the largest model for this GPU")
     args = parser.parse_args()
     args.engine = args.engine or ("deepspeed" if args.deepspeed else "zero2")
