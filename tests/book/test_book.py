@@ -298,7 +298,7 @@ def test_recorded_steps_send_what_the_formulas_say():
     assert numbers["data parallel would send, for the same weights"] == "32.0 KiB"
 
 
-def test_a_pipeline_that_ran_kept_to_its_table_and_waited_no_less():
+def test_a_pipeline_that_ran_kept_to_its_table_and_waited_about_as_long():
     planned, ran = (pipeline_picture("1F1B", 2, 4, shown) for shown in ("planned", "as it ran"))
     for wanted, seen in zip(planned["grid"], ran["grid"], strict=True):
         assert list(dict.fromkeys(filter(None, seen))) == list(filter(None, wanted))
