@@ -96,13 +96,13 @@ def saved_by_module(module: nn.Module, run: Callable[[], Any]) -> list[Saved]:
     found: list[tuple[Saved, Tensor]] = []
 
     def pack(tensor: Tensor) -> Tensor:
+        kept = tensor.detach()  # its graph would hold it, and it its graph: never freed
         if _address(tensor) not in known:
             known.add(_address(tensor))
             size = tensor.untyped_storage().nbytes()
             # The tensor is kept: a freed one could give its address to the next.
-            saved = Saved(stack[-1], tuple(tensor.shape), tensor.dtype, size)
-            found.append((saved, tensor.detach()))
-        return tensor.detach()  # its graph would hold it, and it its graph: never freed
+            found.append((Saved(stack[-1], tuple(tensor.shape), tensor.dtype, size), kept))
+        return kept
 
     handles = []
     for name, each in module.named_modules():
