@@ -1,18 +1,15 @@
 """Pipelines as they ran: the course's executor on forked ranks whose work takes a known time."""
 
-import time
-from typing import Any
-
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 
 from shared.book.film import runs
 from shared.book.planned import GRID, State, pipeline, table_of
 from shared.errors import InputError
 from shared.pipeline.executor import Event, Pipeline
 from shared.pipeline.measuring import measured_bubble
-from shared.pipeline.stages import Activations, Part, split_stages
+from shared.pipeline.sleeping import SleepingPart
+from shared.pipeline.stages import split_stages
 
 RECORDED = (2, 4)  # ranks
 RUN_CHOICES = (("GPipe", "1F1B", "interleaved, v = 2"), (1, 2, 4, 8, 16))
@@ -55,29 +52,6 @@ def _at(events: list[Event], moment: float) -> str:
     return next((str(e.cell) for e in events if e.start <= moment < e.end), "")
 
 
-class _Pause(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        time.sleep(SECONDS)
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        time.sleep(2 * SECONDS)
-        return gradients[0]
-
-
-class _Sleeps(Part):
-    """A stage that sleeps: with more ranks than cores, computing would wait for a core."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda batch: [tuple(batch.shape)])
-        self.matrix = nn.Linear(8, 8)
-
-    def forward(self, activations: Activations, batch: Tensor) -> Activations:
-        return (_Pause.apply(self.matrix(activations[0] if activations else batch)),)
-
-
 def _pipeline_rank(schedule: str, micro_batches: int) -> tuple[list[Event], int]:
     """This rank's events of a step, and the micro-batches that its stages kept; none if refused."""
     ranks = dist.get_world_size()
@@ -86,7 +60,8 @@ def _pipeline_rank(schedule: str, micro_batches: int) -> tuple[list[Event], int]
     except InputError:
         return [], 0
     stages = ranks * chunks
-    engine = Pipeline([_Sleeps() for _ in range(stages)], split_stages([1.0] * stages, stages))
+    parts = [SleepingPart(SECONDS, 2 * SECONDS) for _ in range(stages)]
+    engine = Pipeline(parts, split_stages([1.0] * stages, stages))
     batches = [torch.ones(1, 8) for _ in range(micro_batches)]
     for _ in range(2 if micro_batches == RUN_CHOICES[1][0] else 1):  # the first one warms up
         dist.barrier()

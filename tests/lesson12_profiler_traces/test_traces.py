@@ -218,6 +218,11 @@ def test_the_rank_that_enters_its_messages_last_is_late_by_a_share_of_the_step()
     assert turned == {0: pytest.approx(0.3), 1: 0.0}
 
 
+def test_lateness_leaves_out_what_one_rank_has_more_of():
+    more = [of_a_rank(0, 20, 120), of_a_rank(1, 30, 90, 120)]
+    assert lateness(merge_ranks(more)) == {0: 0.0, 1: pytest.approx(0.05)}
+
+
 def test_lateness_counts_no_message_between_the_steps_and_asks_for_one():
     pause = ((0, 100), (150, 250))
     between = [of_a_rank(rank, 20, 110 + 30 * rank, 160, steps=pause) for rank in (0, 1)]

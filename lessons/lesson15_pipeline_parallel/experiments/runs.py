@@ -1,7 +1,6 @@
 """Runs of a pipeline: work that takes a fixed time, trained models, and the script's last table."""
 
 import argparse
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,7 +10,6 @@ import torch
 import torch.distributed as dist
 from matplotlib.figure import Figure
 from torch import Tensor, nn
-from torch.autograd import Function
 
 from shared.model.config import TransformerConfig
 from shared.model.language_model import LanguageModel
@@ -19,7 +17,8 @@ from shared.pipeline.drawing import draw_events, draw_table, legend
 from shared.pipeline.engine import PipelineEngine
 from shared.pipeline.executor import Event, Pipeline
 from shared.pipeline.schedules import Table, bubble
-from shared.pipeline.stages import Activations, Part, parts_of, split_stages
+from shared.pipeline.sleeping import SleepingPart
+from shared.pipeline.stages import parts_of, split_stages
 from shared.pipeline.waiting import split_waiting
 from shared.plots import use_style
 from shared.ranks.group import Rank
@@ -29,34 +28,6 @@ from shared.training.language_recipes import Recipe
 from shared.training.reference_run import reference_model, reference_optimizer
 
 Schedule = Callable[[int, int], Table]  # ranks, micro-batches
-
-
-class _Pause(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:
-        ctx.seconds = seconds
-        time.sleep(seconds)
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        time.sleep(ctx.seconds)
-        return gradients[0], None
-
-
-class Padded(Part):
-    """A small matrix, whose forward and whose backward take a fixed time each.
-
-    They sleep: with more ranks than cores, work that computes would wait for a core.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__(lambda batch: [tuple(batch.shape)])
-        self.seconds, self.matrix = seconds, nn.Linear(8, 8)
-
-    def forward(self, activations: Activations, batch: Tensor) -> Activations:
-        """The matrix on what came, or on the batch in the first stage."""
-        return (_Pause.apply(self.matrix(activations[0] if activations else batch), self.seconds),)
 
 
 @dataclass(frozen=True)
@@ -73,7 +44,7 @@ def padded_runs(rank: int, cases: Sequence[Case]) -> list[list[Event]]:
     found = []
     for case in cases:
         torch.manual_seed(0)
-        parts = [Padded(each) for each in case.seconds]
+        parts = [SleepingPart(each) for each in case.seconds]
         pipeline = Pipeline(parts, split_stages([1.0] * len(parts), len(parts)))
         size = dist.get_world_size()
         for count in (size, case.num_micro_batches):
