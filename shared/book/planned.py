@@ -12,8 +12,8 @@ from shared.pipeline.schedules import (
     gpipe_schedule,
     idle_share,
     interleaved_schedule,
+    kept_at_once,
     one_f_one_b_schedule,
-    peak_in_flight,
 )
 from shared.planner.memory import memory_per_rank
 from shared.planner.models import MODELS
@@ -32,11 +32,8 @@ def pipeline(schedule: str, ranks: int, micro_batches: int) -> State:
         table, chunks = table_of(schedule, ranks, micro_batches)
     except InputError as error:
         return {"says": f"{error}.", "refused": True}
-    stages = ranks * chunks
-    alive = [
-        sum(peak_in_flight(table, stage) for stage in range(rank, stages, ranks))
-        for rank in range(ranks)
-    ]
+    kept = kept_at_once(table[0])
+    each = f", each of 1/{chunks} of its layers" if chunks > 1 else ""
     share, expected = idle_share(table), bubble(ranks, micro_batches, chunks)
     cells = [["" if cell is None else f"{cell}" for cell in row] for row in table]
 
@@ -51,10 +48,10 @@ def pipeline(schedule: str, ranks: int, micro_batches: int) -> State:
             "slots of time": len(table[0]),
             "waiting, counted in the table": f"{share:.1%}",
             "waiting, by (p - 1)/(v m + p - 1)": f"{expected:.1%}",
-            "micro-batches kept at once, rank 0": alive[0],
+            "micro-batches kept at once, rank 0": kept,
         },
         "says": f"{ranks} ranks and {batches(micro_batches)} under {schedule}: a rank waits"
-        f" {share:.0%} of the step, and rank 0 keeps at most {batches(alive[0])}.",
+        f" {share:.0%} of the step, and rank 0 keeps at most {batches(kept)}{each}.",
     }
 
 

@@ -8,6 +8,7 @@ from shared.book.planned import GRID, State, pipeline, table_of
 from shared.errors import InputError
 from shared.pipeline.executor import Event, Pipeline
 from shared.pipeline.measuring import measured_bubble
+from shared.pipeline.schedules import kept_at_once
 from shared.pipeline.sleeping import SleepingPart
 from shared.pipeline.stages import split_stages
 
@@ -53,7 +54,7 @@ def _at(events: list[Event], moment: float) -> str:
 
 
 def _pipeline_rank(schedule: str, micro_batches: int) -> tuple[list[Event], int]:
-    """This rank's events of a step, and the micro-batches that its stages kept; none if refused."""
+    """This rank's events of a step, and the micro-batches that it kept; none if refused."""
     ranks = dist.get_world_size()
     try:
         table, chunks = table_of(schedule, ranks, micro_batches)
@@ -66,4 +67,4 @@ def _pipeline_rank(schedule: str, micro_batches: int) -> tuple[list[Event], int]
     for _ in range(2 if micro_batches == RUN_CHOICES[1][0] else 1):  # the first one warms up
         dist.barrier()
         engine.train_step(table, batches, lambda y, _: y.sum())
-    return engine.events, sum(stage.peak_in_flight for stage in engine.stages.values())
+    return engine.events, kept_at_once(event.cell for event in engine.events)

@@ -5,7 +5,7 @@ one micro-batch through one stage, which takes a slot, or None where the rank wa
 really the *order* of a rank's work; `timetable` finds the slots, and says when there are none.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from shared.errors import InputError
@@ -167,6 +167,19 @@ def peak_in_flight(table: Table, stage: int) -> int:
             if cell is not None and cell.stage == stage:
                 in_flight += 1 if cell.kind == "F" else -1
         peak = max(peak, in_flight)
+    return peak
+
+
+def kept_at_once(row: Iterable[Cell | None]) -> int:
+    """The most forwards of a rank, over all its stages, that wait for their backward at one time.
+
+    `row` is what the rank does, in order: its row of a table, or the cells that it ran.
+    """
+    waiting = peak = 0
+    for cell in row:
+        if cell is not None:
+            waiting += 1 if cell.kind == "F" else -1
+        peak = max(peak, waiting)
     return peak
 
 

@@ -174,9 +174,9 @@ def torchtitan(
 
     pytorch/torchtitan, docs/performance.md as it was with the 405B (an older version has 323 for
     the first row) and benchmarks/asyncTP_llama3_h100_2025-06. The 13B recomputes nothing, the
-    others all. Its H100s have 94 to 96 GB of slower memory and less power than 700 W (500 W for the
-    70B), which the planner knows nothing of. For its runs with selective recomputation see
-    `torchtitan_selective`.
+    others all. Its H100s have 94 to 96 GB of slower memory, which the cluster says, and less power
+    than 700 W (500 W for the 70B), of which the planner knows nothing. For its runs with selective
+    recomputation see `torchtitan_selective`.
     """
     runs = []
     for name, gpu, gpus, tp, micro, checkpoint, speed in rows:

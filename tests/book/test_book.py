@@ -306,6 +306,11 @@ def test_a_pipeline_that_ran_kept_to_its_table_and_waited_about_as_long():
     assert float(numbers["waiting, measured"][:-1]) >= 15  # by the table 1 in 5
     assert numbers["waiting, counted in the table"] == "20.0%"
     assert numbers["micro-batches kept at once, rank 0"] == 2
+    kept = [
+        pipeline_picture("interleaved, v = 2", 2, 4, shown)["numbers"]
+        for shown in ("planned", "as it ran")
+    ]
+    assert [each["micro-batches kept at once, rank 0"] for each in kept] == [5, 5]
     assert pipeline_picture("1F1B", 8, 4, "as it ran")["refused"]
 
 

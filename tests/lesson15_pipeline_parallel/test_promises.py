@@ -14,6 +14,7 @@ from shared.pipeline.executor import Pipeline
 from shared.pipeline.schedules import (
     gpipe_schedule,
     interleaved_schedule,
+    kept_at_once,
     one_f_one_b_schedule,
     peak_in_flight,
 )
@@ -32,10 +33,7 @@ def pipeline_of_two(**options) -> Pipeline:
 def test_interleaving_keeps_at_most_what_its_docstring_says(p, v):
     table = interleaved_schedule(p, 4 * p, v)
     for rank, row in enumerate(table):
-        in_flight = peak = 0
-        for cell in filter(None, row):
-            in_flight += 1 if cell.kind == "F" else -1
-            peak = max(peak, in_flight)
+        peak = kept_at_once(row)
         assert peak == (v - 1) * p + 2 * (p - 1 - rank) + 1
         assert peak <= sum(peak_in_flight(table, s) for s in range(rank, v * p, p))
 
