@@ -439,6 +439,9 @@ def self_attention(module_class) -> None:
                 "heads are cut and joined without a transpose: positions are mixed": (
                     mistaken(transposed=False)
                 ),
+                "heads are joined without a transpose: positions are mixed": (
+                    mistaken(joined=False)
+                ),
                 **lab.exchanged(module, heads, x),
             },
         )
@@ -476,6 +479,12 @@ def masks(module_class) -> None:
                 mistaken(mask=past | keep)
             ),
         }
+        looks_like_causal = {
+            "causal=True is not used": mistaken(),
+            "a word does not see itself: query t may look at the keys 0 to t": (
+                mistaken(mask=past.tril(-1))
+            ),
+        }
         looks_like_padding = {
             "the mask is not used": mistaken(),
             "the mask is read the wrong way round: True must mean 'may be looked at'": (
@@ -490,7 +499,7 @@ def masks(module_class) -> None:
         }
         for what, given, mask, looks_like in (
             ("padding", {"mask": keep}, keep, looks_like_padding),
-            ("causal", {"causal": True}, past, {"causal=True is not used": mistaken()}),
+            ("causal", {"causal": True}, past, looks_like_causal),
             ("both masks", {"mask": keep, "causal": True}, past & keep, looks_like_one),
             ("no mask after others", {}, None, {"causal=True stays on": mistaken(mask=past)}),
             ("a mask of each head", {"mask": each}, each, looks_like_each),
@@ -517,7 +526,16 @@ def all_padding(module_class) -> None:
             seen=f"NaN, fused={fused}",
             hint=EMPTY_HINT,
         )
-        expect_close(output[1], module.w_o.bias.expand(4, 8), what="the output of that sentence")
+        mean = module.w_o(module.w_v(x[1]).mean(0)).expand(4, 8)
+        expect_close(
+            output[1],
+            module.w_o.bias.expand(4, 8),
+            what=f"the output of that sentence, fused={fused}",
+            looks_like={
+                "a sentence without any key gets the mean of its values, padding and all": mean
+            },
+            hint=EMPTY_HINT,
+        )
 
 
 @exercise_02_5.check("dropout")

@@ -106,6 +106,7 @@ def mistaken_output(
     mask: Tensor | None = None,
     scale: float | None = None,
     transposed: bool = True,
+    joined: bool = True,
     last: bool = True,
 ) -> Tensor:
     """An answer's projections, with another scale or mask, no transpose, or without w_o."""
@@ -118,8 +119,9 @@ def mistaken_output(
 
     q, k, v = split(module.w_q(query)), split(module.w_k(key)), split(module.w_v(value))
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
-    joined = out.transpose(1, 2).flatten(2) if transposed else out.reshape(query.shape)
-    return module.w_o(joined) if last else joined
+    swapped = transposed and joined
+    side = out.transpose(1, 2).flatten(2) if swapped else out.reshape(query.shape)
+    return module.w_o(side) if last else side
 
 
 def exchanged(module: Any, heads: int, x: Tensor) -> dict[str, Tensor]:

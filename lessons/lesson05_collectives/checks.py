@@ -140,7 +140,7 @@ def expect_ring(seen: Exchange, steps: int, whole: int, onward: bool = True) -> 
         },
         expected=f"messages of {chunk} bytes: one of the {n} chunks of the padded tensor",
         seen=f"messages of up to {longest} bytes for {n} ranks and shape {seen.case.shape}",
-        hint="that is right and costs n times as much: send in each step one chunk alone",
+        hint="that costs n times as much: send in each step one chunk alone",
     )
     back = all({call.peer for call in sent[rank]} == {(rank - 1) % n} for rank in range(n))
     recognise(

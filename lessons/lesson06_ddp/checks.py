@@ -790,9 +790,12 @@ def accumulate_values(accumulate_gradients: Any) -> None:
     for parts in accumulating.NUM_PARTS:
         seen = accumulating.accumulating(accumulate_gradients).seen(parts, apart=HANG)
         sent, most = seen[0].sent, max(one.most for one in seen)
+        together = "backward comes after all forwards: the activations of all micro-batches are "
+        together += "in memory at once, which accumulation is to avoid"
         recognise(
             {
                 "nothing is sent: the last micro-batch is under no_sync() as well": sent == 0,
+                together: seen[0].late and most > 1,
                 "backward is under no_sync() and the forward before it is not: messages leave "
                 "all the same, since torch's DDP decides in forward": seen[0].late,
                 "more than the last micro-batch sends: it is told by its place, not by comparing "
@@ -810,8 +813,7 @@ def accumulate_values(accumulate_gradients: Any) -> None:
             most,
             1,
             what="graphs alive at once",
-            mistake="backward comes after all forwards: the activations of all micro-batches are "
-            "in memory at once, which accumulation is to avoid",
+            mistake=together,
             hint="forward and backward of one micro-batch, then those of the next",
         )
 

@@ -453,7 +453,8 @@ def save_failure(save_checkpoint: Any, folder: Path) -> None:
     on_two_ranks(
         ranks.save_into_a_file, folder, save_checkpoint,
         alone="rank 0 left with its error, and the others wait for it in the barrier",
-        lost="the error of rank 0 is lost: training continues without checkpoints",
+        lost="the error of rank 0 does not reach every rank: who does not hear of it goes on, "
+        "without checkpoints",
         hint="catch it, tell the others, raise it everywhere",
     )  # fmt: skip
 
@@ -783,6 +784,9 @@ def resume_plain(resume_training: Any) -> None:
         {
             "nothing is loaded: after a restart the run would begin anew": not run.loads,
             "every epoch has the same order: set_epoch is not called": again,
+            "a batch goes on into the next epoch: an epoch ends with its own, shorter batch": (
+                len(seen) == 56 and seen[:LENGTH] == order[:LENGTH]
+            ),
             "the last, shorter batch of an epoch is left out": len(seen) == 56,
             "training continues to the end of the epoch, past num_steps": len(seen) > 52,
             "the schedule is not stepped": rates == 0,
