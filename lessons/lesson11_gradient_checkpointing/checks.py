@@ -16,6 +16,7 @@ from lessons.lesson11_gradient_checkpointing.laboratory import noted_calls as la
 from lessons.lesson11_gradient_checkpointing.laboratory import plans
 from lessons.lesson11_gradient_checkpointing.laboratory.noted_calls import (
     backward_of,
+    counting_kept,
     expect_same_gradients,
 )
 from shared.exercises.checks import checks_for
@@ -76,7 +77,7 @@ def memory(checkpoint) -> None:
     x = lab.batch(9, 6)
     with counting_saved(twin.parameters()) as plain:
         twin(x)
-    with counting_saved(block.parameters()) as saved:
+    with counting_kept(block.parameters()) as saved:
         got = checkpoint(block, x)
         recognise(
             {
@@ -92,7 +93,7 @@ def memory(checkpoint) -> None:
         expect_equal(seen, (1, x.nbytes), what="calls and bytes kept before backward")
         got.sum().backward()
     expect_equal((block.calls, saved.now), (2, 0), what="calls and bytes kept after backward")
-    with counting_saved(block.parameters()) as saved:
+    with counting_kept(block.parameters()) as saved:
         checkpoint(block, x)
     cycle = "the result is kept on ctx: it holds its own graph, and the two keep each other alive"
     expected = "nothing kept once the result is dropped without a backward"
@@ -296,7 +297,7 @@ def weights_alone(checkpoint) -> None:
     for each in (*block.parameters(), *twin.parameters()):
         each.grad = torch.ones_like(each)
     x = lab.batch(5, 6, grad=False)
-    with counting_saved(block.parameters()) as saved:
+    with counting_kept(block.parameters()) as saved:
         got = checkpoint(block, x)
         once, idle = saved.now, checkpoint(block.eval(), x)
     recognise(
@@ -413,6 +414,8 @@ def look_at_segments(chain: lab.Chain, count: int | None, cut: bool) -> None:
             "last": many and max(calls) == 1 and calls[0] == 0 and calls[-1] == 1,
             "in backward every segment runs the last segment's layers: the function looks its "
             "layers up when it is called": many and again != [] and min(again) >= start - 1 > 0,
+            "in backward a segment runs another segment's layers: the function looks its layers up "
+            "when it is called": many and max(calls) > 1 and calls[0] == 0,
             "nothing is checkpointed": many and not again,
             "a layer is run more than twice: there are checkpoints in checkpoints": max(calls) > 1,
             "the last segment is run again as well: backward begins with it, so that nothing is "
@@ -480,7 +483,7 @@ def kept_by_segments(checkpoint_sequential) -> None:
     chain, x = lab.Chain(9), lab.batch(4, 5, grad=False)
     with counting_saved(chain.modules.parameters()) as plain:
         last = chain.run(x)
-    with counting_saved(chain.modules.parameters()) as saved:
+    with counting_kept(chain.modules.parameters()) as saved:
         result = checkpoint_sequential(nn.ModuleList(chain.modules), x, 3)
     # Each tanh keeps its result, which is the next layer's input.
     want, what = 6 * x.nbytes, "inputs of three segments and the last one's activations"

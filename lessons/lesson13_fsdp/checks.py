@@ -736,11 +736,12 @@ def expect_outputs(observed) -> None:
 
 def expect_modes(observed) -> None:
     """train() and eval() reach the module that was sharded."""
-    for evaluating, training in observed.seen("modes", HANG):
+    for evaluating, training, selves in observed.seen("modes", HANG):
         recognise(
             {
                 "eval() does not reach the module: its dropout stays on": not evaluating,
                 "train() does not reach the module: its dropout stays off": not training,
+                "train() or eval() does not return the sharded module itself": not selves,
             },
             expected="the module in the mode that train() and eval() set, which return self",
             seen=f"after eval() {evaluating}, after train() {training}",

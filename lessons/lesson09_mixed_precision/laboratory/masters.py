@@ -58,7 +58,8 @@ def half_parameters(seed: int, dtype: torch.dtype = torch.bfloat16) -> list[nn.P
 def gradients(parameters: Sequence[Tensor], steps: int, seed: int) -> list[list[Tensor | None]]:
     """Random gradients for each step, in the parameters' dtype: usual, large and very small ones.
 
-    In the third step the first parameter has none, and the last one's are zero.
+    In the third and fourth step the first parameter has none; in the third the last one's are
+    zero.
     """
     draw, sizes = torch.Generator().manual_seed(seed + 1), (0.3, 3.0, 2.0**-14)
     pairs = list(zip(parameters, sizes, strict=True))
@@ -66,8 +67,10 @@ def gradients(parameters: Sequence[Tensor], steps: int, seed: int) -> list[list[
         [(size * torch.randn(p.shape, generator=draw)).to(p.dtype) for p, size in pairs]
         for _ in range(steps)
     ]
+    for step in drawn[2:4]:
+        step[0] = None
     for third in drawn[2:3]:
-        third[0], third[-1] = None, torch.zeros_like(parameters[-1])
+        third[-1] = torch.zeros_like(parameters[-1])
     return drawn
 
 

@@ -141,12 +141,14 @@ def observe_tokens(make: Make, rank: int) -> str:
         return str(error)
 
 
-def observe_modes(make: Make, rank: int) -> tuple[bool, bool]:
-    """The module's own mode after eval(), and after train() again."""
+def observe_modes(make: Make, rank: int) -> tuple[bool, bool, bool]:
+    """The module's own mode after eval(), and after train() again; whether both return self."""
     net = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
     model = make(net, None, None)
-    evaluating = model.eval() is model and not net[1].training
-    return evaluating, model.train() is model and net[1].training
+    selves = model.eval() is model
+    evaluating = not net[1].training
+    selves = model.train() is model and selves
+    return evaluating, net[1].training, selves
 
 
 class Branches(nn.Module):

@@ -186,6 +186,7 @@ MESHES = (
 CHOICES = ("root", "block", "linear")
 BAD_UNITS: dict[str, Callable[[Net], Any]] = {
     "a unit that contains another": lambda net: ([net.layers, net.layers[0]], None),
+    "a unit that contains another, two levels below": lambda net: ([net, net.layers[0]], None),
     "a unit that is no part of the module": lambda net: ([nn.Linear(2, 2)], None),
     "a unit that is named twice": lambda net: ([net.output, net.output], None),
 }
