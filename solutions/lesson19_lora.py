@@ -7,8 +7,8 @@ keeping that true: nothing frozen may get a gradient, be saved for backward at f
 rounded again by a merge. The classes live in shared/lora.
 
 Points are the difficulty at the exercise (15 in all). What to ask behind a right answer: why B and
-not A begins at zero, and what would happen if both did; which bytes LoRA does not save
-(activations: all the input gradients still pass through the frozen layers); what FSDP still sends
+not A begins at zero, and what would happen if both did; which bytes LoRA hardly saves
+(activations: an adapter needs its layer's input as the weight did); what FSDP still sends
 for a frozen weight, and in which half of the step; what a merge into 4-bit weights would lose.
 """
 

@@ -16,7 +16,6 @@ from lessons.lesson11_gradient_checkpointing.laboratory import noted_calls as la
 from lessons.lesson11_gradient_checkpointing.laboratory import plans
 from lessons.lesson11_gradient_checkpointing.laboratory.noted_calls import (
     backward_of,
-    counting_kept,
     expect_same_gradients,
 )
 from shared.exercises.checks import checks_for
@@ -77,10 +76,13 @@ def memory(checkpoint) -> None:
     x = lab.batch(9, 6)
     with counting_saved(twin.parameters()) as plain:
         twin(x)
-    with counting_kept(block.parameters()) as saved:
+    with counting_saved(block.parameters()) as saved:
         got = checkpoint(block, x)
+        state = torch.get_rng_state().nbytes
         recognise(
             {
+                "a random state is among the saved tensors: it belongs on ctx, since all that "
+                "save_for_backward is given is counted": saved.now == x.nbytes + state,
                 "everything is kept: the first run has a graph": saved.now >= plain.peak,
                 "the input is kept, but not by ctx.save_for_backward, which alone notices that it "
                 "was changed": saved.now == 0,
@@ -93,7 +95,7 @@ def memory(checkpoint) -> None:
         expect_equal(seen, (1, x.nbytes), what="calls and bytes kept before backward")
         got.sum().backward()
     expect_equal((block.calls, saved.now), (2, 0), what="calls and bytes kept after backward")
-    with counting_kept(block.parameters()) as saved:
+    with counting_saved(block.parameters()) as saved:
         checkpoint(block, x)
     cycle = "the result is kept on ctx: it holds its own graph, and the two keep each other alive"
     expected = "nothing kept once the result is dropped without a backward"
@@ -297,7 +299,7 @@ def weights_alone(checkpoint) -> None:
     for each in (*block.parameters(), *twin.parameters()):
         each.grad = torch.ones_like(each)
     x = lab.batch(5, 6, grad=False)
-    with counting_kept(block.parameters()) as saved:
+    with counting_saved(block.parameters()) as saved:
         got = checkpoint(block, x)
         once, idle = saved.now, checkpoint(block.eval(), x)
     recognise(
@@ -483,7 +485,7 @@ def kept_by_segments(checkpoint_sequential) -> None:
     chain, x = lab.Chain(9), lab.batch(4, 5, grad=False)
     with counting_saved(chain.modules.parameters()) as plain:
         last = chain.run(x)
-    with counting_kept(chain.modules.parameters()) as saved:
+    with counting_saved(chain.modules.parameters()) as saved:
         result = checkpoint_sequential(nn.ModuleList(chain.modules), x, 3)
     # Each tanh keeps its result, which is the next layer's input.
     want, what = 6 * x.nbytes, "inputs of three segments and the last one's activations"

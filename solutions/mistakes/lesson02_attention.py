@@ -264,6 +264,35 @@ class MultiHeadAttention(Base):
         return super().both(mask, causal and mask is None, q)
 
 
+@mistake("02.5", says="a word does not see itself")
+class MultiHeadAttention(Base):
+    def both(self, mask, causal, q):
+        past = right.causal_mask(q.shape[-2], q.device).tril(-1)
+        return super().both(mask, False, q) if not causal else past if mask is None else mask & past
+
+    def attend(self, q, k, v, mask, causal):
+        return super().attend(q, k, v, mask, False)
+
+
+@mistake("02.5", says="heads are joined without a transpose")
+class MultiHeadAttention(Base):
+    def forward(self, query, key, value, mask=None, causal=False):
+        q, k, v = self.w_q(query), self.w_k(key), self.w_v(value)
+        q, k, v = (right.split_heads(x, self.num_heads) for x in (q, k, v))
+        return self.w_o(
+            self.attend(q, k, v, self.both(mask, causal, q), causal).reshape(query.shape)
+        )
+
+
+@mistake("02.5", says="gets the mean of its values, padding and all")
+class MultiHeadAttention(Base):
+    def attend(self, q, k, v, mask, causal):
+        out = super().attend(q, k, v, mask, causal)
+        if mask is None:
+            return out
+        return torch.where(mask.any(-1, keepdim=True), out, v.mean(-2, keepdim=True))
+
+
 @mistake("02.5", says="a sentence without any key gives NaN")
 class MultiHeadAttention(Base):
     def attend(self, q, k, v, mask, causal):

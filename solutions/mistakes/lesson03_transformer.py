@@ -234,6 +234,16 @@ class Transformer(transformer.Transformer):
         return x
 
 
+@mistake("03.5", says="decode returns logits")
+class Transformer(transformer.Transformer):
+    def decode(self, tgt: Tensor, memory: Tensor, src_mask: Tensor | None = None) -> Tensor:
+        return self.project(super().decode(tgt, memory, src_mask))
+
+    def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
+        mask = (src != self.config.pad_id)[:, None, None, :]
+        return self.decode(tgt, self.encode(src, mask), mask)
+
+
 @mistake("03.5", says="not num_layers different modules")
 class Transformer(transformer.Transformer):
     def __init__(self, config: TransformerConfig) -> None:

@@ -448,6 +448,20 @@ def accumulate_gradients(ddp, micro_batches, loss_of):
     return torch.stack(losses).sum()
 
 
+@mistake("06.5", says="backward comes after all forwards")
+def accumulate_gradients(ddp, micro_batches, loss_of):
+    *first, last = micro_batches
+    with ddp.no_sync():
+        losses = [loss_of(ddp, each) for each in first]
+    losses.append(loss_of(ddp, last))
+    with ddp.no_sync():
+        for loss in losses[:-1]:
+            loss.backward()
+    losses[-1].backward()
+    ddp.finish_gradient_sync()
+    return torch.stack(losses).detach().sum()
+
+
 @mistake("06.5", says="all that .grad holds is divided by the number of micro-batches")
 def accumulate_gradients(ddp, micro_batches, loss_of):
     loss = right.accumulate_gradients(ddp, micro_batches, loss_of)

@@ -397,6 +397,21 @@ def resume_training(state, take_step, *, load, **rest):
     return _loop(state, take_step, **rest, batches=whole_batches)
 
 
+@mistake("08.3", says="a batch goes on into the next epoch")
+def resume_training(state, take_step, *, load, **rest):
+    left = []  # which the epoch before did not fill a batch with
+
+    def across(sampler, batch_size, drop_last):
+        for index in sampler:
+            left.append(index)
+            if len(left) == batch_size:
+                batch, left[:] = [*left], []
+                yield batch
+
+    load(state)
+    return _loop(state, take_step, **rest, batches=across)
+
+
 @mistake("08.3", says="steps are counted from 0 after a restart")
 def resume_training(state, take_step, *, load, **rest):
     load(state)

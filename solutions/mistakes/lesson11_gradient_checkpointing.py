@@ -34,6 +34,9 @@ class Flawed(torch.autograd.Function):
             ctx.save_for_backward(
                 *(x.data.requires_grad_(x.requires_grad) for x in args if isinstance(x, Tensor))
             )
+        elif flaw == "state saved":
+            tensors = (x for x in args if isinstance(x, Tensor))
+            ctx.save_for_backward(*tensors, ctx.surroundings.random)
         elif flaw != "on ctx":
             ctx.save_for_backward(*(x for x in args if isinstance(x, Tensor)))
         result = function(*args)
@@ -177,6 +180,11 @@ def checkpoint(function, *args):
     return flawed("own version", function, args)
 
 
+@mistake("11.1", says="a random state is among the saved tensors")
+def checkpoint(function, *args):
+    return flawed("state saved", function, args)
+
+
 @mistake("11.1", says="the result is kept on ctx: it holds its own graph")
 def checkpoint(function, *args):
     return flawed("result on ctx", function, args)
@@ -267,6 +275,16 @@ def checkpoint_sequential(layers, x, segments=None):
         run = lambda x: right._run(layers[start:end], x)  # noqa: B023, E731
         x = right.checkpoint(run, x) if end < len(layers) else run(x)
     return x
+
+
+@mistake("11.2", says="in backward a segment runs another segment's layers")
+def checkpoint_sequential(layers, x, segments=None):
+    layers, count = checked(layers, segments)
+    *sizes, _ = even(len(layers), count)
+    for size in sizes:
+        segment, layers = layers[:size], layers[size:]
+        x = right.checkpoint(lambda x: right._run(segment, x), x)  # noqa: B023
+    return right._run(layers, x)
 
 
 @mistake("11.2", says="every layer is a segment of its own")

@@ -179,6 +179,24 @@ class ModelShard(right.ModelShard):
         super().__init__(module, units, **kwargs)
 
 
+@mistake("13.2", says="two levels below it is accepted")
+class ModelShard(right.ModelShard):
+    """Looked for among a unit's children alone."""
+
+    def __init__(self, module, units=None, **kwargs):
+        if units is not None:
+            deep = {part for unit in units for part in list(unit.modules())[1:]}
+            deep -= {child for unit in units for child in unit.children()}
+            units = [unit for unit in units if unit not in deep]
+        super().__init__(module, units, **kwargs)
+
+
+@mistake("13.2", says="does not return the sharded module itself")
+class ModelShard(right.ModelShard):
+    def train(self, mode=True):
+        super().train(mode)
+
+
 @mistake("13.2", says="numbers or buffers come from outside of the group")
 class ModelShard(right.ModelShard):
     def __init__(self, module, *args, **kwargs):

@@ -70,8 +70,8 @@ def tabulate(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             "variant": run["variant"],
             "rank": run["rank"],
             "validation loss": round(run["validation"], 3),
-            "first layer's gradient": round(run["first_gradients"][0], 3),
-            "last layer's gradient": round(run["first_gradients"][-1], 3),
+            "first encoder layer's gradient": round(run["first_gradients"][0], 3),
+            "last decoder layer's gradient": round(run["first_gradients"][-1], 3),
             **run["speed"],
         }
         for run in runs

@@ -1,9 +1,8 @@
 """Lesson 11: functions that note how they are called, segments read off a log, ways back."""
 
-import contextlib
 import copy
 import sys
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -13,7 +12,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from shared.exercises.expecting import expect_close, recognise
 from shared.exercises.seeds import fresh_generator, fresh_seed, seed_all
-from shared.measuring.activations import SavedBytes, counting_saved
 
 ENGINE = torch.utils.checkpoint.__file__
 
@@ -228,22 +226,3 @@ def expect_same_gradients(
         assert theirs.grad is not None
         twice = {"the weights get their gradient twice": 2 * theirs.grad}
         expect_close(mine.grad, theirs.grad, what=f"the gradient of {name}", looks_like=twice)
-
-
-class KeptBytes:
-    """What is saved for backward, without random states: a tensor each, which may be saved too."""
-
-    def __init__(self, counter: SavedBytes) -> None:
-        self.counter, self.state = counter, torch.get_rng_state().nbytes
-
-    @property
-    def now(self) -> int:
-        """Bytes: all other tensors of a laboratory are smaller together than one state."""
-        return self.counter.now % self.state
-
-
-@contextlib.contextmanager
-def counting_kept(ignore: Iterable[Tensor] = ()) -> Generator[KeptBytes]:
-    """`counting_saved`, without the random states that an answer saves by save_for_backward."""
-    with counting_saved(ignore) as counter:
-        yield KeptBytes(counter)

@@ -184,9 +184,17 @@ MESHES = (
     Case(4, mesh=(4, 1), accumulate=False),
 )
 CHOICES = ("root", "block", "linear")
+
+
+def _nested_twice(net: Net) -> tuple[list[nn.Module], None]:
+    """A unit whose child has the other unit as its own child."""
+    net.output.inside = nn.Sequential(nn.Linear(2, 2))
+    return [net.output, net.output.inside[0]], None
+
+
 BAD_UNITS: dict[str, Callable[[Net], Any]] = {
     "a unit that contains another": lambda net: ([net.layers, net.layers[0]], None),
-    "a unit that contains another, two levels below": lambda net: ([net, net.layers[0]], None),
+    "a unit that contains another, two levels below it": _nested_twice,
     "a unit that is no part of the module": lambda net: ([nn.Linear(2, 2)], None),
     "a unit that is named twice": lambda net: ([net.output, net.output], None),
 }
