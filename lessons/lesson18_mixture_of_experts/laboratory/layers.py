@@ -191,15 +191,27 @@ def _batch(seed: int) -> Tensor:
     return torch.randn(5, WIDTH, generator=torch.Generator().manual_seed(seed)).double()
 
 
+def _loss(model: nn.Module, batches: Sequence[Tensor]) -> Tensor:
+    return torch.stack([model(x).square().mean() for x in batches]).sum()
+
+
+def _all_chosen(model: nn.Sequential, batches: Sequence[Tensor]) -> bool:
+    """Whether these tokens, those of the ranks of one ep, choose each of the experts."""
+    model.zero_grad()
+    _loss(model, batches).backward()
+    return all(each.outer.weight.grad.any() for each in model[1].experts)  # ty: ignore
+
+
 def _averaged(answer: Callable[..., Any], seed: int, case: Mesh, rank: int) -> Averaged:
     mesh, ranks = make_mesh("cpu", dp=case.dp, ep=case.ep), case.dp * case.ep
     busy = False
     while not busy:  # an expert that no token chooses would hide whose gradients it was given
         seed, batches = seed + ranks, [_batch(seed + r) for r in range(ranks)]
         whole, mine = _model(seed, case.frozen), _model(seed, case.frozen)
-        losses = sum(whole(x).square().mean() for x in batches)
-        (losses / ranks).backward()
-        busy = all(each.outer.bias.grad.any() for each in whole[1].experts)  # ty: ignore
+        groups = (batches[start : start + case.ep] for start in range(0, ranks, case.ep))
+        busy = all(_all_chosen(whole, each) for each in groups)
+    whole.zero_grad()
+    (_loss(whole, batches) / ranks).backward()
     mine[1] = ExpertParallelLayer(mine[1], mesh["ep"].get_group())  # ty: ignore
     mine(batches[rank]).square().mean().backward()
     wanted = {name: p.grad for name, p in whole.named_parameters() if p.grad is not None}
