@@ -188,8 +188,9 @@ CHOICES = ("root", "block", "linear")
 
 def _nested_twice(net: Net) -> tuple[list[nn.Module], None]:
     """A unit whose child has the other unit as its own child."""
-    net.output.inside = nn.Sequential(nn.Linear(2, 2))
-    return [net.output, net.output.inside[0]], None
+    inner = nn.Linear(2, 2)
+    net.output.inside = nn.Sequential(inner)
+    return [net.output, inner], None
 
 
 BAD_UNITS: dict[str, Callable[[Net], Any]] = {
