@@ -437,7 +437,7 @@ def self_attention(module_class) -> None:
                 "the scores are divided by sqrt(K) twice, or by K": mistaken(scale=heads / d_model),
                 "there is one head over the whole vector": lab.mistaken_output(module, 1, x, x, x),
                 "heads are cut and joined without a transpose: positions are mixed": (
-                    mistaken(transposed=False)
+                    mistaken(cut=False, joined=False)
                 ),
                 "heads are joined without a transpose: positions are mixed": (
                     mistaken(joined=False)

@@ -105,23 +105,25 @@ def mistaken_output(
     *,
     mask: Tensor | None = None,
     scale: float | None = None,
-    transposed: bool = True,
+    cut: bool = True,
     joined: bool = True,
     last: bool = True,
 ) -> Tensor:
-    """An answer's projections, with another scale or mask, no transpose, or without w_o."""
+    """An answer's projections, with another scale or mask, or without w_o.
+
+    Not `cut`, not `joined`: there without its transpose.
+    """
     head_dim = query.shape[-1] // heads
 
     def split(x: Tensor) -> Tensor:
-        if not transposed:
+        if not cut:
             return x.reshape(len(x), heads, -1, head_dim)
         return x.unflatten(-1, (heads, head_dim)).transpose(1, 2)
 
     q, k, v = split(module.w_q(query)), split(module.w_k(key)), split(module.w_v(value))
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
-    swapped = transposed and joined
-    side = out.transpose(1, 2).flatten(2) if swapped else out.reshape(query.shape)
-    return module.w_o(side) if last else side
+    whole = out.transpose(1, 2).flatten(2) if joined else out.reshape(query.shape)
+    return module.w_o(whole) if last else whole
 
 
 def exchanged(module: Any, heads: int, x: Tensor) -> dict[str, Tensor]:

@@ -758,9 +758,9 @@ def transformer_halves(answer) -> None:
         tuple(hidden.shape),
         (3, 5, 12),
         what="shape of decode(tgt, memory, mask)",
-        mistake="decode returns logits: the projection is left to forward"
-        if tuple(hidden.shape) == (3, 5, MODEL.vocab_size)
-        else "",
+        looks_like={
+            "decode returns logits: the projection is left to forward": (3, 5, MODEL.vocab_size)
+        },
     )
     logits, rows = model(src, tgt), model.output.weight.T
     normed = model.decode(tgt, model.encoder_norm(memory), seen) @ rows

@@ -790,8 +790,10 @@ def accumulate_values(accumulate_gradients: Any) -> None:
     for parts in accumulating.NUM_PARTS:
         seen = accumulating.accumulating(accumulate_gradients).seen(parts, apart=HANG)
         sent, most = seen[0].sent, max(one.most for one in seen)
-        together = "backward comes after all forwards: the activations of all micro-batches are "
-        together += "in memory at once, which accumulation is to avoid"
+        together = (
+            "backward comes after all forwards: the activations of all micro-batches are "
+            "in memory at once, which accumulation is to avoid"
+        )
         recognise(
             {
                 "nothing is sent: the last micro-batch is under no_sync() as well": sent == 0,

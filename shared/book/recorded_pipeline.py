@@ -24,8 +24,7 @@ def pipeline_picture(schedule: str, ranks: int, micro_batches: int, shown: str) 
         return planned
     if ranks not in RECORDED:
         return {"says": "Recorded were runs on 2 and on 4 ranks.", "refused": True}
-    ran = runs(_pipeline_rank, ranks, RUN_CHOICES)[schedule, micro_batches]
-    events, kept = [each[0] for each in ran], ran[0][1]
+    events = runs(_pipeline_rank, ranks, RUN_CHOICES)[schedule, micro_batches]
     start = min(event.start for own in events for event in own)
     end = max(event.end for own in events for event in own)
     columns = round((end - start) / SECONDS)
@@ -39,7 +38,7 @@ def pipeline_picture(schedule: str, ranks: int, micro_batches: int, shown: str) 
             "milliseconds of the step": round(1000 * (end - start)),
             "waiting, measured": f"{share:.1%}",
             "waiting, counted in the table": by_table,
-            "micro-batches kept at once, rank 0": kept,
+            "micro-batches kept at once, rank 0": kept_at_once(e.cell for e in events[0]),
         },
         "says": f"One run on {ranks} ranks, when this page was built. A forward takes"
         f" {1000 * SECONDS:.0f} ms, a column here, and a backward twice as long. The ranks waited"
@@ -53,13 +52,13 @@ def _at(events: list[Event], moment: float) -> str:
     return next((str(e.cell) for e in events if e.start <= moment < e.end), "")
 
 
-def _pipeline_rank(schedule: str, micro_batches: int) -> tuple[list[Event], int]:
-    """This rank's events of a step, and the micro-batches that it kept; none if refused."""
+def _pipeline_rank(schedule: str, micro_batches: int) -> list[Event]:
+    """This rank's events of a step; none if refused."""
     ranks = dist.get_world_size()
     try:
         table, chunks = table_of(schedule, ranks, micro_batches)
     except InputError:
-        return [], 0
+        return []
     stages = ranks * chunks
     parts = [SleepingPart(SECONDS, 2 * SECONDS) for _ in range(stages)]
     engine = Pipeline(parts, split_stages([1.0] * stages, stages))
@@ -67,4 +66,4 @@ def _pipeline_rank(schedule: str, micro_batches: int) -> tuple[list[Event], int]
     for _ in range(2 if micro_batches == RUN_CHOICES[1][0] else 1):  # the first one warms up
         dist.barrier()
         engine.train_step(table, batches, lambda y, _: y.sum())
-    return engine.events, kept_at_once(event.cell for event in engine.events)
+    return engine.events

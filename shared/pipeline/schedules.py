@@ -161,13 +161,8 @@ def bubble(num_ranks: int, num_micro_batches: int, num_chunks: int = 1) -> float
 
 def peak_in_flight(table: Table, stage: int) -> int:
     """The most micro-batches of which a stage keeps the activations at one time."""
-    in_flight = peak = 0
-    for column in zip(*table, strict=True):
-        for cell in column:
-            if cell is not None and cell.stage == stage:
-                in_flight += 1 if cell.kind == "F" else -1
-        peak = max(peak, in_flight)
-    return peak
+    cells = (cell for row in table for cell in row if cell is not None)  # a stage is in one row
+    return kept_at_once(cell for cell in cells if cell.stage == stage)
 
 
 def kept_at_once(row: Iterable[Cell | None]) -> int:

@@ -267,8 +267,10 @@ class MultiHeadAttention(Base):
 @mistake("02.5", says="a word does not see itself")
 class MultiHeadAttention(Base):
     def both(self, mask, causal, q):
+        if not causal:
+            return mask
         past = right.causal_mask(q.shape[-2], q.device).tril(-1)
-        return super().both(mask, False, q) if not causal else past if mask is None else mask & past
+        return past if mask is None else mask & past
 
     def attend(self, q, k, v, mask, causal):
         return super().attend(q, k, v, mask, False)

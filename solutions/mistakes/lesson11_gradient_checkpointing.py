@@ -30,22 +30,20 @@ class Flawed(torch.autograd.Function):
         if flaw == "a seed":
             ctx.seed = torch.initial_seed()
             torch.default_generator.manual_seed(ctx.seed)
+        tensors = [x for x in args if isinstance(x, Tensor)]
         if flaw == "own version":
-            ctx.save_for_backward(
-                *(x.data.requires_grad_(x.requires_grad) for x in args if isinstance(x, Tensor))
-            )
+            ctx.save_for_backward(*(x.data.requires_grad_(x.requires_grad) for x in tensors))
         elif flaw == "state saved":
-            tensors = (x for x in args if isinstance(x, Tensor))
             ctx.save_for_backward(*tensors, ctx.surroundings.random)
         elif flaw != "on ctx":
-            ctx.save_for_backward(*(x for x in args if isinstance(x, Tensor)))
+            ctx.save_for_backward(*tensors)
         result = function(*args)
         if flaw == "result on ctx":
             ctx.result = result
         if flaw == "put back at once":
             torch.set_rng_state(ctx.surroundings.random)
         if flaw == "result kept":
-            ctx.save_for_backward(*(x for x in args if isinstance(x, Tensor)), result)
+            ctx.save_for_backward(*tensors, result)
         return result
 
     @staticmethod

@@ -68,8 +68,8 @@ def draw_unseen(
     figure, ax = plt.subplots(figsize=(6.6, 5.2))
     ends = (90.0, 720.0)
     theory(ax, ends, ends, "predicted = published")
-    missed = [0, 0]  # by the planner, by the constant
-    low, high = ([x / (1 + error) for x in ends] for error in (0.1, -0.1))
+    band, missed = 0.1, list[tuple[bool, bool]]()  # by the planner, by the constant
+    low, high = ([x / (1 + error) for x in ends] for error in (band, -band))
     ax.fill_between(ends, low, high, alpha=0.12, lw=0, label="within 10 %")
     for source, color in zip(dict.fromkeys(run.source for run in runs), SOURCES, strict=True):
         own = [run for run in runs if run.source == source]
@@ -81,13 +81,13 @@ def draw_unseen(
         flat = [run.published / 1e12 * constant / share_of_peak(run) for run in own]
         for a, b, y in zip(planned, flat, published, strict=True):
             ax.plot((a, b), (y, y), color=color, linewidth=0.6, alpha=0.5)
-            missed = [n + (abs(x / y - 1) > 0.1) for n, x in zip(missed, (a, b), strict=True)]
+            missed.append((abs(a / y - 1) > band, abs(b / y - 1) > band))
         ax.plot(planned, published, "o", color=color, label=source)
         ax.plot(flat, published, "o", markerfacecolor="white", markeredgecolor=color)
     ax.plot([], [], "o", markerfacecolor="white", markeredgecolor="black", label="hollow: constant")
     ax.set(xlim=ends, ylim=ends, xlabel="predicted (TFLOP/s a GPU)")
     ax.set(ylabel="published (TFLOP/s a GPU)")
-    planner, one_number = missed
+    planner, one_number = map(sum, zip(*missed, strict=True))
     words = f"More than 10 % off, of {len(runs)} unseen runs"
     ax.set_title(f"{words}:\nthe planner {planner}, the constant {one_number}")
     ax.legend(fontsize=8, loc="upper left")
