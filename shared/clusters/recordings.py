@@ -8,6 +8,7 @@ Source: torch/distributed/flight_recorder, and torch._C._distributed_c10d._dump_
 
 import os
 import pickle
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,17 @@ _UNEVEN = ("scatter", "gather", "all_to_all", "alltoall", "send", "recv")
 _LIBRARIES = (Path(torch.__file__).parent, Path(os.__file__).parent, Path(__file__).parents[1])
 _TYPES = {"Float": "float32", "Double": "float64", "Long": "int64", "Int": "int32"}
 _TYPES |= {"BFloat16": "bfloat16", "Half": "float16", "Byte": "uint8", "Bool": "bool"}
+
+
+_forked = 0  # when this process was forked, in ns: what is older is its parent's recording
+
+
+def _note_the_fork() -> None:
+    global _forked
+    _forked = time.time_ns()
+
+
+os.register_at_fork(after_in_child=_note_the_fork)
 
 
 @dataclass(frozen=True)
@@ -53,8 +65,10 @@ def recorded(leave_out: tuple[str, ...] = ()) -> Recording:
 
 
 def dump() -> dict[str, Any]:
-    """What torch recorded in this process, as torch gives it."""
-    return pickle.loads(vars(_distributed_c10d)["_dump_fr_trace"]())
+    """What torch recorded in this process, as torch gives it; a fork's parent is left out."""
+    found = pickle.loads(vars(_distributed_c10d)["_dump_fr_trace"]())
+    own = [each for each in found["entries"] if each["time_created_ns"] > _forked]
+    return {**found, "entries": own}
 
 
 def own_groups() -> dict[str, tuple[int, ...]]:

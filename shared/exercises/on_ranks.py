@@ -9,7 +9,8 @@ from shared.exercises.wrong import Wrong
 from shared.ranks.failures import Failure, RankFailed
 from shared.ranks.forked import run_ranks
 
-PATIENCE = 10.0  # seconds until ranks count as hanging; they need a tenth of one
+PATIENCE = 10.0  # seconds of processor time until ranks are ended; they need a tenth of one
+QUIET = 3.0  # seconds without any work after which ranks that wait for each other are ended
 Known = Mapping[Any, tuple[str, str]]  # by str, type[BaseException] or Failure: mistake and hint
 
 
@@ -22,7 +23,7 @@ def on_ranks(
     hint: str = "",
     known: Known | None = None,
     timeout: float = PATIENCE,
-    quiet: float | None = None,
+    quiet: float = QUIET,
 ) -> list[Any]:
     """`run_ranks`; ranks that hang and ranks that raise become findings.
 
@@ -59,7 +60,7 @@ def raise_failure(
 def on_one_rank(fn: Callable[[], Any], timeout: float = PATIENCE) -> Any:
     """The result of `fn` in a group of one rank; what it raises there is raised here."""
     try:
-        return run_ranks(lambda rank: fn(), 1, timeout=timeout)[0]
+        return run_ranks(lambda rank: fn(), 1, timeout=timeout, quiet=QUIET)[0]
     except RankFailed as failed:
         if failed.error is not None:
             raise failed.error from None

@@ -14,7 +14,7 @@ from shared.ranks.failures import RankFailed
 from shared.ranks.forked import run_ranks
 
 QUIET = 1.0  # seconds without any work after which ranks that wait for each other are ended
-PATIENCE = 60.0  # seconds until ranks that are still at work are ended; they need a tenth of one
+PATIENCE = 60.0  # seconds of processor time until ranks that are still at work are ended
 
 
 class RankCases:

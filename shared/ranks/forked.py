@@ -23,20 +23,24 @@ import torch.distributed as dist
 import torch.distributed.nn.functional  # while there is no group that it could keep: see group.py
 
 from shared.ranks.failures import Failure, Late, RankFailed, kind_of, own_line
-from shared.ranks.watching import LOOK, IdleWatch
+from shared.ranks.watching import LOOK, IdleWatch, busiest
 
 GRACE = 2.0  # seconds that the other ranks get to end by themselves after one has failed
+CROWDED = 10  # times `timeout` by the clock, after which processor time is not asked for any more
 
 
 @dataclass(frozen=True)
 class _Task:
-    """What is the same for all ranks of a `run_ranks`; `folder` is where they meet."""
+    """What is the same for all ranks of a `run_ranks`; they meet in `folder`.
+
+    `patience` is how many seconds a collective waits for a peer: as long as the parent at most.
+    """
 
     fn: Callable[..., Any]
     args: tuple
     world_size: int
     folder: Path
-    timeout: float
+    patience: float
     before: Callable[[int], None] | None
 
 
@@ -65,8 +69,8 @@ def run_ranks(
     `before(rank)` runs in the new process before it joins the group.
 
     `quiet` ends a deadlock early: when for so many seconds no rank that is not back has used the
-    processor (Linux; elsewhere the timeout alone counts). A busy machine does not fool it as it
-    would a short timeout.
+    processor. `timeout` then counts seconds of processor time (at most ten times as many by the
+    clock), so that a busy machine fools neither. Both on Linux; elsewhere the clock alone counts.
 
     Raises RankFailed when a rank raises (its traceback is in the message), dies (the signal is
     named) or is not back after `timeout` seconds (every rank's stack is shown), and RuntimeError
@@ -80,7 +84,8 @@ def run_ranks(
             "at its first CUDA call. Restart the kernel and call run_ranks first, or use launch()."
         )
     folder = Path(tempfile.mkdtemp(prefix="ranks_"))
-    task = _Task(fn, args, world_size, folder, timeout, before)
+    patience = timeout if quiet is None else CROWDED * timeout
+    task = _Task(fn, args, world_size, folder, patience, before)
     children: list[_Child] = []
     try:
         for rank in range(world_size):
@@ -123,7 +128,7 @@ def _child(rank: int, task: _Task, pipe: Connection, stack: Path) -> None:
                 rank=rank,
                 world_size=task.world_size,
                 # The parent's clock must win: it shows where every rank stands.
-                timeout=datetime.timedelta(seconds=task.timeout + 30),
+                timeout=datetime.timedelta(seconds=task.patience + 30),
             )
             result = task.fn(rank, *task.args)
             outcome["result"] = pickle.dumps(result)
@@ -164,9 +169,10 @@ def _collect(children: list[_Child], timeout: float, quiet: float | None) -> Non
     waiting = {child.pipe: child for child in children}
     failures: list[_Child] = []
     watch = IdleWatch()
+    asleep = False
     while waiting:
         left = max(0.0, deadline - time.monotonic())
-        ready = wait(list(waiting), timeout=left if quiet is None else min(left, LOOK))
+        ready = wait(list(waiting), timeout=left if quiet is None else LOOK)
         for pipe in ready:
             assert isinstance(pipe, Connection)
             child = waiting.pop(pipe)
@@ -174,14 +180,24 @@ def _collect(children: list[_Child], timeout: float, quiet: float | None) -> Non
             if "error" in child.outcome:
                 failures.append(child)
                 deadline = min(deadline, time.monotonic() + GRACE)
-        asleep = quiet is not None and watch.idle_seconds(_pids(waiting.values())) > quiet
-        if not ready and (asleep or time.monotonic() >= deadline):
+        pids = _pids(waiting.values())
+        asleep = quiet is not None and watch.idle_seconds(pids) > quiet
+        late = time.monotonic() >= deadline
+        if late and quiet is not None and not failures:
+            late = _used_up(timeout, pids.values(), time.monotonic() - began)
+        if not ready and (asleep or late):
             break
     if failures:
         raise _failure(min(failures, key=_place_in_the_chain), children)
     if waiting:
-        seconds = min(timeout, time.monotonic() - began)
-        raise _too_late(list(waiting.values()), children, seconds, quiet=seconds < timeout)
+        seconds = timeout if quiet is None else time.monotonic() - began
+        raise _too_late(list(waiting.values()), children, seconds, quiet=asleep)
+
+
+def _used_up(timeout: float, pids: Iterable[int | None], by_the_clock: float) -> bool:
+    """Whether ranks that are past their time had it: a machine with other work gives them less."""
+    used = busiest(pids)
+    return used is None or used >= timeout or by_the_clock >= CROWDED * timeout
 
 
 def _place_in_the_chain(failed: _Child) -> int:

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 IDLE_TICKS = 2  # hundredths of a second of processor time that waiting itself may use meanwhile
@@ -33,6 +33,22 @@ class IdleWatch:
             self.idle += min(time.monotonic() - self.last, 2 * LOOK)
         self.last = time.monotonic()
         return self.idle
+
+
+def busiest(pids: Iterable[int | None]) -> float | None:
+    """Seconds of processor time of the process that has used the most; None where not known.
+
+    What a limit should count on a machine that has other work: there the clock goes on while a
+    rank waits for its turn.
+    """
+    if not can_watch():
+        return None
+    used = [0.0]
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # proc(5)
+            used.append((int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
+    return max(used)
 
 
 def can_watch() -> bool:

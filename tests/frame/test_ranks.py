@@ -11,6 +11,7 @@ import torch.distributed as dist
 from shared.exercises.lessons import lesson_folder
 from shared.ranks.failures import Failure, RankFailed, is_own_file, own_line
 from shared.ranks.forked import run_ranks
+from shared.ranks.watching import can_watch
 
 
 def alive_children() -> list[int]:
@@ -110,6 +111,27 @@ def test_a_rank_that_never_comes_back_ends_with_its_stack():
     assert (e.value.kind, e.value.rank) == (Failure.LATE, 0)
     (late,) = e.value.late
     assert late.is_in("wait_for_nobody")
+
+
+@pytest.mark.skipif(not can_watch(), reason="processor time is read from /proc, on Linux")
+def test_a_rank_that_waits_for_its_turn_has_time_until_it_has_had_it():
+    def stopped_for_a_while(rank):
+        parent = os.getpid()
+        if os.fork() == 0:
+            time.sleep(2.5)
+            os.kill(parent, signal.SIGCONT)
+            os._exit(0)
+        os.kill(parent, signal.SIGSTOP)
+        return rank
+
+    def at_work_for_ever(rank):
+        while True:
+            pass
+
+    assert run_ranks(stopped_for_a_while, 1, timeout=1, quiet=0.5) == [0]
+    with pytest.raises(RankFailed) as caught:
+        run_ranks(at_work_for_ever, 1, timeout=1, quiet=0.5)
+    assert (caught.value.kind, caught.value.quiet) == (Failure.LATE, False)
 
 
 def test_a_lost_peer_and_a_message_to_oneself_are_told_apart():

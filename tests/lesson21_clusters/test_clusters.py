@@ -98,20 +98,36 @@ def test_whole_steps_do_not_show_the_slow_node():
 
 
 def test_torchs_analyzer_names_the_same_missing_rank():
-    dumps = run_ranks(dumped, 3, "batches", 3, 3.0)
+    dumps = run_ranks(dumped, 3, "batches", 3, 6.0)
     assert "missing ranks: {2}" in ask_torch(dumps)
     (hang,) = explain_hang(our_recordings(dumps))
     assert (hang.number, hang.missing, hang.odd) == (21, (2,), ())
 
 
 def test_on_a_mismatch_torchs_analyzer_takes_the_rank_that_it_reads_first_for_the_right_one():
-    dumps = run_ranks(dumped, 3, "mismatch", 3, 3.0)
+    dumps = run_ranks(dumped, 3, "mismatch", 3, 6.0)
     for first, culprits in ((0, {"2"}), (1, {"2"}), (2, {"0", "1"})):
         (line,) = [each for each in ask_torch(dumps, first) if each.startswith("error msg")]
         assert "COLLECTIVE_TYPE_MISMATCH" in line
         assert set(re.findall(r"Culprit rank (\d)", line)) == culprits
     (hang,) = explain_hang(our_recordings(dumps))
     assert (hang.number, hang.missing, hang.odd) == (21, (), (2,))
+
+
+def two_calls(rank):
+    for _ in range(2):
+        dist.all_reduce(torch.ones(2))
+    return len(dump()["entries"])
+
+
+def test_a_forked_rank_has_no_calls_of_its_parent(tmp_path):
+    assert run_ranks(two_calls, 2) == [2, 2]
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        assert two_calls(0) >= 2
+    finally:
+        dist.destroy_process_group()
+    assert run_ranks(two_calls, 2) == [2, 2]
 
 
 def test_without_a_majority_there_are_no_others():
@@ -135,7 +151,7 @@ def some_calls(rank):
 
 
 def in_an_interpreter_of_its_own(check):
-    """Run a check where nothing was recorded: a process and its forks have one recorder."""
+    """Run a check where nothing was recorded: only the first call decides the buffer's size."""
     program = f"import runpy; runpy.run_path({__file__!r})[{check.__name__!r}]()"
     command = [sys.executable, "-c", program]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
@@ -143,10 +159,6 @@ def in_an_interpreter_of_its_own(check):
 
 
 def test_a_recording_has_groups_numbers_and_what_is_equal_on_ranks_that_fit():
-    in_an_interpreter_of_its_own(recording_of_some_calls)
-
-
-def recording_of_some_calls():
     by_rank = run_ranks(some_calls, 3)
     assert not explain_hang(by_rank)  # a root's gather is the others' gather
     own = [(call.group, call.number, call.what) for call in by_rank[0].calls]
