@@ -4,7 +4,7 @@ What later lessons use lives in `shared.model.embeddings` and is re-exported her
 Only this lesson needs `shift_matrix`, so it is written out below.
 
 The thread through the four exercises is one picture: every pair of features is the hand of a
-clock. 01.1 sets the hands for each position, 01.2 hangs the clocks into a model, 01.3 turns all
+clock. 01.1 sets the hands for each position, 01.2 registers them in a model, 01.3 turns all
 hands by the same number of steps, and 01.4 applies that turn to queries and keys in place of
 adding a code. A class that sees `x @ shift_matrix(p, K) == rotary(x, p)` has seen the lesson.
 """

@@ -380,7 +380,18 @@ def split_error(split_heads) -> None:
 def combine_values(combine_heads) -> None:
     for b, length, heads, k in SIZES:
         x = lab.vectors(b, heads, length, k).requires_grad_()
+        combine_heads(x.detach().clone())  # without a graph: what is changed in place is told
         got, want = combine_heads(x), torch.cat(x.unbind(1), dim=-1)
+        recognise(
+            {
+                "the result is made in another dtype than that of x": (
+                    isinstance(got, torch.Tensor) and got.dtype != x.dtype
+                )
+            },
+            expected=f"{x.dtype}, as x has it",
+            seen=f"{getattr(got, 'dtype', got)}",
+            hint="x.new_empty(...), where memory is made for it",
+        )
         expect_close(
             got,
             want,

@@ -207,6 +207,7 @@ DEVICE = Tensor.device.__get__
 READ = {"cpu", "numpy", "tolist", "item"}
 # Torch does not tell of from_numpy; who takes numpy's way has to come back on it.
 MAKE = {"numpy", "tensor", "as_tensor", "ones", "zeros", "full", "empty", "arange"}
+WRITE, FILLED = {"__setitem__", "copy_"}, {"ones", "zeros", "full", "empty"}
 MOVE = {
     *("to", "type_as", "new_tensor", "new_ones", "new_zeros", "new_full", "new_empty"),
     *("ones_like", "zeros_like", "full_like", "empty_like"),
@@ -214,11 +215,12 @@ MOVE = {
 
 
 def made_on_cpu(answer: Any, tokens: Tensor) -> bool:
-    """Whether an answer reads its tokens' values, and makes its result without their device.
+    """Whether an answer copies its tokens' values, and makes its result without their device.
 
     It cannot be asked on the device meta, which has no values, so its calls have to tell.
     """
     names = functions_called(lambda: answer(tokens))
     with _AsksForDevice() as mode:
         answer(tokens)
-    return bool(names & READ and names & MAKE) and not (mode.asked or names & MOVE)
+    made = (names & READ and names & MAKE) or (names & WRITE and names & FILLED)
+    return bool(made) and not (mode.asked or names & MOVE)

@@ -389,7 +389,8 @@ def loss_edges(label_smoothed_loss: Any) -> None:
 def expect_curve(got, want: lab.Rate, steps: range, what: str, mistakes=None, hint="") -> None:
     """The same rate at each of these steps; `mistakes` maps words to the rates of a mistake."""
     kind = type(got(steps[0]))
-    expect(issubclass(kind, int | float), expected="a rate that is a float", seen=kind.__name__)
+    right, words = issubclass(kind, int | float), f"a {kind.__name__} is returned, not a float"
+    expect(right, mistake=words, expected="a rate that is a float", seen=kind.__name__)
     rates, wanted = lab.curve(got, steps), lab.curve(want, steps)
     looks_like = {words: lab.curve(rate, steps) for words, rate in (mistakes or {}).items()}
     expect_close(rates, wanted, what=what, looks_like=looks_like, rtol=1e-7, atol=1e-15, hint=hint)
@@ -482,6 +483,9 @@ def expect_cosine(cosine_schedule, w: int, n: int, peak: float, floor: float) ->
         ),
         "// drops the fraction of the progress: the rate stays at the peak, then falls at once": (
             warm(lambda s: floor if s >= n else peak)
+        ),
+        "the step after the warm-up has the peak once more: there the fall has begun": (
+            warm(lambda s: lab.falling(w + 1, n, peak, floor)(max(s, w + 1)))
         ),
         "the cosine ends a step after total_steps": warm(lab.falling(w, n + 1, peak, floor)),
         "the cosine ends a step before total_steps": (

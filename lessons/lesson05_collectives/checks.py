@@ -290,6 +290,14 @@ def sub_group_reduce_scatter(ring_reduce_scatter: Any) -> None:
 # 05.2 ring_all_gather
 
 
+def one_is_there_twice(came: Tensor, chunks: list[Tensor], rank: int) -> bool:
+    """Whether whole chunks came, this rank's own in its place, and one of them more than once."""
+    rows = came.view(len(chunks), -1) if came.numel() == sum(c.numel() for c in chunks) else ()
+    held = [[torch.equal(row, chunk.reshape(-1)) for chunk in chunks] for row in rows]
+    places = [row.index(True) for row in held if any(row)]
+    return len(places) == len(chunks) > len({*places}) and places[rank] == rank
+
+
 def last_is_missing(came: Any, chunks: Sequence[Tensor], rank: int) -> bool:
     """Whether all is right but the last chunk to come, whose place holds nobody's chunk."""
     n = len(chunks)
@@ -340,6 +348,10 @@ def order_of_chunks(ring_all_gather: Any) -> None:
                     "the chunks are added, not put one behind the other": seen.total(),
                     "it forwards its own chunk in each step, not what came last": (
                         torch.cat([own if place == rank else before for place in range(n)])
+                    ),
+                    "one chunk is there twice and another is not: what was still being sent was "
+                    "overwritten by what came (a second buffer, or wait() first)": (
+                        came if one_is_there_twice(came, chunks, rank) else own.new_empty(0)
                     ),
                 },
                 hint="the chunk of rank r belongs at place r, whenever it arrives",

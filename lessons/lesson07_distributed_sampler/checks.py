@@ -475,7 +475,7 @@ def resumable_same_ranks(candidate: Any) -> None:
         "`yield` runs when the next one is asked for": order[8:],
         "the position counts one rank's samples: 5 steps of 2 ranks are 10": [*order[5:], order[0]],
         "the position counts the samples of one rank, and the last step comes again": order[4:],
-        "the state does not hold the epoch": first[10:],
+        "the state does not hold the epoch, or loading does not take it": first[10:],
         "the state holds neither epoch nor position": first,
     }
     if sorted(rest) == sorted(order[10:]):

@@ -28,7 +28,7 @@ if [[ -z $local_addr && $node -eq 0 ]]; then local_addr=${address%:*}; fi
 
 # Without it gloo may find dead ranks' addresses after a restart (pytorch issue 135712).
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
-# NCCL, where it finds the wrong network, or for a first look at a hang (README, last table):
+# NCCL, where it finds the wrong network, or for a first look at a hang (lessons/when_something_does_not_work.md):
 # export NCCL_SOCKET_IFNAME=eth0
 # export NCCL_DEBUG=INFO
 # export TORCH_FR_BUFFER_SIZE=20000

@@ -125,7 +125,9 @@ def step_for_step(make) -> None:
     recognise(
         {
             "torch's GradScaler does the work: this one is to be built by hand": bool(engine),
-            "the optimizer steps in spite of an infinity": all(got.stepped),
+            "the optimizer steps in spite of an infinity, here in the second group": all(
+                got.stepped
+            ),
             "after one overflow no step is ever made again": not any(got.stepped[3:]),
             "NaN is not recognised, infinity is": got.stepped == only_infinity,
             "backoff_factor is not used": scales == rule({**lab.SETTINGS, "backoff_factor": 1 / 3}),
@@ -433,13 +435,17 @@ def follows_adamw(make, dtype: torch.dtype) -> None:
                 ),
                 "a group's lr is not read again at each step": by(first, group),
                 "the weight decay is left out": by(own, {**group, "weight_decay": 0.0}),
-                "a decay added to the gradient: Adam, not AdamW": by(own, group, coupled=True),
-                "the decay goes by the rounded parameter": by(own, group, rounded_decay=True),
-                "the decay comes last, on the updated weight": by(own, group, late_decay=True),
-                "the bias correction is missing": by(own, group, corrected=False),
-                "one count of steps serves all parameters": by(own, group, one_count=True),
-                "eps stands under the root": by(own, group, inner_eps=True),
-                "the gradient is squared in 16 bits": by(own, group, half_square=True),
+                "a decay added to the gradient: Adam, not AdamW": by(own, group, "coupled decay"),
+                "the decay goes by the rounded parameter": by(own, group, "rounded decay"),
+                "the decay comes last, on the updated weight": by(own, group, "late decay"),
+                "the bias correction is missing": by(own, group, "m and v uncorrected"),
+                "m is not corrected for its bias, v is": by(own, group, "m uncorrected"),
+                "v is not corrected for its bias, m is": by(own, group, "v uncorrected"),
+                "eps is added before v is corrected for its bias": by(own, group, "early eps"),
+                "the decay is not multiplied by lr": by(own, group, "whole decay"),
+                "one count of steps serves all parameters": by(own, group, "one count"),
+                "eps stands under the root": by(own, group, "inner eps"),
+                "the gradient is squared in 16 bits": by(own, group, "half square"),
             },
         )
         halved = [k for k in ("exp_avg", "exp_avg_sq") if masters.fits_16_bits(state[k])]
@@ -473,13 +479,19 @@ def optimizer_state(make) -> None:
         {
             "load_state_dict() takes something out of the dict that it is given": seen.taken_out,
             "the groups' settings are not restored, only the states": seen.settings != seen.wanted,
+        },
+        expected="the dict as it was, and the settings that were saved",
+        seen=f"{seen.settings}",
+    )
+    recognise(
+        {
             "after loading there is no state": seen.found["exp_avg"] is None,
             "after loading, masters, m and v are in bf16": torch.bfloat16 in seen.found.values(),
             "after loading the masters are float32 again, but rounded": not seen.masters_equal,
             "after loading m, v or the number of steps is another": not seen.equal_later,
         },
-        expected="settings and states as they were saved, in float32, and the same steps after it",
-        seen=f"{seen.found}, settings {seen.settings}",
+        expected="states as they were saved, in float32, and the same steps after it",
+        seen=f"{seen.found}",
         hint="torch.optim.Optimizer.load_state_dict casts states to the parameter's dtype",
     )
     parameters, copies = masters.half_parameters(1), masters.half_parameters(1)
@@ -577,7 +589,7 @@ def before_and_scaled(accumulate) -> None:
         what="the gradient where every .grad was 7 before",
         looks_like={
             "what .grad held before is thrown away": want,
-            "what .grad held before is divided, too: weigh the loss": want + 7 / sum(COUNTS),
+            "what .grad held before is divided, too: weight the loss": want + 7 / sum(COUNTS),
         },
     )
     switched = "training or evaluation mode is not left as it was"
@@ -666,6 +678,7 @@ def two_ranks(
         hint="the last micro-batch runs outside of no_sync()",
     )
     counts = [part.num_tokens for part in parts]
+    in_bf16 = torch.tensor([sum(ours), sum(theirs)], dtype=torch.bfloat16).sum().item()
     total, by = sum(counts), partial(accumulating.weighted, net, parts)
     means = by([n / sum(share) for share in (ours, theirs) for n in share])
     want, factor = by([n / total for n in counts]), 1.0 if scale is None else scale
@@ -675,6 +688,9 @@ def two_ranks(
         what="the gradient of the mean over all ranks' tokens",
         looks_like={
             "what .grad held before is multiplied by the ranks": 2 * before + factor * want,
+            "what .grad held before is scaled, too: scale the loss": factor * (before + want),
+            "the tokens are added up in bf16, which rounds their number": before
+            + factor * by([n / in_bf16 for n in counts]),
             "DDP divides by the number of ranks, and nothing makes up for it": want / 2,
             "each rank divides by its own tokens: the mean of the ranks' means": means / 2,
             "each rank divides by its own tokens, and the ranks' means are added up": means,
@@ -695,12 +711,18 @@ def expect_sent_once(seen, size: int, mean: float) -> None:
             "the loss is added up over the ranks: each returns its own part": all(
                 math.isclose(rank["loss"], mean, rel_tol=1e-4) for rank in seen
             ),
+            "numbers of tokens travel one by one": max(map(len, small)) > 1,
+        },
+        expected="one message of a number, the tokens of all this rank's micro-batches",
+        seen=f"messages of {seen[0]['sizes']} and {seen[1]['sizes']} bytes",
+    )
+    recognise(
+        {
             "the gradients travel with every micro-batch": max(large) > 1,
             "gradients are all-reduced by hand, and DDP has done it already": min(large) == 1
             and max(map(sum, small)) >= size,
             "gradients travel parameter by parameter: DDP's own message has all": max(large) == 0
             and max(map(sum, small)) >= size,
-            "numbers of tokens travel one by one": max(map(len, small)) > 1,
             "more than one number travels beside the gradients": max(map(sum, small)) > 16,
         },
         expected=f"one message of {size} bytes of gradients, and one of a number",

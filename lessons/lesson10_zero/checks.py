@@ -212,9 +212,13 @@ WRONG = {
 
 def expect_steps(case, one, start, rank, sharded: bool) -> None:
     """One rank's weights after each step, and what a wrong way would have made of them."""
-    stays = "a gradient stays in .grad when it was sent: the next backward finds it there"
+    stays = "a gradient is left in .grad after backward: it is not freed, or it was never sent"
+    stale = "some weights stay as they were: not gathered, or not in the inner optimizer"
+    narrow = "gradients or updates are rounded to float32 on their way: these weights are float64"
     twin = partial(twins.twin_steps, case, one.seed, start, rank=rank)
     for step, (got, want) in enumerate(zip(one.steps, twin(), strict=True)):
+        before = one.steps[step - 1] if step else {name: start[name] for name in got}
+        moved = lab.flat(got) != lab.flat(before)
         looks_like = {stays: lab.flat(got)} if sharded and one.kept else {}
         looks_like |= {
             "each rank updates its part by its own gradients, not by their mean": partial(
@@ -224,6 +228,10 @@ def expect_steps(case, one, start, rank, sharded: bool) -> None:
             words: partial(lambda wrong, step: lab.flat(twin(wrong=wrong)[step]), wrong, step)
             for words, wrong in WRONG.items()
         }
+        if moved.any():
+            looks_like[stale] = torch.where(moved, lab.flat(want), lab.flat(got))
+        if torch.allclose(lab.flat(got), lab.flat(want), rtol=1e-6, atol=1e-7):
+            looks_like[narrow] = lab.flat(got)
         expect_close(
             lab.flat(got),
             lab.flat(want),
@@ -310,7 +318,11 @@ def expect_outputs(observed) -> None:
         expect(not crashed, mistake=words, expected="three training steps", seen=str(seen)[:120])
         started, ended = seen
         want = lab.flat(twins.twin_of_outputs(started, 2))
-        expect_close(lab.flat(ended), want, what="weights after three steps", hint=words)
+        lost = lab.flat(twins.twin_of_outputs(started, 2, lost="middle"))
+        left = "a unit of which a layer is not used loses all its gradients: what is left is sent "
+        looks_like = {left + "at the end of backward": lost}
+        what = "weights after three steps"
+        expect_close(lab.flat(ended), want, what=what, hint=words, looks_like=looks_like)
 
 
 def expect_bytes(observed) -> None:
@@ -346,6 +358,8 @@ def expect_bytes(observed) -> None:
                     "the parameters are whole on every rank between steps": (
                         stage == 3 and n > 1 and got >= psi * weights + psi * states // n
                     ),
+                    "this rank's part is kept in float32 alone: in 16 bits, too, beside the "
+                    "masters": half and got == rest - 2 * own // n,
                     "16-bit parameters have no float32 masters": half
                     and got <= rest - 2 * psi // n,
                 },
@@ -692,6 +706,9 @@ def sections(config_for) -> None:
             {
                 "a key stands outside its section: DeepSpeed ignores what it does not know there": (
                     any(key.startswith(("stage", "reduce_bucket", "allgather")) for key in config)
+                ),
+                "'auto' stands in it: Hugging Face's Trainer replaces it, DeepSpeed does not": (
+                    "'auto'" in repr(config)
                 ),
                 "the batch sizes do not multiply": rows != multiplied,
                 "the batch is another": (rows, micro) != (order.batch_size, order.micro_batch),

@@ -2,6 +2,7 @@
 
 --engine zero1, zero2 or zero3 trains with the lesson's own stages, --deepspeed ds_zero3.json with
 DeepSpeed as the file says. The table shows the bytes a parameter, counted, beside the formula.
+--resume trains --steps more, at the rates of the last part of a run that has all these steps.
 --search finds the most layers that one GPU holds, by stage and with offloading.
 """
 
@@ -46,7 +47,15 @@ def by_hand(args: argparse.Namespace, model: LanguageModel, recipe: Recipe, rank
         kind = ZeroStage1 if stage == 1 else ZeroStage2
         optimizer = kind(model.parameters(), torch.optim.AdamW, lr=recipe.peak, **ADAMW)
     engine = DataParallelEngine(model, optimizer, rank.world_size)
-    return Run(args.engine, stage, model, engine, rows_a_rank(recipe, rank), recipe.peak, half)
+    return Run(
+        args.engine,
+        stage,
+        model,
+        engine,
+        rows=rows_a_rank(recipe, rank),
+        peak_rate=recipe.peak,
+        half=half,
+    )
 
 
 def with_deepspeed(file: Path, model: LanguageModel, recipe: Recipe, rank: Rank) -> Run:

@@ -48,7 +48,9 @@ def traced_steps(answer) -> None:
     steps = seen.steps
     recognise(
         {
-            "no file is written": not seen.files,
+            "no file is written: profiler.step() ends no step, or nothing exports the trace": (
+                not seen.files
+            ),
             "there are no steps in the trace: profiler.step() is not called": not steps,
             "the first steps are in the trace, and they are slower: wait and warmup are not used": 0
             in steps,
@@ -61,12 +63,16 @@ def traced_steps(answer) -> None:
                 steps, default=0
             )
             > 3,
+            "`wait` is not used: the trace begins right after the warm-up": steps == [1, 2],
             "the warm-up steps are in the trace": 2 in steps,
         },
         expected="the steps 3 and 4, with wait=2, warmup=1, active=2 and 9 batches",
         seen=f"the steps {steps} in files {seen.files}",
     )
     expect_equal(steps, [3, 4], what="the steps in the trace")
+    early = "profiler.step() is called before a step, not after it: the trace begins a batch early"
+    what = "the batches, from 1, whose forward is in the trace of wait=2, warmup=1, active=2"
+    expect_equal(seen.batches, [4, 5], what=what, mistake=early)
 
 
 @exercise_12_1.check("labels that hold what they say")
@@ -218,6 +224,7 @@ def by_name(answer, trace, measure, usual_mistakes) -> None:
     in_order = made.in_order(trace)
     recognise(
         {
+            "that is in percent": abs(got - 100 * want) < 1e-7,
             **{words: abs(got - value) < 1e-9 for words, value in mistakes.items()},
             "events are taken to come in the order of their starts: sort the spans first": (
                 abs(got - want) > 1e-9 and abs(float(answer(in_order)) - want) < 1e-9

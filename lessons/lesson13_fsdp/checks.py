@@ -212,7 +212,8 @@ def unit_gradients(answer) -> None:
         )
         second = total if n == 1 else sum(flats[:-1])  # the last rank had nothing in the second
         want, more = ((x / n).chunk(n)[rank].to(seen.kinds["dtype"]) for x in (total, second))
-        loose = {"atol": 1e-5, "rtol": 1e-4} if case.computes.itemsize > 2 else {"atol": 0.1}
+        exact = case.computes.itemsize > 2
+        loose = {"atol": 1e-5, "rtol": 1e-4} if exact else {"atol": 0.1, "rtol": 0.05}
         looks_like = {
             "the gradients are summed, not averaged": total.chunk(n)[rank],
             "the mean is taken over the whole world, not over the group": (
@@ -221,7 +222,7 @@ def unit_gradients(answer) -> None:
             "this rank's own gradients, not the mean": flats[rank].chunk(n)[rank],
         }
         looks_like = {words: x.to(want.dtype) for words, x in looks_like.items()}
-        check = partial(expect_close, rtol=loose.get("rtol", 0.05), atol=loose["atol"])
+        check = partial(expect_close, **loose)
         (first,), (both,) = seen.tensors["grad"], seen.tensors["twice"]
         check(first, want, what="shard.grad", looks_like=looks_like)
         looks_like = {
@@ -259,13 +260,13 @@ def unit_updated(answer) -> None:
             seen=", ".join(str(x.dtype) for x in seen.tensors["full"]),
             mistake="full() returns what computes, rounded: it is asked for what the shards say",
         )
-        moved = {True: 1e-4, False: 1e-4}
+        moved = 1e-4
         for first, full, whole in zip(
             seen.first, seen.tensors["full"], seen.tensors["after an update"], strict=True
         ):
-            want = first.to(new.dtype) + moved[True]
+            want = first.to(new.dtype) + moved
             expect_equal(tuple(full.shape), tuple(first.shape), what="a shape in full()")
-            rounded = first.to(case.computes).to(new.dtype) + moved[True]
+            rounded = first.to(case.computes).to(new.dtype) + moved
             in_place = {"the shard itself is rounded, not what travels of it": rounded}
             expect_close(full, want, what=f"full() of {size} updated numbers", looks_like=in_place)
             stale = {"the numbers of before the update are gathered": first.to(case.computes)}
@@ -278,10 +279,18 @@ FREED = "a module computes with parameters that are freed: a unit is freed after
 EMPTY = ("size of tensor a (0)", "storage of size 0", "must be 2-D", "be a matrix")
 USERS = "count a unit's users: each module that has one of its parameters, a tied one as well"
 KNOWN = dict.fromkeys(EMPTY, (FREED, USERS)) | {
+    "must have the same dtype, but got Double and Float": (
+        "compute_dtype is not used: what computes is in the shards' dtype",
+        "cast what is gathered, and every floating-point input",
+    ),
+    "must have the same dtype": (
+        "an input of a unit is not cast to compute_dtype: every floating-point one is, float64 too",
+        "x.is_floating_point()",
+    ),
     "cannot register a hook on a tensor that doesn't require gradient": (
         "frozen and trained parameters are in one unit, or a frozen one is waited for",
         "a unit for each requires_grad",
-    )
+    ),
 }
 
 
@@ -459,7 +468,7 @@ def expect_bytes(observed, ahead: int, choices=orders.CHOICES) -> None:
 
 def expect_half(observed) -> None:
     """16 bits compute, float32 is kept, the twin casts in the same way."""
-    found = observed.seen("half", HANG)
+    found = observed.seen("half", HANG, known=KNOWN)
     seed, first = found[0]
     twin = nn.Sequential(*(nn.Linear(a, b) for a, b in ((5, 9), (9, 7), (7, 3))))
     twin.load_state_dict(first["start"])
@@ -615,6 +624,8 @@ def chain_weights(answer) -> None:
                 {
                     "parameters() are the whole parameters, not the shards": n > 1
                     and seen.kept >= first.own.numel(),
+                    "parameters() has the module's own parameters beside the shards: keep the "
+                    "module where nn.Module does not find it": seen.listed > len(chains.SIZES),
                     "units stay whole after a forward": seen.after_forward > 0,
                     "units stay whole after finish_gradient_sync()": seen.between > 0,
                     "units stay whole after an evaluation": seen.evaluated > 0,

@@ -200,6 +200,9 @@ def sums(sum_over_ranks) -> None:
             what = f"rank {rank}'s sum ({n} ranks)"
             late = "the message is not waited for: the result changes after it has been returned"
             recognise({late: one.moved}, expected=what, seen="another one later")
+            alone = n > 1 and all(torch.equal(other.y, other.x) for other in seen)
+            nothing = "nothing is summed: a group that is None means all ranks"
+            recognise({nothing: alone}, expected=what, seen="each rank's own x on every rank")
             narrow = n > 1 and (rounded(one.y) or one.y.dtype != one.x.dtype)
             recognise({NARROW: narrow}, expected=f"{what} in {one.x.dtype}", seen="float32's")
             expect_close(one.y, want, what=what, looks_like=looks_like)
@@ -212,6 +215,9 @@ def sums(sum_over_ranks) -> None:
             looks_like = {
                 "the gradients are summed as well: each rank has the whole gradient of the sum": (
                     twice[rank]
+                ),
+                "the gradients are summed as well, in the order in which they lie in memory": (
+                    as_they_lie(world, rank, seen, lambda one: one.upstream)
                 ),
                 "the gradient is divided by the number of ranks": one.upstream / n,
                 "the gradient is multiplied by the number of ranks": one.upstream * n,
@@ -391,9 +397,10 @@ def column_parts(answer) -> None:
                     seen=f"{tuple(one.parts['bias'].shape)}",
                 )
                 looks_like = {
+                    "the bias begins with zeros: it is rank 0's": torch.zeros_like(want),
                     "each rank keeps its own bias: rank 0's is for all": share(
                         one.whole["bias"], 0, world, rank
-                    )
+                    ),
                 }
                 got, what = one.parts["bias"], f"rank {rank}'s part of the bias"
                 expect_close(got, want, what=what, atol=0, rtol=0, looks_like=looks_like)
@@ -912,6 +919,11 @@ def expect_loss_gradient(world, mine, n, one, what) -> None:
         "the gradient of the sum of exponentials is added up over the ranks once more": (
             (whole + (n - 1) * logits.softmax(-1) * (one.upstream * counted)[..., None])[..., mine]
         ).to(world.dtype),
+        "a rank without the target has no gradient: its part of the softmax has one": (
+            (whole * ((one.targets >= mine.start) & (one.targets < mine.stop))[..., None])[
+                ..., mine
+            ].to(world.dtype)
+        ),
         "the gradient lacks the target: it is the softmax alone": (
             (logits.softmax(-1) * (one.upstream * counted)[..., None])[..., mine].to(world.dtype)
         ),

@@ -68,6 +68,15 @@ def check_sizes(args: argparse.Namespace, world_size: int, num_rows: int) -> Non
         )
 
 
+def cut(args: argparse.Namespace, costs: list[float], world_size: int) -> list[range]:
+    """The parts of each stage."""
+    most = max(len(costs) // world_size, 1)
+    if args.chunks > most:
+        have = f"{len(costs)} parts of the model on {world_size} ranks"
+        raise InputError(f"--chunks {args.chunks}: {have}; take {most} at most")
+    return split_stages(costs, world_size * args.chunks)
+
+
 def main() -> None:
     parser = lesson_parser(__file__, __doc__, text="stdlib", precision=True, checkpoint=True)
     parser.add_argument("--schedule", choices=("gpipe", "1f1b", "interleaved"), default="1f1b")
@@ -86,7 +95,7 @@ def main() -> None:
         for part in parts:
             part.forward = cast(part.forward)
         costs = costs_of(recipe, vocab_size)
-        pipeline = Pipeline(parts, split_stages(costs, rank.world_size * args.chunks))
+        pipeline = Pipeline(parts, cut(args, costs, rank.world_size))
         layout = ModuleLayout(pipeline, named)  # this rank's stages, by their names in the model
         del parts, model, named
         optimizer = torch.optim.AdamW(pipeline.parameters(), lr=recipe.peak, betas=(0.9, 0.95))

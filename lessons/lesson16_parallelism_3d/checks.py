@@ -290,6 +290,9 @@ def norms_of_mistakes(world, model, rank) -> dict[str, Tensor]:
         "cut_dim 0 is taken for no cut: whoever has the attribute is cut": (
             root(parts - sum(s.by_rows for s in plane) + copies + sum(s.by_rows for s in stages))
         ),
+        "cut_dim 0 is taken for no cut: whoever has the attribute counts on every rank of tp": root(
+            parts + copies - sum(s.by_rows for s in plane) + sum(s.by_rows for s in one_of_each)
+        ),
         "tied_copy = False is taken for a second copy": root(parts + copies - tied),
         "the copies of the first stage alone count": root(parts + stages[0].copies),
         "None is given to torch.distributed as a group: there it is all ranks, here nothing is "

@@ -304,6 +304,15 @@ def tiled_dtypes(tiled_forward) -> None:
         expected="an output in bfloat16, a logsumexp in float32",
         seen=f"{output.dtype}, {logsumexp.dtype}",
     )
+    one = attended(5, 1, dtype=BF16, batch=(1,))  # one key: the logsumexp is the score
+    score = lab.attention(*(x.double() for x in one))[1]
+    off = (tiled_forward(*one, False, 4)[1].double() - score).abs().max().item()
+    recognise(
+        {"q k^T is rounded to 16 bits before it becomes float32": off > 2e-5},
+        expected="scores in float32, off by less than 2e-5",
+        seen=f"{off:.1e}",
+        hint="cast q and k first, then multiply",
+    )
     off = (output.double() - want[0]).abs().max().item()
     recognise(
         {"sums over many keys are rounded to 16 bits in between": off > 4e-3},
@@ -765,9 +774,12 @@ def exchanged_values(all_to_all_attention) -> None:
                 recognise(
                     {
                         f"no gradient comes back through the exchange to {name}": ours is None,
+                        "backward sends nothing: gradients have to travel back": (
+                            world.size > 1 and not one.backward
+                        ),
                     },
-                    expected=f"a gradient of {name}",
-                    seen="None",
+                    expected=f"a gradient of {name}, by all_to_all in backward",
+                    seen="None" if ours is None else f"{len(one.backward)} messages in backward",
                     hint="torch's all_to_all_single has no gradient: a Function has to bring one",
                 )
                 back = {"the exchange's backward is not its way back": right * 0 + 1}

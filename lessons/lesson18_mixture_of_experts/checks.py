@@ -204,6 +204,10 @@ def balance_on_ranks(balance_loss) -> None:
             mean = mine.mean(0)
             if len(world.members(rank)) > 1:
                 looks_like["the shares are this rank's alone"] = loss_of(count([rank]), mine)
+                each = [count([r]) / count([r]).sum() for r in world.members(rank)]
+                looks_like["the mean of the ranks' shares: a rank with more tokens counts more"] = (
+                    n * (torch.stack(each).mean(0).to(mean.dtype) * mean).sum()
+                )
             if world.groups > 1:
                 everyone = range(world.ranks)
                 looks_like["the counts are of all ranks, not of the group"] = loss_of(
@@ -615,7 +619,11 @@ def wrong_means(name, one, copies, group, seen, case, want) -> dict:
         return torch.stack([of_place(each) for each in places]).sum(0)
 
     if name not in one.experts:
-        return {
+        some = sum(bool(each.before[name].any()) for each in seen)
+        few = {"divided by the ranks that have a gradient: the others count as zeros": (
+            total(seen) / max(some, 1)
+        )}  # fmt: skip
+        return (few if some < ranks else {}) | {
             "what all ranks have is left as each rank has it": own,
             "what all ranks have is averaged over dp alone": total(copies) / case.dp,
             "what all ranks have is averaged over ep alone": total(group) / case.ep,

@@ -123,6 +123,12 @@ def thin(kind) -> None:
         linear = layers.make_linear(23, 19, torch.float32)
         said = layers.refused(lambda rank=rank, linear=linear: kind(linear, rank, 4.0))
         expect_refusal(said, f"a rank of {rank} on a layer of 19 x 23 is accepted", str(rank))
+    said = layers.refused(lambda: kind(layers.make_linear(23, 19, torch.float32), 19, 4.0))
+    recognise(
+        {"a rank of min(d_in, d_out) is refused: it is the largest that will do": bool(said)},
+        expected="rank 19 on a layer of 19 x 23",
+        seen=said,
+    )
 
 
 exercise_19_2a = checks_for(
@@ -305,6 +311,18 @@ def keeps(merge) -> None:
     expect_close(got, want, what="the merged bf16 weight", rtol=0.0, atol=0.0)
 
 
+@exercise_19_2b.check("a base that is no nn.Linear")
+def merge_over_nf4(merge) -> None:
+    adapter = layers.Plain(layers.make_linear(6, 8, torch.float32), 2, 3.0)
+    adapter.base = layers.Halved(adapter.base)
+    got = merge(nn.Sequential(adapter))[0]
+    recognise(
+        {"an adapter is left whose base is no nn.Linear": isinstance(got, Adapter)},
+        expected="an nn.Linear in its place: base has weight and bias, whatever it keeps them as",
+        seen=type(got).__name__,
+    )
+
+
 exercise_19_3a = checks_for(
     "19.3a",
     name="quantize_nf4",
@@ -443,6 +461,9 @@ def doubles(double_quantize) -> None:
             "the range is not divided by 448: 8 bits hold numbers up to 1 alone": 448 * want,
             "the range is of signed numbers, not of absolute values": four_bits.ranges_of(
                 centred.clamp(min=0), block
+            ),
+            "filled up with zeros before the mean is subtracted: they count as -mean": (
+                four_bits.ranges_of(F.pad(scales, (0, -numel % block)) - scales.mean(), block)
             ),
         }
         expect_close(ranges, want, what="the ranges", looks_like=looks_like, rtol=1e-5, atol=1e-9)

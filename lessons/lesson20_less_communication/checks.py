@@ -208,6 +208,12 @@ def expect_fed_back(world: World, all_seen: list[Seen], compress, more=None) -> 
             FORGOTTEN: partial(twin, feedback=False),
             DOUBLE: partial(twin, residual=lambda whole, sent, given: whole),
             SHORT: partial(twin, residual=lambda whole, sent, given: given - sent),
+            "what is kept is of this step alone: what was kept before is lost": partial(
+                twin, residual=lambda whole, sent, given: torch.where(sent == 0, given, 0)
+            ),
+            "divided by the ranks that sent a number: where a rank sent nothing it counts as 0": (
+                partial(twin, divisor=1, join=lambda x: x.sum(0) / (x != 0).sum(0).clamp(min=1))
+            ),
             SUM: partial(twin, divisor=1),
             OF_MEAN: partial(twin, of_mean=True),
             OF_ALL: partial(feedback_twin, all_seen, [*range(world.ranks)], compress),
@@ -538,6 +544,8 @@ def power_twin(
     feedback: bool = True,
     warm: bool = True,
     own_vectors: int = -1,
+    short: bool = False,
+    first: bool = False,
 ) -> Tensor:
     """The values of every call, in one process."""
     state = LowRank(rank, start)
@@ -564,14 +572,14 @@ def power_twin(
         factors = [right[n] for n in names] if known else state.first_factors(matrices)
         approximated, _ = low_rank_twin([matrices], factors)
         for i, m, q, name in zip(thin, matrices, factors, names, strict=True):
-            right[name] = m.T @ orthonormal(m @ q)
+            right[name] = q if first else m.T @ orthonormal(m @ q)
             mean[i] = approximated[thin.index(i)].flatten()
         for i, good in enumerate(pays):
             if not good and own_vectors >= 0:
                 mean[i] = wholes[own_vectors].split(sizes)[i]
         values.append(torch.cat(mean))
-        for own, whole in zip(kept, wholes, strict=True):
-            left = (whole - values[-1]).split(sizes)
+        for own, whole, x in zip(kept, wholes, given, strict=True):
+            left = ((x if short else whole) - values[-1]).split(sizes)
             own.update(dict(zip(call.names, left, strict=True)))
     return torch.cat(values)
 
@@ -618,6 +626,11 @@ def power_values(power_sgd) -> None:
                     power_twin, all_seen, members, rank_of_factors, 0
                 ),
                 "nothing is compressed": partial(mean_of, world, all_seen, members),
+                "start + 1 steps are sent whole": partial(
+                    power_twin, all_seen, members, rank_of_factors, start + 1
+                ),
+                "state.right keeps the first factors": partial(twin, first=True),
+                SHORT: partial(twin, short=True),
             }
             if len(members) == 1:
                 looks_like.pop("vectors stay each rank's own: they are averaged whole")

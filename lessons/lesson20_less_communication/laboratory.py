@@ -259,7 +259,8 @@ def summed(
     inside = [dist.new_group(range(node * m, (node + 1) * m)) for node in range(nodes)]
     across = [dist.new_group(range(place, ranks, m)) for place in range(m)]
     draw = torch.Generator().manual_seed(seed + rank)
-    x = torch.randn(shape, generator=draw, dtype=torch.float64)
+    x = torch.randn(shape[::-1], generator=draw, dtype=torch.float64)
+    x = x.permute(*reversed(range(x.ndim)))  # a matrix does not lie in one piece
     given = x.clone()
     with count_traffic() as traffic, torch.no_grad():
         returned = answer(x, inside[rank // m], across[rank % m])

@@ -96,6 +96,11 @@ def ratios(find_odd) -> None:
                 torch.tensor(got.ratio),
                 torch.tensor(odd_ratio(seconds, n - 2)),
                 what="the ratio: its fastest link over the others' median",
+                looks_like={
+                    "the lower of the two in the middle, as .median() has it": torch.tensor(
+                        odd_ratio(seconds, n - 2, statistics.median_low)
+                    )
+                },
                 rtol=1e-3,
             )
 
@@ -106,10 +111,10 @@ def links_among(seconds: Tensor, without: int) -> list[float]:
     return [seconds[a, b].item() for a in others for b in others if a != b]
 
 
-def odd_ratio(seconds: Tensor, rank: int) -> float:
+def odd_ratio(seconds: Tensor, rank: int, middle=statistics.median) -> float:
     """The larger of a rank's two ratios, in plain Python."""
     others = [each for each in range(len(seconds)) if each != rank]
-    typical = statistics.median(links_among(seconds, rank))
+    typical = middle(links_among(seconds, rank))
     out = min(seconds[rank, each].item() for each in others)
     into = min(seconds[each, rank].item() for each in others)
     return max(out, into) / typical
@@ -217,6 +222,9 @@ def late(find_straggler) -> None:
         assert count == 13, f"the laboratory made {count} late steps in place of 13"
         expect_equal((got.rank, got.late, got.steps), (rank, 13, 21), what="rank, late, steps")
         behind = (seconds[:, rank] - cut(seconds, rank).amax(1)).sum()
+        own, others = seconds[:, rank], cut(seconds, rank)
+        ahead = (own - others.amax(1)).clamp(min=0)
+        in_late = ahead[own > 2.0 * others.quantile(0.5, dim=1)].sum()
         middle = (seconds[:, rank] - cut(seconds, rank).quantile(0.5, dim=1)).clamp(min=0).sum()
         expect_close(
             torch.tensor(float(got.lost), dtype=torch.float64),
@@ -224,6 +232,7 @@ def late(find_straggler) -> None:
             what="the seconds that it cost",
             looks_like={
                 "steps in which it is ahead are taken off": behind,
+                "only the steps in which it is late: it is behind in others, too": in_late,
                 "compared with the median: the others wait for the slowest of themselves": middle,
                 "all that it took, not what it was behind": seconds[:, rank].sum(),
             },

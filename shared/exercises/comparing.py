@@ -54,6 +54,8 @@ def difference(got: Tensor, want: Tensor, what: str) -> dict[str, str]:
     error = (got.double() - want.double()).abs().nan_to_num(nan=math.inf)
     place = tuple(int(i) for i in torch.unravel_index(error.argmax(), error.shape))
     wanted, found = _distinct_digits(want[place].item(), got[place].item())
+    if not place:  # a number has no places
+        return {"expected": f"{what} is {wanted}", "seen": found}
     return {
         "expected": f"{what}; at {list(place)} it is {wanted}",
         "seen": f"{found} there; {_share(got, want)} of the values differ",

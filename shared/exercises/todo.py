@@ -133,7 +133,9 @@ class _Judge:
 
     def _judged(self, checks: ExerciseChecks, source: str) -> ExerciseStatus:
         names = names_from_other_cells(checks.id, self.cells)
-        elsewhere = f"another cell defines {', '.join(names)}: put it into this one" * bool(names)
+        elsewhere = (
+            f"another cell defines {', '.join(names)}: put it into this one" if names else ""
+        )
         try:
             self.run_cell(checks.id, source)
             bound = notebook.defined[checks.id].bound

@@ -14,6 +14,7 @@ from shared.parallel3d.norm import Pieces
 from shared.pipeline.executor import Pipeline
 from shared.sharding.fully_shard import FullyShard
 from shared.sharding.stages import ZeroStage1, ZeroStage2
+from shared.tensor_parallel.marks import is_tied_copy
 
 
 class _Sharded:
@@ -62,7 +63,7 @@ class ShardedStates(_Sharded):
         super().__init__(pipeline, dp)
         trained = [p for p in self.parameters if p.requires_grad]
         groups = [[p for p in trained if p not in self.tied], list(self.tied)]
-        if any(getattr(p, "tied_copy", False) for p in self.tied):
+        if any(is_tied_copy(p) for p in self.tied):
             groups.reverse()  # the output matrix, whose gradient comes first
         self.optimizer = kind(
             [{"params": group} for group in groups if group],

@@ -1,14 +1,15 @@
 """What the fields of a description may hold."""
 
 from collections.abc import Sequence
-from dataclasses import fields
+from typing import get_args, get_type_hints
 
 from shared.errors import InputError
 
 
 def at_least(spec: object, names: Sequence[str], least: int) -> None:
     """Raise InputError for a number below `least`, and for a count that is no whole number."""
-    whole = {each.name for each in fields(spec) if "int" in str(each.type)}  # ty: ignore
+    kinds = get_type_hints(type(spec))
+    whole = {name for name, kind in kinds.items() if int in (kind, *get_args(kind))}
     for name in names:
         value = getattr(spec, name)
         good = not isinstance(value, bool) and isinstance(

@@ -47,9 +47,9 @@ def _of_rank(model: ModelSpec, plan: Plan, rank: int, activations: int) -> Memor
     # Parameters are cut from stage 3 on, gradients from 2, the optimizer from 1. Stages 1 and 2
     # have parameters in what is cut, a flat tensor with its padding.
     numbers = (
-        (whole, flat, flat, part)[plan.zero],
-        (whole, whole, part, part)[plan.zero],
-        (whole, part, part, part)[plan.zero],
+        part if plan.zero == 3 else flat if plan.zero else whole,
+        part if plan.zero >= 2 else whole,
+        part if plan.zero else whole,
     )
     sizes = STATE_BYTES[plan.precision]
     states = [size * number for size, number in zip(sizes, numbers, strict=True)]

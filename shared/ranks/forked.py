@@ -23,24 +23,20 @@ import torch.distributed as dist
 import torch.distributed.nn.functional  # while there is no group that it could keep: see group.py
 
 from shared.ranks.failures import Failure, Late, RankFailed, kind_of, own_line
-from shared.ranks.watching import LOOK, IdleWatch, busiest
+from shared.ranks.watching import CROWDED, LOOK, IdleWatch, had_their_time
 
 GRACE = 2.0  # seconds that the other ranks get to end by themselves after one has failed
-CROWDED = 10  # times `timeout` by the clock, after which processor time is not asked for any more
 
 
 @dataclass(frozen=True)
 class _Task:
-    """What is the same for all ranks of a `run_ranks`; they meet in `folder`.
-
-    `patience` is how many seconds a collective waits for a peer: as long as the parent at most.
-    """
+    """What is the same for all ranks of a `run_ranks`, which meet in `folder`."""
 
     fn: Callable[..., Any]
     args: tuple
     world_size: int
     folder: Path
-    patience: float
+    patience: float  # seconds that a collective waits for a peer: no less than the parent
     before: Callable[[int], None] | None
 
 
@@ -184,7 +180,7 @@ def _collect(children: list[_Child], timeout: float, quiet: float | None) -> Non
         asleep = quiet is not None and watch.idle_seconds(pids) > quiet
         late = time.monotonic() >= deadline
         if late and quiet is not None and not failures:
-            late = _used_up(timeout, pids.values(), time.monotonic() - began)
+            late = had_their_time(pids.values(), timeout, time.monotonic() - began)
         if not ready and (asleep or late):
             break
     if failures:
@@ -192,12 +188,6 @@ def _collect(children: list[_Child], timeout: float, quiet: float | None) -> Non
     if waiting:
         seconds = timeout if quiet is None else time.monotonic() - began
         raise _too_late(list(waiting.values()), children, seconds, quiet=asleep)
-
-
-def _used_up(timeout: float, pids: Iterable[int | None], by_the_clock: float) -> bool:
-    """Whether ranks that are past their time had it: a machine with other work gives them less."""
-    used = busiest(pids)
-    return used is None or used >= timeout or by_the_clock >= CROWDED * timeout
 
 
 def _place_in_the_chain(failed: _Child) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 IDLE_TICKS = 2  # hundredths of a second of processor time that waiting itself may use meanwhile
+CROWDED = 10  # times a limit by the clock, after which processor time is not asked for any more
 LOOK = 0.1  # seconds between two looks at what the ranks are doing
 
 
@@ -35,20 +36,19 @@ class IdleWatch:
         return self.idle
 
 
-def busiest(pids: Iterable[int | None]) -> float | None:
-    """Seconds of processor time of the process that has used the most; None where not known.
+def had_their_time(pids: Iterable[int | None], limit: float, by_the_clock: float) -> bool:
+    """Whether one of the processes has had so many seconds of processor time, where that is known.
 
-    What a limit should count on a machine that has other work: there the clock goes on while a
-    rank waits for its turn.
+    On a machine that has other work the clock goes on while a rank waits for its turn.
     """
-    if not can_watch():
-        return None
+    if not can_watch() or by_the_clock >= CROWDED * limit:
+        return True
     used = [0.0]
     for pid in pids:
         with contextlib.suppress(OSError):  # it has ended meanwhile
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # proc(5)
             used.append((int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
-    return max(used)
+    return max(used) >= limit
 
 
 def can_watch() -> bool:

@@ -90,6 +90,13 @@ def padding_mask(tokens, pad_id=0):
     return (tokens != torch.full(tokens.shape, pad_id))[:, None, None]
 
 
+@mistake("02.2", says="the mask is made on the CPU")
+def padding_mask(tokens, pad_id=0):
+    mask = torch.zeros(len(tokens), 1, 1, tokens.shape[-1], dtype=torch.bool)
+    mask[:, 0, 0] = tokens != pad_id
+    return mask
+
+
 @mistake("02.2", says="a sentence of padding alone is opened")
 def padding_mask(tokens, pad_id=0):
     keep = tokens != pad_id
@@ -181,6 +188,14 @@ def split_heads(x, num_heads):
 def combine_heads(x):
     batch, heads, length, head_dim = x.shape
     return x.reshape(batch, length, heads * head_dim)
+
+
+@mistake("02.4b", says="in another dtype than that of x")
+def combine_heads(x):
+    batch, heads, length, head_dim = x.shape
+    joined = torch.empty(batch, length, heads * head_dim)
+    joined[:] = right.combine_heads(x)
+    return joined
 
 
 @mistake("02.4b", says="the heads' numbers are interleaved")

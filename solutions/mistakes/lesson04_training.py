@@ -146,7 +146,7 @@ def warmup_schedule(step, d_model, warmup_steps):
     return d_model**-0.5 * min(max(step, 1) ** -0.5, step * warmup_steps**-1.5)
 
 
-@mistake("04.3a", says="a rate that is a float")
+@mistake("04.3a", says="a Tensor is returned, not a float")
 def warmup_schedule(step, d_model, warmup_steps):
     return torch.tensor(d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5))
 
@@ -169,6 +169,14 @@ def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
         return peak * step / warmup_steps
     progress = (step - warmup_steps) / (total_steps - warmup_steps)
     return floor + (peak - floor) * 0.5 * (1 + math.cos(2 * math.pi * progress))
+
+
+@mistake("04.3b", says="has the peak once more")
+def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
+    if step <= warmup_steps:
+        return right_cosine(step, warmup_steps, total_steps, peak, floor)
+    progress = (step - warmup_steps - 1) / (total_steps - warmup_steps - 1)
+    return floor + (peak - floor) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 @mistake("04.3b", says="the floor is added on top")

@@ -160,6 +160,14 @@ class ColumnParallelLinear(Columns):
         self.weight = nn.Parameter(part.clone(), linear.weight.requires_grad)
 
 
+@mistake("14.2", says="the bias begins with zeros")
+class ColumnParallelLinear(Columns):
+    def __init__(self, linear, group, enter):
+        super().__init__(linear, group, enter)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
 @mistake("14.2", says="every rank has the same part")
 class ColumnParallelLinear(Columns):
     def __init__(self, linear, group, enter):
@@ -476,6 +484,13 @@ def vocab_parallel_cross_entropy(logits, targets, group=None, ignore_index=-100)
 def vocab_parallel_cross_entropy(logits, targets, group=None, ignore_index=-100):
     loss = right.vocab_parallel_cross_entropy(logits, targets, group, ignore_index)
     return message(same, lambda g, group: torch.ones_like(g))(loss, group)
+
+
+@mistake("14.5", says="a rank without the target has no gradient")
+def vocab_parallel_cross_entropy(logits, targets, group=None, ignore_index=-100):
+    _, mine = place(targets, logits.shape[-1], group)
+    seen = torch.where(mine[..., None], logits, logits.detach())
+    return right.vocab_parallel_cross_entropy(seen, targets, group, ignore_index)
 
 
 @mistake("14.5", says="a target outside of the whole vocabulary is no error")

@@ -81,6 +81,9 @@ def draw_buckets(ax: Axes, model: nn.Module, cap_bytes: int) -> None:
                 words = f"{name}\n{tuple(tensor.shape)}"
                 middle = left + tensor.nbytes / 2
                 ax.text(middle, row, words, ha="center", va="center", fontsize=8)
+            else:  # too narrow for a name inside
+                place = (-0.33, "bottom") if index % 2 else (0.33, "top")
+                ax.text(left, row + place[0], name, va=place[1], fontsize=7)
             left += tensor.nbytes
     ax.axvline(cap_bytes, color="black", linestyle="--", linewidth=1)
     ax.set_yticks(range(len(buckets)), [f"bucket {row + 1}" for row in range(len(buckets))])

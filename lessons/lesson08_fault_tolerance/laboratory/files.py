@@ -188,17 +188,28 @@ def _observed(path: Path, act: Callable[[], Any]) -> Order:
     sizes: dict[str, Any] = {}
     fsync, writing = os.fsync, os.O_WRONLY | os.O_RDWR
 
+    def lies_beside(name: Any, at: int | None) -> bool:
+        """Whether a name, absolute or relative to the descriptor `at`, lies in path's folder."""
+        folder = os.stat(os.path.dirname(os.fsdecode(name)) or ".", dir_fd=at)
+        return os.path.samestat(folder, path.parent.stat())
+
+    def is_final(name: Any, at: int | None) -> bool:
+        return Path(os.fsdecode(name)).name == path.name and lies_beside(name, at)
+
     def note(event: str, args: tuple) -> None:
         if event == "open" and str(args[0]) == str(path) and args[2] & writing:
             events.append("opened")
         if event == "os.remove" and Path(str(args[0])).name == path.name:
             events.append("removed")
-        if event == "os.rename" and str(args[1]) == str(path):
-            source = Path(str(args[0]))
-            events.append("renamed")
-            sizes.update(size=source.stat().st_size, same_folder=source.parent == path.parent)
-        if event == "os.rename" and str(args[0]) == str(path):
-            events.append("moved away")
+        if event == "os.rename":
+            source, target, *descriptors = args
+            here, there = (None if each == -1 else each for each in descriptors)
+            if is_final(target, there):
+                size = os.stat(source, dir_fd=here).st_size
+                events.append("renamed")
+                sizes.update(size=size, same_folder=lies_beside(source, here))
+            if is_final(source, here):
+                events.append("moved away")
 
     def noted_fsync(descriptor: Any) -> None:
         status = os.fstat(descriptor if isinstance(descriptor, int) else descriptor.fileno())

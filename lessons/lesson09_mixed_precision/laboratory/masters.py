@@ -93,16 +93,13 @@ def adamw_by_formula(
     grads: Sequence[Tensor | None],
     rates: Sequence[float],
     group: Mapping[str, Any],
-    *,
-    coupled: bool = False,
-    corrected: bool = True,
-    inner_eps: bool = False,
-    half_square: bool = False,
-    one_count: bool = False,
-    rounded_decay: bool = False,
-    late_decay: bool = False,
+    wrong: str = "",
 ) -> Tensor:
-    """The master after the steps in float32, or what a formula that is wrong in one way gives."""
+    """The master after the steps in float32; with `wrong`, of a formula that is wrong in one way.
+
+    That is one of: coupled, late, whole or rounded decay; m, v or m and v uncorrected; inner or
+    early eps; half square; one count.
+    """
     (beta1, beta2), decay, eps = group["betas"], group["weight_decay"], group["eps"]
     w, m, v = start.float(), torch.zeros(start.shape), torch.zeros(start.shape)
     absent = 0
@@ -110,16 +107,20 @@ def adamw_by_formula(
         if grad is None:
             absent += 1
             continue
-        t = number if one_count else number - absent
-        g = grad.float() + (decay * w if coupled else 0)
-        decayed = w.to(start.dtype).float() if rounded_decay else w
-        w = w if coupled or late_decay else w - rate * decay * decayed
+        t = number if wrong == "one count" else number - absent
+        g = grad.float() + (decay * w if wrong == "coupled decay" else 0)
+        decayed = w.to(start.dtype).float() if wrong == "rounded decay" else w
+        if wrong not in ("coupled decay", "late decay"):
+            w = w - (1.0 if wrong == "whole decay" else rate) * decay * decayed
         m = beta1 * m + (1 - beta1) * g
-        v = beta2 * v + (1 - beta2) * ((grad * grad).float() if half_square else g * g)
-        a, b = (1 - beta1**t, 1 - beta2**t) if corrected else (1.0, 1.0)
-        root = (v / b + eps).sqrt() if inner_eps else (v / b).sqrt() + eps
+        v = beta2 * v + (1 - beta2) * ((grad * grad).float() if wrong == "half square" else g * g)
+        plain = wrong.removesuffix(" uncorrected").split(" and ")
+        a = 1.0 if "m" in plain else 1 - beta1**t
+        b = 1.0 if "v" in plain else 1 - beta2**t
+        root = (v / b).sqrt() + eps * (b**-0.5 if wrong == "early eps" else 1.0)
+        root = (v / b + eps).sqrt() if wrong == "inner eps" else root
         w = w - rate * (m / a) / root
-        w = w * (1 - rate * decay) if late_decay else w
+        w = w * (1 - rate * decay) if wrong == "late decay" else w
     return w
 
 

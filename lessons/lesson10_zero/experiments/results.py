@@ -142,13 +142,18 @@ def resume(run: Run, folder: Path, rank: Rank, data: str) -> int:
         with _one_line(f"--resume {folder}"):
             run.deepspeed.load_checkpoint(str(folder), tag="last")
         return about["steps"]
-    try:
-        if run.stage < 3:  # stage 3's weights are in its state
-            run.model.load_state_dict(torch.load(folder / "weights.pt", map_location=rank.device))
-        saved = torch.load(folder / f"rank_{rank.rank}.pt", map_location=rank.device)
-    except FileNotFoundError as error:
-        raise InputError(f"--resume {folder}: {error.filename} is missing") from None
-    run.engine.optimizer.load_state_dict(saved)
+    names = [f"rank_{rank.rank}.pt", *(["weights.pt"] if run.stage < 3 else [])]
+    parts, why = list[Any](), ""
+    for name in names:  # stage 3's weights are in its state
+        try:
+            parts.append(torch.load(folder / name, map_location=rank.device))
+        except Exception as error:  # a file cut short makes torch.load raise anything
+            why = f"{name} is missing, damaged or cut short ({cause_of(error)})"
+    if reason := next(filter(None, gathered(why)), ""):  # on every rank, whoever failed
+        raise InputError(f"--resume {folder}: {reason}")
+    if run.stage < 3:
+        run.model.load_state_dict(parts[1])
+    run.engine.optimizer.load_state_dict(parts[0])
     return about["steps"]
 
 
@@ -191,6 +196,10 @@ def conclude(args: argparse.Namespace, rank: Rank, run: Run, tokens: int, count:
     figures = {"zero.png": draw(losses, row, list(kinds))}
     words = f"{run.name}: {row['bytes a parameter']:.2f} bytes a parameter on each of "
     words += f"{rank.world_size} rank(s), formula {row['formula']:g}, loss {row['last loss']:.3f}"
+    if (buckets := kinds.get("gradients, buckets, B", 0)) > row["formula"]:
+        words += (
+            f"; {buckets:g} are buckets, whose size is the file's: small models do not show ZeRO"
+        )
     write_results(args, rank, headline=words, table=[row], figures=figures, losses=losses)
 
 

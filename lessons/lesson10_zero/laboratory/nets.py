@@ -103,11 +103,11 @@ class TwoOutputs(nn.Module):
 
 
 class Branches(nn.Module):
-    """Two layers beside each other."""
+    """Two layers beside each other, and one that is never used."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.left, self.right = nn.Linear(4, 3), nn.Linear(4, 3)
+        self.left, self.right, self.idle = nn.Linear(4, 3), nn.Linear(4, 3), nn.Linear(2, 2)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return self.left(x).tanh(), self.right(x).tanh()

@@ -50,6 +50,11 @@ FREED = (
     "memory is read that was freed: a module computes before its unit is gathered. A ModuleList "
     "is never called, so that its hooks never run: its elements are the units"
 )
+EMPTY = (
+    "a module computes with a parameter that is not gathered: every module that has a tied one "
+    "gathers its unit, and the last frees it"
+)
+OF_NO_ELEMENTS = ("size mismatch", "setStorage", "mat1 and mat2", "vec (0)", "of size 0")
 
 VALUES = (
     StageCase(3, frozen=True),  # 220 trained numbers and then 171: both need a zero at their end
@@ -146,6 +151,10 @@ class Stage:
             if failed.signal == "SIGSEGV":
                 raise Wrong(
                     FREED, "memory that is there when it is read", failed.headline
+                ) from None
+            if self.stage == 3 and any(words in str(failed) for words in OF_NO_ELEMENTS):
+                raise Wrong(
+                    EMPTY, "parameters that are there when a module computes", failed.headline
                 ) from None
         return cases.seen(case, apart=apart)
 

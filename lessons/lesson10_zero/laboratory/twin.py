@@ -132,8 +132,10 @@ def rows_of(rank: int, step: int) -> Tensor:
     return torch.randn(4, 5, generator=generator).double()
 
 
-def twin_of_outputs(started: dict[str, Tensor], num_ranks: int) -> dict[str, Tensor]:
-    """What the unsharded AdamW makes of the model with two outputs."""
+def twin_of_outputs(
+    started: dict[str, Tensor], num_ranks: int, lost: str = "nothing"
+) -> dict[str, Tensor]:
+    """What the unsharded AdamW makes of the model with two outputs; `lost`: whose gradients are."""
     net = TwoOutputs()
     net.load_state_dict(started)
     optimizer = torch.optim.AdamW(net.parameters(), **SETTINGS)
@@ -141,6 +143,9 @@ def twin_of_outputs(started: dict[str, Tensor], num_ranks: int) -> dict[str, Ten
         optimizer.zero_grad()
         for rank in range(num_ranks):
             (net(rows_of(rank, step)).square().mean() / num_ranks).backward()
+        for name, p in net.named_parameters():
+            if p.grad is None or name.startswith(lost):
+                p.grad = torch.zeros_like(p)
         optimizer.step()
     return clone(dict(net.named_parameters()))
 

@@ -20,6 +20,7 @@ from torch.profiler import profile, record_function
 from torch.utils.flop_counter import FlopCounterMode
 
 from shared.exercises.remembered import once_an_answer
+from shared.exercises.wrong import Wrong
 from shared.measuring.trace import quiet_stderr
 from shared.model.config import TransformerConfig
 
@@ -70,7 +71,7 @@ class Marked:
         self.ahead = max(self.ahead, self.drawn - self.used)
         self.kept = sum(graph() is not None for graph in self.graphs)
         self.kept_losses = sum(not storage.expired() for storage in self.storages)
-        with record_function(MARKS["forward"]):
+        with record_function(MARKS["forward"]), record_function(f"batch#{self.used}"):
             if self.used == self.raise_at:
                 raise self.error(f"the loss of batch {self.used}")
             loss = _MarkedBackward.apply(model(batch).square().mean())
@@ -107,8 +108,16 @@ class Profiled:
     @property
     def steps(self) -> list[int]:
         """The numbers of the steps in the trace."""
+        return self._numbers("ProfilerStep#")
+
+    @property
+    def batches(self) -> list[int]:
+        """The numbers, from 1, of the batches whose forward is in the trace."""
+        return self._numbers("batch#")
+
+    def _numbers(self, beginning: str) -> list[int]:
         names = [e["name"] for e in self.trace["traceEvents"] if e.get("ph") == "X"]
-        return sorted(int(n.partition("#")[2]) for n in names if n.startswith("ProfilerStep#"))
+        return sorted(int(n.partition("#")[2]) for n in names if n.startswith(beginning))
 
     def inside(self, outer: str, inner: str) -> bool:
         """Whether each span of one name lies within one of the other."""
@@ -198,7 +207,11 @@ def profiled(
             path = answer(model, optimizer, marked.batches(count), marked.loss, place, **sizes)
             left = len(running)
         files = sorted(each.name for each in place.iterdir())
-        trace = json.loads((place / files[0]).read_text()) if files else {"traceEvents": []}
+        try:
+            trace = json.loads((place / files[0]).read_text()) if files else {"traceEvents": []}
+        except ValueError as error:  # no text, or no JSON
+            packed = "the file is no JSON: compressed, perhaps"
+            raise Wrong(packed, "a trace in Chrome's format", str(error)) from None
     twins = plain_weights(count), plain_weights(wait + warmup + active)
     seen = reads, marked, left, model.training
     return Profiled(path, files, trace, _flat(model), *twins, *seen)

@@ -153,6 +153,8 @@ def stall_mistakes(trace: Trace) -> dict[str, float]:
     true, single = stall_by_moments(trace), both(waits, steps, idle)
     spans = [(e["ts"], e["dur"]) for e in spans_in(trace, is_step)]
     means = [sum(single[start : start + size]) / size for start, size in spans]
+    everything = spans_in(trace, lambda e: True)
+    whole = max(e["ts"] + e["dur"] for e in everything) - min(e["ts"] for e in everything)
     return {
         "that is the mean of the steps' shares, as if all were equally long": sum(means)
         / len(means),
@@ -173,6 +175,7 @@ def stall_mistakes(trace: Trace) -> dict[str, float]:
         "names that only begin with 'enumerate' count": share(
             both(counted, steps, idle), both(steps)
         ),
+        "that is a share of the whole trace: the steps' time counts": sum(single) / whole,
         "that is the share in which nothing waits": 1 - true,
     }
 
@@ -191,7 +194,9 @@ def gpu_stall_mistakes(trace: Trace) -> dict[str, float]:
         "a copy counts as a kernel that runs: category gpu_memcpy is none": share(
             both(waits, steps, uncopied), both(steps)
         ),
-        "that is in percent": 100 * stall_by_moments(trace),
+        "that is a share of the moments without a kernel: divide by all of the steps": share(
+            both(waits, steps, idle), both(steps, idle)
+        ),
         "while an NCCL kernel runs, waiting counts: it is a kernel, too": share(
             both(waits, steps, silent), both(steps)
         ),

@@ -27,6 +27,7 @@ class ChainSeen:
     own: Tensor
     state: Tensor
     kept: int  # elements of the shards
+    listed: int  # tensors in parameters()
     after_forward: int
     between: int
     evaluated: int
@@ -51,7 +52,8 @@ def observe_weights(answer: Any, seed: int, rank: int) -> tuple[int, ChainSeen]:
     model = answer(net, list(net))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
     whole = lambda: sum(p.numel() for p in net.parameters())  # noqa: E731
-    seen = ChainSeen(own, own, sum(p.numel() for p in model.parameters()), 0, 0, 0)
+    shards = [p.numel() for p in model.parameters()]
+    seen = ChainSeen(own, own, sum(shards), len(shards), 0, 0, 0)
     for step in range(NUM_STEPS):
         optimizer.zero_grad()
         loss = chain_loss(model, seed, step, rank)

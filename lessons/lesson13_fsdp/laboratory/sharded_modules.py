@@ -141,7 +141,8 @@ def observe_half(make: Make, seed: int, rank: int) -> dict[str, Any]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(3):
         optimizer.zero_grad()
-        out = model(half_rows(seed, step, rank), shift=torch.zeros(5))
+        rows = half_rows(seed, step, rank)
+        out = model(rows.double() if step == 1 else rows, shift=torch.zeros(5))
         out.float().square().mean().backward()
         model.finish_gradient_sync()
         optimizer.step()

@@ -164,7 +164,13 @@ def expect_valid(table: Any, p: int, m: int, v: int) -> None:
             "micro-batch and stage are exchanged in the cells": (
                 bool(strange) and {cell[:] for cell in cells} == exchanged
             ),
-            "a micro-batch or a stage that there is not: they are counted from 0": bool(strange),
+            "a micro-batch or a stage that there is not: they are counted from 0": (
+                bool(strange) and ("F", 0, 0) in missing
+            ),
+            "more micro-batches than there are: with few of them the warm-up is shorter": (
+                bool(strange) and all(i >= m for _, i, _ in strange)
+            ),
+            "a micro-batch or a stage that there is not": bool(strange),
             "a rank has stages that belong to another: rank r has r, r + p, ...": bool(place),
             "a piece of work is missing": bool(missing),
             "a piece of work is done twice": len(cells) > len(wanted),
@@ -279,8 +285,9 @@ def expect_turns(table: Table, rank: int, m: int, v: int) -> None:
             ),
             "the warm-up is too short: ranks wait": begins < most and late,
             "the backwards begin with the newest micro-batch: the oldest has waited longest": (
-                v == 1 and ends != sorted(ends)
+                v == 1 and ends != sorted(ends) and ends[0] != 0
             ),
+            "the backwards that are left do not go oldest first": v == 1 and ends != sorted(ends),
             "after the warm-up forwards and backwards do not take turns": kinds != right,
         },
         expected=f"{most} forwards first and alive ({where})",

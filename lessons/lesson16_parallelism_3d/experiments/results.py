@@ -226,4 +226,4 @@ def draw_bytes(ax: Axes, memory: dict[str, dict[str, int]]) -> None:
             label = kind if name == "measured" else None
             ax.barh(name, end - begin, left=begin, color=colors[kind], label=label)
     ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.1), ncol=4, fontsize=7)
-    ax.set(xlabel="MiB on the fullest rank", title="What a rank keeps")
+    ax.set(xlabel="MiB on the fullest rank", title="The most of a step, by kind")

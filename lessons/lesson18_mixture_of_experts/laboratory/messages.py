@@ -107,7 +107,9 @@ def balances(answer: Callable[..., Tensor]) -> Callable[[World], list[Balance]]:
     def observe(world: World, rank: int) -> Balance:
         group = world.group(rank)
         seed_all(seed + rank)
-        logits = torch.randn(9, world.experts, dtype=torch.float64) + rank * torch.arange(4)
+        logits = torch.randn(
+            9 + 3 * rank, world.experts, dtype=torch.float64
+        ) + rank * torch.arange(4)
         logits[:, -1] -= 20 * (rank == 0)  # nobody on this rank chooses the last expert
         probabilities = logits.softmax(-1).requires_grad_()
         weights, experts = probabilities.topk(world.k, -1)

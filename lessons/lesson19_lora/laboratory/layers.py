@@ -62,6 +62,19 @@ class Plain(Adapter):
         return y if self.base.bias is None else y + self.base.bias
 
 
+class Halved(nn.Module):
+    """A base that is no nn.Linear: it keeps half of each weight, as others keep four bits."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.kept, self.bias = nn.Parameter(linear.weight.detach() / 2, False), linear.bias
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight, made anew every time."""
+        return 2 * self.kept
+
+
 class Block(nn.Module):
     """A part of a model: names that begin and end alike, a norm, a layer that is used twice."""
 
