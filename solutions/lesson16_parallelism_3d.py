@@ -173,7 +173,7 @@ train_step_3d: 4 points, 45 minutes. One divisor for all parts of the loss 1, th
 its stages 1, dp once and before clipping 1, loss and norm the same on every rank 1.
 A mean over dp is as good as a sum, if the parts of the loss are dp times as large: then both have
 to be seen together. Ask what changes where every row has equally many targets (nothing: that is why
-a test with full rows sees no wrong divisor), and why nothing is summed over tp.
+a test with full rows does not see this mistake), and why nothing is summed over tp.
 Common mistakes: divided twice, by all targets and again by dp; each replica's own targets as the
 divisor; the tied weight left out; clipped before the replicas are added up, by norms that differ.
 """,

@@ -136,7 +136,7 @@ def exchanged(module: Any, heads: int, x: Tensor) -> dict[str, Tensor]:
             "w_q": module.w_k,
             "w_k": module.w_q,
         },
-        "keys and values are exchanged: what is weighed is w_v": {
+        "keys and values are exchanged: what is weighted is w_v": {
             "w_k": module.w_v,
             "w_v": module.w_k,
         },

@@ -387,7 +387,7 @@ def evaluation_weights(candidate: Any) -> None:
     means = [sum(values[i] for i in each) / sum(weights[i] for i in each) for each in batches]
     by_number = sum(mean * len(each) for mean, each in zip(means, batches, strict=True)) / 13
     quotients = (
-        "each batch's quotient is weighed by its number of samples: add up what `score` says"
+        "each batch's quotient is weighted by its number of samples: add up what `score` says"
     )
     looks_like = {words: sum(values) / 13, quotients: by_number}
     expect_mean(runs, sum(values) / sum(weights), looks_like)

@@ -1,7 +1,8 @@
 """Lesson 22: what tells a right answer from a wrong one.
 
 The first exercise is judged by trainings that are made up, whose explanation is known. The other
-two are run: DeepSpeed, FSDP2 and the Trainer on two ranks, whose losses and bytes are compared.
+two are run: DeepSpeed, FSDP2 and the Trainer on two ranks, whose losses are compared, and of the
+first two the bytes.
 """
 
 from collections.abc import Callable, Mapping

@@ -66,7 +66,7 @@ class WithLoss(nn.Module):
         return {"loss": total / (tokens if num_items_in_batch is None else num_items_in_batch)}
 
     def curve(self, all_ranks: bool = True) -> list[float]:
-        """The mean loss per token of each global batch, however a loop has weighed it."""
+        """The mean loss per token of each global batch, however a loop has weighted it."""
         found = torch.stack(self.parts)
         if all_ranks and current_world_size() > 1:
             dist.all_reduce(found)

@@ -119,8 +119,8 @@ def _token_by_token(layer: Any, experts: Sequence[nn.Module], x: Tensor, k: int)
         rows, all_weights = [*rows, *each], [*all_weights, *weights]
         numbers += top.indices.tolist()
     order = torch.tensor(numbers).argsort(stable=True)
-    weighed = torch.stack(all_weights)[:, None] * torch.stack(rows)[order]
-    crossed = torch.zeros(len(outputs), WIDTH, dtype=x.dtype).index_add(0, order // k, weighed)
+    weighted = torch.stack(all_weights)[:, None] * torch.stack(rows)[order]
+    crossed = torch.zeros(len(outputs), WIDTH, dtype=x.dtype).index_add(0, order // k, weighted)
     wrong = (torch.stack(plain), torch.stack(last), crossed)
     return torch.stack(outputs).view_as(x), *(w.detach().view_as(x) for w in wrong), chosen
 
