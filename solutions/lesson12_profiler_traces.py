@@ -38,7 +38,7 @@ def profile_training(
     warmup: int = 1,
     active: int = 3,
 ) -> Path:
-    """Train on all batches; write a trace of some steps, a file a rank, and return its Path.
+    """Train on all batches; write a trace of some steps, one file per rank, and return its Path.
 
     The first `wait` + `warmup` steps are not in the trace, the next `active` steps are, once, each
     as torch's span "ProfilerStep#n". A step holds four spans by record_function, in this order:
