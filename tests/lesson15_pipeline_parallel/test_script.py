@@ -66,7 +66,7 @@ def test_bad_input_is_said_in_one_line(args, words, tmp_path, run_script):
     ("args", "words"),
     [
         (("--micro-batches", "3"), "3 are no multiple of it: take 4"),
-        (("--chunks", "7"), "12 parts make 1 to 12 stages, got 14"),
+        (("--chunks", "7"), "--chunks 7: 12 parts of the model on 2 ranks; take 6 at most"),
     ],
 )
 def test_what_the_ranks_cannot_share_is_said_in_one_line(args, words, launch_on):
