@@ -312,7 +312,7 @@ def keeps(merge) -> None:
 
 
 @exercise_19_2b.check("a base that is no nn.Linear")
-def merge_over_nf4(merge) -> None:
+def other_base(merge) -> None:
     adapter = layers.Plain(layers.make_linear(6, 8, torch.float32), 2, 3.0)
     adapter.base = layers.Halved(adapter.base)
     got = merge(nn.Sequential(adapter))[0]

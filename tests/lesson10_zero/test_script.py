@@ -64,6 +64,11 @@ def test_a_resumed_run_continues_and_another_stage_is_refused(tmp_path, run_scri
     status, _, err = run_script(SCRIPT, *args, "--engine", "zero2", "--resume", place)
     assert status == 2
     assert "stage 1 there, 2 in this run" in err
+    part = place / "rank_0.pt"
+    part.write_bytes(part.read_bytes()[:-200])
+    status, _, err = run_script(SCRIPT, *args, "--engine", "zero1", "--resume", place)
+    assert status == 2
+    assert "rank_0.pt is missing, damaged or cut short" in err
     about = json.loads((place / "about.json").read_text()) | {"ranks": 4}
     (place / "about.json").write_text(json.dumps(about))
     status, _, err = run_script(SCRIPT, *args, "--engine", "zero1", "--resume", place)
