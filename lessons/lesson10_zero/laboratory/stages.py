@@ -54,7 +54,13 @@ EMPTY = (
     "a module computes with a parameter that is not gathered: every module that has a tied one "
     "gathers its unit, and the last frees it"
 )
-OF_NO_ELEMENTS = ("size mismatch", "setStorage", "mat1 and mat2", "vec (0)", "of size 0")
+OF_NO_ELEMENTS = (
+    "size mismatch, got",
+    "setStorage",
+    "mat1 and mat2 shapes",
+    "vec (0)",
+    "of size 0",
+)
 
 VALUES = (
     StageCase(3, frozen=True),  # 220 trained numbers and then 171: both need a zero at their end
