@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from shared.exercises.rank_cases import RankCases
+from shared.exercises.rank_cases import RankCases, RankGroups
 from shared.exercises.remembered import once_an_answer
 from shared.exercises.seeds import fresh_seed, seed_all
 from shared.long_context.orders import cut_sequence, plain_order, positions_of
@@ -144,26 +143,13 @@ ORDERS = {"plain": plain_order, "zigzag": front_and_back, "mixed": ODD.__getitem
 
 
 @dataclass(frozen=True)
-class World:
+class World(RankGroups):
     """Ranks on which an answer is tried; with two groups, one is of even ranks, one of odd ones."""
 
-    ranks: int
     order: str = "plain"
     causal: bool = True
-    groups: int = 1
     dtype: torch.dtype = F64
     longer: int = 1  # there are so many times as many keys as queries
-
-    def members(self, rank: int) -> list[int]:
-        """The ranks of this rank's group."""
-        return list(range(rank % self.groups, self.ranks, self.groups))
-
-    def group(self, rank: int) -> dist.ProcessGroup | None:
-        """This rank's group, None for all ranks; every rank makes all groups."""
-        if self.groups == 1:
-            return None
-        made = [dist.new_group(self.members(first)) for first in range(self.groups)]
-        return made[rank % self.groups]
 
     @property
     def size(self) -> int:

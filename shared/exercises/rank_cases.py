@@ -3,6 +3,7 @@
 import pickle
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -77,3 +78,22 @@ def _results(file: Path) -> Iterator[Any]:
                     yield pickle.load(opened)
                 except (EOFError, pickle.UnpicklingError):
                     return
+
+
+@dataclass(frozen=True)
+class RankGroups:
+    """Ranks in groups that are no neighbours: two groups of four ranks are [0, 2] and [1, 3]."""
+
+    ranks: int
+    groups: int = field(default=1, kw_only=True)
+
+    def members(self, rank: int) -> list[int]:
+        """The ranks of this rank's group."""
+        return list(range(rank % self.groups, self.ranks, self.groups))
+
+    def group(self, rank: int) -> dist.ProcessGroup | None:
+        """This rank's group, None for all ranks; every rank makes all groups."""
+        if self.groups == 1:
+            return None
+        made = [dist.new_group(self.members(first)) for first in range(self.groups)]
+        return made[rank % self.groups]

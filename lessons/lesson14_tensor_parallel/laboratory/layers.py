@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 import torch._dynamo  # what optimizers import: once here, not in every forked rank
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from shared.exercises.rank_cases import RankCases
+from shared.exercises.rank_cases import RankCases, RankGroups
 from shared.exercises.remembered import once_an_answer
 from shared.exercises.seeds import fresh_seed, seed_all
 from shared.measuring.traffic import Call, count_traffic
@@ -31,29 +30,16 @@ IN_GROUPS = {
 
 
 @dataclass(frozen=True)
-class World:
+class World(RankGroups):
     """Ranks on which an answer is tried; with two groups, one is of even ranks, one of odd ones."""
 
-    ranks: int
     dtype: torch.dtype = F64
-    groups: int = 1
     bias: bool = True
     frozen: bool = False
     frozen_bias: bool = False
     given: bool = True  # a message is given to the layer, not None
     ignore: int = -100
     large: bool = False
-
-    def members(self, rank: int) -> list[int]:
-        """The ranks of this rank's group."""
-        return list(range(rank % self.groups, self.ranks, self.groups))
-
-    def group(self, rank: int) -> dist.ProcessGroup | None:
-        """This rank's group, None for all ranks; every rank makes all groups."""
-        if self.groups == 1:
-            return None
-        made = [dist.new_group(self.members(first)) for first in range(self.groups)]
-        return made[rank % self.groups]
 
 
 LAYERS = (

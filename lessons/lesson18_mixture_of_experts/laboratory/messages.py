@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from shared.exercises.rank_cases import RankCases
+from shared.exercises.rank_cases import RankCases, RankGroups
 from shared.exercises.remembered import once_an_answer
 from shared.exercises.seeds import fresh_seed, seed_all
 from shared.measuring.traffic import Call, count_traffic
@@ -24,27 +23,14 @@ WIDTH = 3
 
 
 @dataclass(frozen=True)
-class World:
+class World(RankGroups):
     """Ranks on which an answer is tried; with two groups, one is of even ranks, one of odd ones."""
 
-    ranks: int
-    groups: int = 1
     experts: int = 4
     k: int = 2
     dtype: torch.dtype = torch.float64
     empty: bool = False  # one rank has no rows
     idle: bool = False  # and gets none
-
-    def members(self, rank: int) -> list[int]:
-        """The ranks of this rank's group."""
-        return list(range(rank % self.groups, self.ranks, self.groups))
-
-    def group(self, rank: int) -> dist.ProcessGroup | None:
-        """This rank's group, None for all ranks; every rank makes all groups."""
-        if self.groups == 1:
-            return None
-        made = [dist.new_group(self.members(first)) for first in range(self.groups)]
-        return made[rank % self.groups]
 
 
 BALANCES = (World(3), World(4, groups=2, k=1), World(1))
