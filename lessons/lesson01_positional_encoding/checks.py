@@ -395,7 +395,7 @@ def turns_pairs(rotary) -> None:
         want,
         what="the turned rows",
         looks_like={
-            "the pairs are (i, i + K / 2), as in Llama's code; here a pair is two neighbours": (
+            "the pairs are (i, i + K / 2), as in GPT-NeoX; here a pair is two neighbours": (
                 turned(x, positions, halves=True)
             ),
             "the pairs turn the other way: check the two signs": (

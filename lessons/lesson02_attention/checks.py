@@ -556,11 +556,14 @@ def dropout(module_class) -> None:
         kept, always = lab.kept_weights(module, 0.2), lab.kept_weights(module.eval(), 0.0)
         whole, share = torch.allclose(kept, kept.round()), kept.mean().item() / 50
         heads = kept.unflatten(-1, (2, 4))
+        expect(
+            torch.allclose(always, torch.tensor(50.0).double()),
+            mistake="it acts in eval() as well: the rate must be 0 unless self.training",
+            expected=f"in eval() each weight as it is, with fused={fused}",
+            seen=f"sums of a row's weights from {always.min() / 50:.3g} to {always.max() / 50:.3g}",
+        )
         recognise(
             {
-                "it acts in eval() as well: dropout_p must be 0 unless self.training": (
-                    not torch.allclose(always, torch.tensor(50.0).double())
-                ),
                 "dropout is not used, or a row's weights add up to 1 after it: it acts on the "
                 "scores, before the softmax, or the rest is normalised anew": (
                     torch.allclose(kept, kept[0, 0, 0])

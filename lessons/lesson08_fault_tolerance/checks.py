@@ -262,7 +262,9 @@ def atomic_failure(write_atomically: Any, folder: Path) -> None:
 def random_continue(random_states: Any) -> None:
     seed_all(fresh_seed())
     runs.draw_numbers()
+    stood = torch.get_rng_state()
     states, cuda = runs.asked_without_cuda(random_states)
+    unmoved = torch.equal(stood, torch.get_rng_state())
     whole, known = runs.states_now()["numpy"], states if isinstance(states, dict) else {}
     missing = ", ".join(name for name in runs.GENERATORS if name not in known)
     recognise(
@@ -297,7 +299,10 @@ def random_continue(random_states: Any) -> None:
     cut = equal(mine[:3], whole[:3]) and mine[3:] != whole[3:]
     place = "of numpy's state the place in its array is left out: the array alone does not say "
     place += "which of its numbers comes next"
-    moved = {kept: cut, place: equal(mine[1], whole[1]) and mine[2] != whole[2]} | {
+    seeded = torch.Generator().manual_seed(torch.initial_seed()).get_state()
+    begun = "torch's seed was taken: it says where the generator began, not where it stands"
+    moved = {kept: cut, place: equal(mine[1], whole[1]) and mine[2] != whole[2]}
+    moved |= {begun: unmoved and equal(states["torch"], seeded)} | {
         f"{name}{words}": again[name] != after[name] for name in after
     }
     hint = "was a number drawn, or a seed set, before the state was taken?"
@@ -821,8 +826,11 @@ def resume_saves(resume_training: Any) -> None:
             ),
             "saved before the step's loss is in state.losses": any(run.lacking),
         },
-        expected=f"saves at {want}, the schedule stepped as often",
-        seen=f"saves at {run.saves}, the schedule stepped {run.rates} times",
+        expected=f"saves at {want}, the schedule stepped as often, the sampler at the samples "
+        "that were trained on, and their losses in state.losses",
+        seen=f"saves at {run.saves}, the schedule stepped {run.rates} times"
+        + f", the sampler ahead of training by {run.ahead} samples" * any(run.ahead)
+        + f", {run.lacking} losses missing" * any(run.lacking),
     )
     expect_equal(run.saves, want, what="the steps of the saves")
     run = resumed(resume_training, WatchedRun(toy(1)), num_steps=2 * EVERY)

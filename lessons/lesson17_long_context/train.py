@@ -99,7 +99,7 @@ def main() -> None:
         model = LanguageModel(recipe.config(vocab_size)).to(rank.device)
         if args.engine != "single":
             attend = partial(ring, order) if args.engine == "ring" else exchange
-            context_parallel(model, None, args.engine, attend)
+            context_parallel(model, None, args.engine, attend, order)
         optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95))
         seen, steps, total = Seen(), args.steps or recipe.steps, recipe.batch * recipe.length
         for step in progress(range(1, steps + 1), rank, "training"):

@@ -108,6 +108,9 @@ def biases(top_k_router) -> None:
             "the bias is added to the logits, not to the probabilities": torch.equal(
                 routing.experts, (logits + bias).topk(2, -1).indices
             ),
+            "ordered by probability alone: the largest with its bias comes first": torch.equal(
+                routing.experts, top.gather(-1, whole.gather(-1, top).argsort(-1, descending=True))
+            ),
         },
         expected=f"{top.tolist()} by probability plus bias",
         seen=str(routing.experts.tolist()),

@@ -105,6 +105,17 @@ def values(kind) -> None:
     layers.fill(layer)
     y = layer(torch.randn(2, 7, dtype=torch.bfloat16))
     expect_equal(y.dtype, torch.bfloat16, what="the output's dtype on a bf16 layer")
+    y.float().square().sum().backward()
+    grads = layer.lora_a.grad, layer.lora_b.grad
+    recognise(
+        {
+            "A and B compute in 16 bits: cast x to their dtype, not them to that of x": all(
+                torch.equal(each, each.bfloat16().float()) for each in grads
+            )
+        },
+        expected="gradients of A and B in float32",
+        seen="float32 tensors of 16-bit numbers",
+    )
 
 
 @exercise_19_1.check("nothing of the weight's size is made; ranks that no update has")

@@ -163,6 +163,7 @@ def feedback_twin(
     residual: Callable[[Tensor, Tensor, Tensor], Tensor] = lambda whole, sent, given: whole - sent,
     divisor: int = 0,
     of_mean: bool = False,
+    chosen_by_given: bool = False,
     join: Callable[[Tensor], Tensor] = lambda sent: sent.sum(0),
 ) -> Tensor:
     """The values of every call: each rank's gradients and residuals, compressed, and their mean."""
@@ -175,6 +176,9 @@ def feedback_twin(
             old = torch.cat([own.get(n, torch.zeros(NUMEL[n]).to(given)) for n in call.names])
             wholes.append(given + old if feedback else given)
         sent = [compress(whole, sizes) for whole in wholes]
+        if chosen_by_given:
+            chosen = [compress(given, sizes) != 0 for given in all_given]
+            sent = [whole.where(c, 0) for whole, c in zip(wholes, chosen, strict=True)]
         values.append(join(torch.stack(sent)) / (divisor or len(ranks)))
         said = [values[-1]] * len(sent) if of_mean else sent
         for own, *each in zip(kept, wholes, said, all_given, strict=True):
@@ -188,6 +192,8 @@ SHORT = "the residual is of the gradients alone, and forgets what was kept befor
 SUM = "the sum over the ranks, not their mean"
 OF_ALL = "the mean over all ranks, not over those of the group"
 OF_MEAN = "the residual is what the mean lacks, not what this rank did not send"
+BY_GIVEN = "the places are of the largest gradients, without what was kept"
+OF_ZERO = "the residual takes the sign of 0 for 0, where + was sent"
 OVER = "a place that two ranks chose is written over, not added to"
 
 
@@ -215,11 +221,16 @@ def expect_fed_back(world: World, all_seen: list[Seen], compress, more=None) -> 
                 partial(twin, divisor=1, join=lambda x: x.sum(0) / (x != 0).sum(0).clamp(min=1))
             ),
             SUM: partial(twin, divisor=1),
+            OF_ZERO: partial(
+                twin,
+                residual=lambda whole, sent, given: torch.where(whole == 0, whole, whole - sent),
+            ),
             OF_MEAN: partial(twin, of_mean=True),
             OF_ALL: partial(feedback_twin, all_seen, [*range(world.ranks)], compress),
         }
         if compress is largest:
             looks_like[OVER] = partial(twin, join=last_of)
+            looks_like[BY_GIVEN] = partial(twin, chosen_by_given=True)
         for words, other in (more or {}).items():
             looks_like[words] = partial(feedback_twin, all_seen, members, other)
         what, got = f"rank {rank}'s gradients after each step ({len(members)} ranks)", got_of(seen)
@@ -373,9 +384,12 @@ def one_bit_values(one_bit_with_error_feedback) -> None:
         "the scale is the largest size: the residual grows": partial(
             signs, scale=lambda x: x.abs().max()
         ),
+        "one scale for the whole bucket: each gradient has its own": partial(
+            signs, one_for_all=True
+        ),
         "signs without a scale": partial(signs, scale=lambda x: torch.ones_like(x[0])),
     }
-    for world in WORLDS:
+    for world in (*WORLDS, World(2, holes=True)):
         _, all_seen = observe(world, ErrorFeedback)
         for rank, seen in enumerate(all_seen):
             own = own_scales(all_seen, world.members(rank), rank)
@@ -488,11 +502,16 @@ def expect_low_rank(world: World, seed: int, seen, rank: int, wide: int) -> None
     want, means = low_rank_twin(every, factors)
     loose = [m @ q @ (m @ q).T @ m for m, q in zip(means, factors, strict=True)]
     upright = [orthonormal(q) for q in factors]
+    own = [[torch.linalg.qr(m @ q).Q for m, q in zip(each, factors, strict=True)] for each in every]
+    early = [torch.stack(each).mean(0) for each in zip(*own, strict=True)]
     half = [m @ q @ (m @ q).T @ m for m, q in zip(means, upright, strict=True)]
     flat = torch.cat([m.flatten() for m in matrices])
     looks_like = {
         "the product is n times the mean: the rights are summed, not averaged": n * _flat(want),
         "P's columns are not at right angles and of length 1": n * n * _flat(loose),
+        "each rank's left is made orthonormal before they are summed: their sum is not": _flat(
+            [p @ (p.T @ m) for p, m in zip(early, means, strict=True)]
+        ),
         "P's columns are as M Q has them: the given factors' are right, P's are not": (
             n * n * _flat(half)
         ),

@@ -34,6 +34,7 @@ class World:
     scale: float = 1.0
     zeros: bool = False  # the gradients of the third parameter are zero
     fill: float | None = None  # all gradients are this number
+    holes: bool = False  # every third number of each gradient is exactly zero
     one_bucket: bool = False
 
     def members(self, rank: int) -> list[int]:
@@ -58,6 +59,8 @@ class World:
             x = torch.zeros_like(x)
         if self.fill is not None:
             x = torch.full_like(x, self.fill)
+        if self.holes:
+            x.view(-1)[::3] = 0
         return (self.scale * x).to(self.dtype)
 
 

@@ -80,6 +80,9 @@ def one_and_several(explain_difference) -> None:
                 "every setting that differs is named, and not those that matter": (
                     tuple(got) == differ
                 ),
+                "more settings than needed: some of them give the curve without the others": (
+                    set(want) < set(got)
+                ),
                 "only one setting is named, and two are needed": len(got) == 1 and len(want) == 2,
                 "they are in the order of ours: theirs is asked for": (
                     tuple(got) == want[::-1] != want

@@ -30,19 +30,21 @@ def context_parallel(
     group: Group = None,
     way: Way = "ring",
     attend: AttendParts | None = None,
+    order: Order | None = None,
 ) -> Order:
     """Let each rank of a group have a part of every sequence, in place; return who has which.
 
     Afterwards the model takes a rank's part of the tokens (`cut_sequence`) and returns that part's
     logits. All ranks have all parameters, those of rank 0; each one's gradients are those of its
     own positions, so `sum_gradients` has to follow backward. `attend(q, k, v, is_causal)` takes
-    the place of this module's ring or exchange.
+    the place of this module's ring or exchange, and `order` that of the way's usual one.
 
     Raises InputError for attention with dropout, and for heads that the ranks cannot share where
     the way is all_to_all.
     """
     n = dist.get_world_size(group)
-    order = balanced_order(n) if way == "ring" else plain_order(n)
+    if order is None:
+        order = balanced_order(n) if way == "ring" else plain_order(n)
     if attend is None and way == "ring":
         attend = partial(_ring, group, order)
     elif attend is None:

@@ -27,7 +27,10 @@ class LoRALinear(Adapter):
         self.scale = alpha / rank
 
     def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
-        """Return base(x) + scale * B A x in the dtype of base(x); B A is never made."""
+        """Return base(x) + scale * B A x in the dtype of base(x); B A is never made.
+
+        A and B compute in their own dtype.
+        """
         y = self.base(x)
         update = F.linear(F.linear(x.to(self.lora_a.dtype), self.lora_a), self.lora_b)
         return (y + self.scale * update).to(y.dtype)

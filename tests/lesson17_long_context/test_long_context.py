@@ -182,9 +182,14 @@ def test_the_one_loss_curve(ranks, way):
         assert compare_with_record(losses) < ROUNDING
 
 
-@pytest.mark.parametrize("way", ["ring", "all_to_all"])
+OTHER_PAIRS = [[2, 3], [1, 4], [0, 5]]  # as even as balanced_order's, on other ranks
+
+
+@pytest.mark.parametrize(
+    ("way", "given"), [("ring", None), ("all_to_all", None), ("ring", OTHER_PAIRS)]
+)
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "none"])
-def test_a_language_model_in_parts_is_the_whole_one(way, positions):
+def test_a_language_model_in_parts_is_the_whole_one(way, given, positions):
     config = TransformerConfig(
         vocab_size=30, d_model=24, num_heads=3, num_layers=2, d_ff=48, dropout=0.0, max_len=24,
         positions=positions,
@@ -196,7 +201,7 @@ def test_a_language_model_in_parts_is_the_whole_one(way, positions):
         torch.manual_seed(0)
         whole = LanguageModel(config).double()
         tokens = torch.randint(30, (2, 24))
-        order = context_parallel(model, None, way)
+        order = context_parallel(model, None, way, order=given)
         mine = cut_sequence(tokens, order, rank, 1)
         logits, wanted = model(mine), whole(tokens)
         losses = [x.logsumexp(-1).sum() for x in (logits, wanted)]
