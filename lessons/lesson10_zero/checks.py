@@ -341,7 +341,9 @@ def expect_bytes(observed) -> None:
             recognise(
                 {
                     "parameters outside of all units are whole between steps": (
-                        0 < got - rest <= weights * one.outside
+                        0
+                        < got - rest
+                        in (weights * one.outside, weights * one.outside * (n - 1) // n)
                     ),
                     "frozen parameters are whole between steps": (
                         0 < got - rest <= weights * (psi - own)

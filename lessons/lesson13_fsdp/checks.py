@@ -210,6 +210,12 @@ def unit_gradients(answer) -> None:
             expected="one reduce_scatter, its mean in shard.grad, no whole gradient",
             seen=", ".join(f"{c.op} of {c.num_bytes} bytes" for c in calls) or "nothing sent",
         )
+        # A rank lacks the gradient of its second parameter: all of it is zeros.
+        there = [[x for x in grads if x.any()] for grads in seen.grads]
+        slid = sum(
+            torch.cat([*(x.double().flatten() for x in grads), 0 * full])[: len(full)]
+            for grads, full in zip(there, flats, strict=True)
+        )
         second = total if n == 1 else sum(flats[:-1])  # the last rank had nothing in the second
         want, more = ((x / n).chunk(n)[rank].to(seen.kinds["dtype"]) for x in (total, second))
         exact = case.computes.itemsize > 2
@@ -220,6 +226,8 @@ def unit_gradients(answer) -> None:
                 total / case.world_size
             ).chunk(n)[rank],
             "this rank's own gradients, not the mean": flats[rank].chunk(n)[rank],
+            "a gradient that is None takes no place, and those behind it slide forward: it counts "
+            "as zeros, in its place": (slid / n).chunk(n)[rank],
         }
         looks_like = {words: x.to(want.dtype) for words, x in looks_like.items()}
         check = partial(expect_close, **loose)
@@ -275,9 +283,15 @@ def unit_updated(answer) -> None:
 
 # What all shardings are held against
 
-FREED = "a module computes with parameters that are freed: a unit is freed after its last use"
+FREED = (
+    "a module computes with parameters that are freed, or a gradient of theirs is still to come: a "
+    "unit is freed after its last use"
+)
 EMPTY = ("size of tensor a (0)", "storage of size 0", "must be 2-D", "be a matrix")
-USERS = "count a unit's users: each module that has one of its parameters, a tied one as well"
+USERS = (
+    "count a unit's users: each module that has one of its parameters, a tied one as well; and, in "
+    "13.2b, its uses that backward has not come to (pending): before these it is not reduced"
+)
 KNOWN = dict.fromkeys(EMPTY, (FREED, USERS)) | {
     "must have the same dtype, but got Double and Float": (
         "compute_dtype is not used: what computes is in the shards' dtype",
@@ -461,8 +475,9 @@ def expect_bytes(observed, ahead: int, choices=orders.CHOICES) -> None:
                 },
                 expected=f"{rest} bytes between steps, {peak} at most (units by {choice})",
                 seen=f"{before} and {most}",
-                hint="free the parameters before the gradients are copied together, and wait for "
-                "one unit's reduce_scatter before the next unit's backward",
+                hint="free the parameters before the gradients are copied together, let no name in "
+                "FlatUnit.reduce() keep the last of them, and wait for one unit's reduce_scatter "
+                "before the next unit's backward",
             )
 
 

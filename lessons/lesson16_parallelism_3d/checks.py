@@ -760,15 +760,23 @@ def expect_seconds(answer, lab, cases) -> None:
         numbers = [function(**case) for case in cases]
         return [each if isinstance(each, tuple) else (each,) for each in numbers]
 
-    def as_found(numbers) -> bool:
-        pairs = zip(found, numbers, strict=True)
-        return all(all(map(nearly, got, want)) for got, want in pairs)
-
     right = wanted(lab.right)
-    if as_found(right):
+    off = [i for i, got in enumerate(found) if not all(map(nearly, got, right[i]))]
+    if not off:
         return
-    named = (words for words, other in lab.mistakes.items() if as_found(wanted(other)))
-    mistake = next(named, "")
+
+    def explaining(places) -> list[str]:
+        others = {words: wanted(other) for words, other in lab.mistakes.items()}
+        return [
+            words
+            for words, numbers in others.items()
+            if all(all(map(nearly, found[i], numbers[i])) for i in places)
+        ]
+
+    named = explaining(range(len(found)))
+    if not named and len(in_part := explaining(off)) == 1:  # a mistake made in one branch alone
+        named = in_part
+    mistake = next(iter(named), "")
     for case, got, want in zip(cases, found, right, strict=True):
         for name, a, b in zip(lab.names, got, want, strict=True):
             said = ", ".join(f"{key} {value}" for key, value in case.items())

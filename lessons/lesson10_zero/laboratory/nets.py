@@ -46,6 +46,7 @@ class Nested(nn.Module):
         self.inner = Sums(dtype)
         self.layers = list(self.inner.layers)
         self.layers[2].requires_grad_(False)
+        self.layers[0].bias.requires_grad_(False)  # its input needs no gradient: freed at the end
         self.own = nn.Parameter(torch.randn(96, dtype=dtype) / 96)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -85,7 +85,12 @@ class Case:
 
     def chosen(self, net: Net) -> list[nn.Module] | None:
         """The units that are named."""
-        named = {"default": None, "root": [], "some": [net.layers[2], net.output, net.layers[0]]}
+        named = {
+            "default": None,
+            "root": [],
+            "some": [net.layers[2], net.output, net.layers[0]],
+            "first": [net.embedding, net.layers[1]],
+        }
         return named[self.units]
 
     def passes(self, step: int) -> int:

@@ -172,7 +172,13 @@ VALUES = (
     Case(2, units="root"),
     Case(1),
 )
-MODELS = (Case(3), Case(2, units="some"), Case(2, units="root"), Case(1))  # all of it trained
+MODELS = (  # all of it trained
+    Case(3),
+    Case(2, units="some"),
+    Case(2, units="first"),
+    Case(2, units="root"),
+    Case(1),
+)
 SMALL = Case(2, keep_whole=13)  # the output's bias has 13 elements
 KEPT = Case(2, keep_units=True)
 TWICE, SHORT = Case(2, twice=True), Case(2, short=True)

@@ -133,7 +133,7 @@ class UnitTrial:
 
     def free(self, unit: Any, rank: int) -> Tensor:
         """The unit freed while autograd has saved views of it; the loss that needs them."""
-        flat = [p.view(-1) for p in self.parameters[: 3 - (rank == 1)]]
+        flat = [p.view(-1) for i, p in enumerate(self.parameters) if (rank, i) != (1, 1)]
         loss = torch.stack([(x * x).sum().float() * (rank + 1) for x in flat]).sum()
         del flat
         unit.free()

@@ -36,12 +36,13 @@ def pipeline(
     head_again: float = 0,
     pace: Callable[[Sequence[float]], float] = max,
     waits: Callable[[int, int, int], float] = lambda p, m, v: (p - 1) / (v * m),
-    head_on: int = -1,
+    head_on: int | None = -1,
 ) -> Seconds:
     """Compute and bubble of a step; the keywords are what may be overlooked."""
     forwards = passes + again * recompute
     ranks = [forwards * layer * count for count in layers]
-    ranks[head_on] += (head_passes + head_again * recompute) * head
+    place = ranks.index(max(ranks)) if head_on is None else head_on
+    ranks[place] += (head_passes + head_again * recompute) * head
     compute = num_micro_batches * pace(ranks)
     return compute, compute * waits(len(layers), num_micro_batches, chunks)
 
@@ -63,6 +64,9 @@ PIPELINE = Kind(
         "the head is left out": partial(pipeline, head_passes=0),
         "the head counts in forward alone": partial(pipeline, head_passes=1),
         "the head is on the first rank: it is on the last": partial(pipeline, head_on=0),
+        "the head is added to the rank with the most layers: it is on the last": partial(
+            pipeline, head_on=None
+        ),
         "the mean rank sets the pace: it is the slowest": partial(pipeline, pace=mean),
         "all ranks are added up: they work side by side": partial(pipeline, pace=sum),
         "the first rank sets the pace: it is the slowest": partial(pipeline, pace=lambda x: x[0]),
