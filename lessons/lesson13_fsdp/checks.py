@@ -182,6 +182,12 @@ def unit_gathers(answer) -> None:
         expect_equal(sent, [size * case.computes.itemsize], what="the bytes of each all_gather")
 
 
+def slid(grads: list[torch.Tensor], whole: torch.Tensor) -> torch.Tensor:
+    """A rank's gradients one after the other without those that are zeros, then zeros."""
+    there = [x.double().flatten() for x in grads if x.any()]
+    return torch.cat([*there, 0 * whole])[: len(whole)]
+
+
 @exercise_13_1.check("gradients: the mean, this rank's part alone")
 def unit_gradients(answer) -> None:
     for case, rank, seen in each_unit(answer):
@@ -210,12 +216,6 @@ def unit_gradients(answer) -> None:
             expected="one reduce_scatter, its mean in shard.grad, no whole gradient",
             seen=", ".join(f"{c.op} of {c.num_bytes} bytes" for c in calls) or "nothing sent",
         )
-        # A rank lacks the gradient of its second parameter: all of it is zeros.
-        there = [[x for x in grads if x.any()] for grads in seen.grads]
-        slid = sum(
-            torch.cat([*(x.double().flatten() for x in grads), 0 * full])[: len(full)]
-            for grads, full in zip(there, flats, strict=True)
-        )
         second = total if n == 1 else sum(flats[:-1])  # the last rank had nothing in the second
         want, more = ((x / n).chunk(n)[rank].to(seen.kinds["dtype"]) for x in (total, second))
         exact = case.computes.itemsize > 2
@@ -227,7 +227,7 @@ def unit_gradients(answer) -> None:
             ).chunk(n)[rank],
             "this rank's own gradients, not the mean": flats[rank].chunk(n)[rank],
             "a gradient that is None takes no place, and those behind it slide forward: it counts "
-            "as zeros, in its place": (slid / n).chunk(n)[rank],
+            "as zeros, in its place": (sum(map(slid, seen.grads, flats)) / n).chunk(n)[rank],
         }
         looks_like = {words: x.to(want.dtype) for words, x in looks_like.items()}
         check = partial(expect_close, **loose)
