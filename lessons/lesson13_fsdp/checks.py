@@ -290,7 +290,7 @@ FREED = (
 EMPTY = ("size of tensor a (0)", "storage of size 0", "must be 2-D", "be a matrix")
 USERS = (
     "count a unit's users: each module that has one of its parameters, a tied one as well; and, in "
-    "13.2b, its uses that backward has not come to (pending): before these it is not reduced"
+    "13.2b, its uses that backward has not come to (pending): it is reduced after these"
 )
 KNOWN = dict.fromkeys(EMPTY, (FREED, USERS)) | {
     "must have the same dtype, but got Double and Float": (
