@@ -337,16 +337,15 @@ def expect_bytes(observed) -> None:
             rest = psi * weights // (n if stage == 3 else 1) + own * states // n
             more = own * grads // (n if stage > 1 else 1)
             got = at["after zero_grad"]
+            above, outside = got - rest, weights * one.outside
             kind = f"bytes a parameter ({size.dtype}, {n} ranks)".replace("torch.", "")
             recognise(
                 {
                     "parameters outside of all units are whole between steps": (
-                        0
-                        < got - rest
-                        in (weights * one.outside, weights * one.outside * (n - 1) // n)
+                        above > 0 and above in (outside, outside * (n - 1) // n)
                     ),
                     "frozen parameters are whole between steps": (
-                        0 < got - rest <= weights * (psi - own)
+                        0 < above <= weights * (psi - own)
                     ),
                     "nothing is saved: every rank keeps the states of all parameters": (
                         n > 1 and got >= psi * weights // (n if stage == 3 else 1) + psi * states
