@@ -52,6 +52,22 @@ def run_script(capfd, monkeypatch):
     return run
 
 
+@pytest.fixture
+def threads(tmp_path, monkeypatch):
+    """A function that says what was told: who -> names of its threads at its end."""
+    (tmp_path / "threads").mkdir()
+    monkeypatch.setenv("THREADS", str(tmp_path / "threads"))
+
+    def told() -> dict[str, set[str]]:
+        files = (tmp_path / "threads").iterdir()
+        found = {file.name: set(file.read_text().split()) for file in files}
+        for file in (tmp_path / "threads").iterdir():
+            file.unlink()
+        return found
+
+    return told
+
+
 @pytest.fixture(scope="session")
 def launch_on(tmp_path_factory):
     """Run a script under torchrun once on each number of ranks: number -> (folder, metrics)."""

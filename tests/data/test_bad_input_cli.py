@@ -114,6 +114,7 @@ def test_bad_data_is_one_line_and_loses_nothing(tmp_path, run_script, spoil):
     assert {path: path.read_bytes() for path in folder.rglob("*")} == before
 
 
+@pytest.mark.full
 def test_one_process_ends_with_status_2(tmp_path):
     not_utf8(tmp_path / "data")
     done = run(*command(tmp_path / "data", tmp_path / "out"))
@@ -132,6 +133,7 @@ def test_two_ranks_say_it_once(tmp_path):
     assert "line 58 of train.en has no partner" in done.stderr
 
 
+@pytest.mark.full
 def test_half_and_endless_pairs_can_be_left_out_and_the_run_says_so(tmp_path):
     write(tmp_path / "data", train_en=text(["", "endless " * 3000, *ENGLISH[2:]]))
     done = run(*command(tmp_path / "data", tmp_path / "out", "--empty", "drop"))

@@ -125,6 +125,7 @@ def test_torchrun_ends_with_ranks_that_were_too_many(tmp_path):
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
+@pytest.mark.full
 @each_script
 def test_without_torchrun_it_runs_as_one_process(script, tmp_path):
     environment = {name: value for name, value in os.environ.items() if name not in LAUNCHED}

@@ -40,6 +40,7 @@ def environment(place: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(place), "OMP_NUM_THREADS": "1"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", sorted(ROWS))
 def test_the_files_of_a_row_need_nothing_else(number, tmp_path):
     modules = copied([number], tmp_path)
@@ -150,6 +151,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.full
 def test_lessons_05_to_08_around_a_net_that_is_not_ours(tmp_path):
     copied(["05", "06", "07", "08"], tmp_path)
     script = tmp_path / "foreign.py"

@@ -64,6 +64,7 @@ def test_a_rank_that_dies_behind_the_results_costs_a_warning(run_lesson, tmp_pat
     assert page.count(result.warning) == 2
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("when", "ends", "problem"),
     [

@@ -4,6 +4,7 @@ import json
 import shutil
 
 import nbformat
+import pytest
 
 from shared.exercises.stubs import is_stub, signature_difference
 
@@ -21,12 +22,14 @@ def test_solution_mode_passes_everything_and_compares_the_stored_outputs(toy):
     assert [n for n, ok in results.items() if not ok] == [5]
 
 
+@pytest.mark.full
 def test_a_wrong_answer_under_a_stored_green_output_still_fails(toy, toy_module):
     toy.replace("01.1", toy_module.WRONG["01.1"])
     assert toy.outputs()[2] == "01.1 double: right (2 checks passed)\n"
     assert not toy.nbval()[2]
 
 
+@pytest.mark.full
 def test_a_signature_that_differs_fails_in_solution_mode(toy, toy_module):
     toy.replace("01.1", toy_module.STUBS["01.1"].replace("x: int", "y: int"))
     done = toy.run("-m", "shared.cli.notebooks", "--no-write")
@@ -80,6 +83,7 @@ def test_reading_mode_runs_to_the_end_and_says_what_is_to_do(toy):
     assert "(8, 7)" in done.stdout
 
 
+@pytest.mark.full
 def test_reading_mode_names_the_mistake_and_keeps_the_learners_answer(toy, toy_module):
     half = toy_module.RIGHT["01.2"].replace("return x + self.amount", "raise NotImplementedError")
     toy.write({"01.1": toy_module.WRONG["01.1"], "01.2": half}, after="double(4)")
@@ -90,6 +94,7 @@ def test_reading_mode_names_the_mistake_and_keeps_the_learners_answer(toy, toy_m
     assert "a part of the stub is still there" in done.stdout, "half a class is an attempt"
 
 
+@pytest.mark.full
 def test_without_solutions_an_unsolved_stub_stops_at_its_first_use(toy):
     shutil.rmtree(toy.root / "solutions")
     done = toy.run("-m", "shared.cli.notebooks", "--mode", "reading", "--no-write")
@@ -97,6 +102,7 @@ def test_without_solutions_an_unsolved_stub_stops_at_its_first_use(toy):
     assert "exercise 01.1 (double) is not solved yet, and this cell uses it" in done.stdout
 
 
+@pytest.mark.full
 def test_rebuilding_changes_no_byte(toy):
     first = toy.notebook.read_bytes()
     toy.build()
@@ -139,6 +145,7 @@ def test_without_mine_the_script_runs_with_the_references(toy, toy_module):
     assert record == {"world_size": 1, "double": 42, "answers": answers}
 
 
+@pytest.mark.full
 def test_without_solutions_the_script_runs_with_what_is_solved(toy, toy_module):
     shutil.rmtree(toy.root / "solutions")
     script = toy.lesson / "train.py"
@@ -158,6 +165,7 @@ def test_mine_with_nothing_solved_says_so(toy):
     assert "no exercise of" in done.stderr
 
 
+@pytest.mark.full
 def test_launch_fails_when_the_script_saw_another_world_size(toy):
     script = toy.lesson / "train.py"
     script.write_text(script.read_text().replace('int(os.environ["WORLD_SIZE"])', "1"))

@@ -39,6 +39,7 @@ def moved():
         hook.remove()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.parent.name)
 def test_the_last_steps_move_the_weights(path, moved, run_script, tmp_path):
     torch.manual_seed(0)

@@ -123,6 +123,7 @@ def test_an_open_exercise_is_the_object_that_solution_mode_binds(path, monkeypat
         assert "not solved yet" in capsys.readouterr().out, source
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("path", READ)
 def test_reading_mode_runs_to_the_end_with_nothing_solved_and_shows_what_is_stored(path):
     stored = code_cells(nbformat.read(path, as_version=4))

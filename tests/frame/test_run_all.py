@@ -227,6 +227,7 @@ def test_results_go_where_they_are_wanted(tree):
     assert done.stderr.startswith("run_all.sh: --out file/x: Not a directory: give a folder")
 
 
+@pytest.mark.full
 def test_a_lesson_that_takes_too_long_or_leaves_a_process_fails(tree):
     course = tree("lesson05_slow", "lesson06_leaves")
     done = course.run_lessons("--time-limit", "0.5")

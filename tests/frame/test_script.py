@@ -265,6 +265,7 @@ def wait_until_gone(pids: list[int]) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.parent.name)
 def test_every_script_runs_with_three_ranks_and_says_so(path, tmp_path):
     metrics = launch(path, 3, ["--preset", "tiny", "--out", tmp_path])  # divides no power of two
@@ -275,6 +276,7 @@ def test_every_script_runs_with_three_ranks_and_says_so(path, tmp_path):
     assert list(tmp_path.glob("*.png")), "a script draws at least one figure"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.parent.name)
 def test_every_script_refuses_an_out_in_one_line(path, tmp_path, run_script):
     (tmp_path / "file").touch()

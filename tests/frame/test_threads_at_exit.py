@@ -3,9 +3,7 @@
 Threads are counted at the very end of `atexit`, so that the tests wait for no rare abort.
 """
 
-import argparse
 import os
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -15,34 +13,14 @@ import pytest
 from nbclient import NotebookClient
 
 from shared.cli.command import all_lessons
-from shared.exercises.lessons import ROOT, lesson_folder
+from shared.exercises.lessons import ROOT
 from shared.ranks.processes import supervise
 from shared.ranks.torchrun import torchrun_command
+from tests.threads import TELLS, engines_of, expect_no_gloo, telling
 from tests.warm.server import interpreter
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
 
-TELLS = """
-import atexit, contextlib, os
-from pathlib import Path
-
-def tell_threads(of=""):
-    names = []
-    for file in Path("/proc/self/task").glob("*/comm"):
-        with contextlib.suppress(OSError):  # it ends just now
-            names.append(file.read_text())
-    who = of or os.environ.get("RANK", "alone")
-    Path(os.environ["THREADS"], who).write_text("".join(names))
-
-atexit.register(tell_threads)  # before anything else registers: called after all
-"""
-SCRIPT = """
-import gc, runpy, sys
-gc.unfreeze()  # a cold interpreter has nothing frozen: caches of what is are not found
-sys.argv = sys.argv[1:]
-sys.path[0] = str(Path(sys.argv[0]).parent)
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 # An optimizer makes torch import what it has put off.
 TRAINS = """
 import torch, torch.distributed as dist
@@ -85,38 +63,11 @@ run_script(main)
 """
 
 
-@pytest.fixture
-def threads(tmp_path, monkeypatch):
-    """A function that says what was told: who -> names of its threads at its end."""
-    (tmp_path / "threads").mkdir()
-    monkeypatch.setenv("THREADS", str(tmp_path / "threads"))
-
-    def told() -> dict[str, set[str]]:
-        files = (tmp_path / "threads").iterdir()
-        found = {file.name: set(file.read_text().split()) for file in files}
-        for file in (tmp_path / "threads").iterdir():
-            file.unlink()
-        return found
-
-    return told
-
-
 @pytest.fixture(scope="module")
 def python(tmp_path_factory):
     """A warm interpreter that has not imported what torch puts off."""
     with interpreter(tmp_path_factory.mktemp("warm"), lazily=True) as program:
         yield program
-
-
-@pytest.fixture
-def warm(python, monkeypatch):
-    """Ranks are started from the warm interpreter."""
-    monkeypatch.setenv("PYTHON_EXEC", str(python))
-
-
-def expect_no_gloo(told: dict[str, set[str]], *who: str) -> None:
-    assert sorted(told) == sorted(who)
-    assert not [f"{each}: {names}" for each, names in told.items() if "gloo" in " ".join(names)]
 
 
 @pytest.fixture
@@ -155,43 +106,18 @@ def test_a_notebooks_kernel_ends_without_one(threads, tmp_path):
 
 def end_of(script: Path, ranks: int, args: list[str], folder: Path) -> None:
     """Run a lesson's script with what counts its threads; its engine may refuse the ranks."""
-    wrapper, log = folder / "wrapper.py", folder / "log"
-    wrapper.write_text(TELLS + SCRIPT)
-    words = [str(script), "--preset", "tiny", "--device", "cpu", "--out", str(folder), *args]
+    log = folder / "log"
+    words = ["--preset", "tiny", "--device", "cpu", "--out", str(folder), *args]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = torchrun_command(wrapper, ranks, words)
+    command = torchrun_command(telling(script, folder), ranks, words)
     outcome = supervise(command, env=environment, log=log, time_limit=240)
     said = log.read_text(errors="replace")
     assert outcome.status == 0 or "error: --engine" in said, said
 
 
-QUICK = [("04", []), ("10", []), ("13", ["--engine", "ddp"])]  # each had threads of its own cause
-
-
-@pytest.mark.parametrize(("number", "args"), QUICK, ids=lambda value: "".join(value))
-@pytest.mark.usefixtures("warm")
-def test_scripts_end_without_one(number, args, threads, tmp_path):
-    end_of(lesson_folder(number) / "train.py", 2, args, tmp_path)
-    expect_no_gloo(threads(), "0", "1")
-
-
-def engines_of(script: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The choices of the script's --engine as its parser has them; [""] without one."""
-    found: list[str] = []
-
-    def parsed(parser: argparse.ArgumentParser, *_: object) -> None:
-        actions = [each for each in parser._actions if each.dest == "engine"]
-        found.extend(actions[0].choices or () if actions else [""])
-        raise SystemExit
-
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parsed)
-    monkeypatch.setattr(sys, "argv", [str(script)])
-    with pytest.raises(SystemExit):
-        runpy.run_path(str(script), run_name="__main__")
-    return found
-
-
-OF_OTHERS = ("06", "10", "13", "16", "19", "22")  # engines of torch, DeepSpeed and more
+# Besides each script's first engine. 06's first runs all of its own beside torch's; those of 22
+# are counted where its tests start each.
+WITH_OTHERS = ("06", "10", "13", "16", "19")
 
 
 @pytest.mark.full
@@ -202,8 +128,10 @@ def test_every_script_and_every_others_engine_ends_without_one(
 ):
     script = ROOT / "lessons" / lesson / "train.py"
     first, *others = engines_of(script, monkeypatch)
-    if lesson[6:8] not in OF_OTHERS:
+    if lesson[6:8] not in WITH_OTHERS:
         others = []
+    if first == "all":
+        others = ["ddp"]
     for engine, ranks in [(first, 2), (first, 1), *((each, 2) for each in others)]:
         with monkeypatch.context() as patch:
             if engine == first:  # what torch puts off is put off here alone: it takes long

@@ -120,6 +120,7 @@ def test_every_way_to_stand_has_its_line(course):
     assert done.returncode == 1
 
 
+@pytest.mark.full
 def test_all_right_is_status_0_and_solution_mode_is_all_right(course):
     write(course, {id: ANSWERS[id] for id in ("01.1", "01.5")})
     only = CHECKS.split("cube =")[0] + 'quarter = checked("01.5", "quarter", 1)\n'
@@ -132,6 +133,7 @@ def test_all_right_is_status_0_and_solution_mode_is_all_right(course):
     assert done.stdout.endswith("lesson 01: 2 of 2 exercises right, 4 of 4 points\n")
 
 
+@pytest.mark.full
 def test_details_are_what_the_check_says_and_an_open_exercise_keeps_its_hint(course):
     write(course, {id: ANSWERS[id] for id in ("01.2", "01.4")})
     done = todo(course, "-v")
@@ -149,6 +151,7 @@ def test_details_are_what_the_check_says_and_an_open_exercise_keeps_its_hint(cou
     assert "a folded hint" not in done.stdout
 
 
+@pytest.mark.full
 def test_without_solutions_it_says_which_exercise_comes_first(course):
     shutil.rmtree(course.root / "solutions")
     write(course, {id: ANSWERS[id] for id in ("01.4", "01.5")})
@@ -162,6 +165,7 @@ def test_without_solutions_it_says_which_exercise_comes_first(course):
     )
 
 
+@pytest.mark.full
 def test_bad_input_is_one_clear_line_and_the_other_lessons_are_judged(course):
     done = todo(course, "07")
     assert done.returncode == 2
@@ -194,6 +198,7 @@ def test_checks_that_do_not_load_show_their_last_words(course):
     assert done.stderr.endswith("ZeroDivisionError: division by zero\n")
 
 
+@pytest.mark.full
 def test_watching_judges_again_when_a_notebook_is_saved(course):
     write(course, {"01.1": ANSWERS["01.1"]})
     process = subprocess.Popen(

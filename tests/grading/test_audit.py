@@ -156,6 +156,7 @@ def test_long_lists_end():
     assert len(audit("\n".join(f"import os as o{i}, sys as s{i}" for i in range(9)), SETUP)) == 6
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", sorted(read_lessons(COURSE)))
 def test_no_known_answer_is_flagged(number):
     lesson = read_lessons(COURSE, [number])[number]

@@ -117,6 +117,7 @@ def test_the_whole_edition_goes_over_a_week_s(fifth, tmp_path):
     assert (folder / fifth[1].relative_to(fifth[0])).read_bytes().endswith(b"}\n\n")
 
 
+@pytest.mark.full
 def test_an_answer_that_got_into_a_class_s_edition_is_found(fifth):
     folder, path, *_ = fifth
     copied = folder / "shared/model/copied.py"

@@ -283,6 +283,7 @@ def test_the_grader_loads_neither_torch_nor_the_answers():
     assert [name for name in loaded if re.fullmatch(kept_out, name)] == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_stopped_while_notebooks_run_it_ends_them_and_keeps_what_is_graded(tmp_path, number):
     submit(tmp_path / "in/Ada/02.ipynb", PADDING)

@@ -20,6 +20,7 @@ NUMBERS = sorted(
 )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", NUMBERS)
 def test_every_known_answer_has_a_cell_that_imports_nothing_of_the_course(number):
     """The setup cell's names are enough: an answer that brings its own would be looked at."""

@@ -108,6 +108,7 @@ def test_what_cannot_be_used_is_named_in_one_line(tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
+@pytest.mark.full
 def test_an_answer_that_got_in_is_found(copy):
     path = next(copy.glob("lessons/lesson01_*/lesson.ipynb"))
     path.write_bytes(hand_in(path.read_bytes(), {"01.3": solved("01")["01.3"]}))

@@ -59,6 +59,7 @@ def expect_error(result: tuple[int, str, str], *words: str) -> None:
         assert word in err
 
 
+@pytest.mark.full
 def test_bad_input_is_one_line(trained, tmp_path, run_script):
     out = trained[1][0]
     words = ("--translate", "The man sleeps.")

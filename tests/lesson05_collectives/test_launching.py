@@ -94,6 +94,7 @@ def test_a_launch_that_hangs_shows_where_every_rank_stands(tmp_path):
     assert "in forgets_the_barrier" in second
 
 
+@pytest.mark.full
 def test_a_rank_that_hangs_behind_its_group_has_not_left(tmp_path):
     script = tmp_path / "hangs.py"
     script.write_text(HANGS_AFTERWARDS)
@@ -105,6 +106,7 @@ def test_a_rank_that_hangs_behind_its_group_has_not_left(tmp_path):
     assert "in hangs_behind_its_group" in str(caught.value).split("rank 1 was here:")[1]
 
 
+@pytest.mark.full
 def test_a_launch_that_ends_too_early_says_who_had_not_come(tmp_path):
     script = tmp_path / "sleeps.py"
     script.write_text("import time; time.sleep(600)")
@@ -153,6 +155,7 @@ def test_a_port_in_use_is_named():
         assert f"port {port} is in use" in run_with(MASTER_PORT=port)
 
 
+@pytest.mark.full
 def test_ranks_that_never_arrive_speak_for_themselves():
     assert "2 ranks did not meet at 127.0.0.1:1 within 2 s" in run_with(RANK="1")
 
@@ -171,6 +174,7 @@ run_script(main)
 """
 
 
+@pytest.mark.full
 def test_a_rank_says_for_whom_it_waits():
     agents = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     place = PLACE | {"MASTER_PORT": str(agents.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}

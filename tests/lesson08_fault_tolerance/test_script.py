@@ -23,6 +23,7 @@ SCRIPT = ROOT / "lessons" / "lesson08_fault_tolerance" / "train.py"
 TINY = ("--preset", "tiny", "--device", "cpu")
 
 
+@pytest.mark.full
 def test_killed_twice_under_torchrun_it_ends_as_if_it_had_not_been(tmp_path):
     args = [*TINY, "--untimed", "--out"]
     untouched = launch(SCRIPT, 2, [*args, tmp_path / "untouched"])
@@ -112,6 +113,7 @@ def write_data(folder, changed=""):
             (folder / f"{split}.{language}").write_text("\n".join(lines) + "\n")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("save", ["wait", "elastic"])
 def test_other_data_of_the_same_name_and_length_is_refused(save, tmp_path, start):
     args = ["--steps", 2, "--save", save, "--dataset", tmp_path / "data"]
@@ -150,6 +152,7 @@ def expect_error(result: tuple[int, str, str], *words: str) -> None:
         assert word in err.strip().splitlines()[-1]
 
 
+@pytest.mark.full
 def test_bad_input_is_one_line(tmp_path, start):
     (tmp_path / "file").write_text("in the way")
     for kill in ("soon", "3", "3:0:1.5", "3:0:0.5:1"):

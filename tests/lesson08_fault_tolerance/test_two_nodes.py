@@ -88,6 +88,7 @@ def on_two_nodes(
         return list(pool.map(start, range(len(commands))))
 
 
+@pytest.mark.full
 def test_two_machines_by_the_start_script(untouched, tmp_path):
     """Each node in a network of its own, where that may be made; each rank has a log of its own."""
     with ExitStack() as stack:
@@ -121,6 +122,7 @@ def expect_refused(ends: list[tuple[Outcome, str]], *words: str) -> None:
             assert any(word in line for line in lines), f"node {node}: {said}"
 
 
+@pytest.mark.full
 @each_script
 def test_other_arguments_on_another_node_are_refused_on_both(script, tmp_path):
     flags = [*TINY, "--out", tmp_path / "out", "--steps"]
@@ -139,6 +141,7 @@ def write_pairs(place: Path, last: str) -> None:
             (place / "data" / f"{split}.{language}").write_text(text)
 
 
+@pytest.mark.full
 @each_script
 def test_other_data_on_another_node_is_refused_on_both(script, tmp_path):
     for node, last in enumerate(("the cow sees the cow", "the sow sees the cow")):

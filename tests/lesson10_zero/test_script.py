@@ -52,6 +52,7 @@ def test_stages_by_hand_in_16_bits(engine, precision, tmp_path, run_script):
     assert "16.00 bytes a parameter" in out
 
 
+@pytest.mark.full
 def test_a_resumed_run_continues_and_another_stage_is_refused(tmp_path, run_script):
     place, out = tmp_path / "saved", tmp_path / "out"
     args = (*TINY, "--out", out, "--steps", 20)
@@ -76,6 +77,7 @@ def test_a_resumed_run_continues_and_another_stage_is_refused(tmp_path, run_scri
     assert "ranks 4 there, 1 in this run" in err
 
 
+@pytest.mark.full
 def test_a_full_disk_costs_the_new_checkpoint_alone(tmp_path, run_script, monkeypatch):
     place, out = tmp_path / "saved", tmp_path / "out"
     args = (*TINY, "--out", out, "--engine", "zero1", "--save", place, "--steps")
@@ -105,6 +107,7 @@ def test_a_folder_that_cannot_be_written_is_said_before_training(tmp_path, run_s
     assert f"--save {place} cannot be written" in err
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
@@ -161,6 +164,7 @@ def test_fp16_is_refused_where_the_cpu_has_none(tmp_path, run_script, monkeypatc
     assert "this CPU has none" in err
 
 
+@pytest.mark.full
 def test_the_largest_that_fits_is_found_by_halving():
     import torch
 

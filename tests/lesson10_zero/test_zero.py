@@ -99,6 +99,7 @@ def test_state_bytes_counts_the_same_from_the_engines_side(dtype):
         assert found == [formula(stage, 2, half=half) * NUMEL for stage in STAGES]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("stage", STAGES)
 def test_an_answer_with_names_of_its_own_is_counted_to_the_byte(stage):
     """Lists called `buckets` beside `inner` are no sign of the course's own classes."""

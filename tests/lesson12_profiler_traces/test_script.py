@@ -31,6 +31,7 @@ def test_each_rank_writes_a_trace_and_all_are_merged(on_ranks):
             assert {event["pid"] for event in merged["traceEvents"]} == set(range(ranks))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("slow", "engine"), [("loader", "ddp"), ("item", "single"), ("kernels", "single")]
 )
@@ -44,6 +45,7 @@ def test_a_fault_is_recognised_on_one_rank(slow, engine, tmp_path, run_script):
     assert "MFU" in out
 
 
+@pytest.mark.full
 def test_a_straggler_has_no_fault_of_its_own_and_is_found_beside_the_other_rank(launch_on):
     args = ("--slow", "straggler", "--pause", "0.2")
     ((_, metrics),) = launch_on(SCRIPT, (2,), *TINY, *args).values()

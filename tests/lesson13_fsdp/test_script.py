@@ -24,6 +24,7 @@ def test_by_hand_on_one_two_and_three_ranks(by_hand):
     assert by_hand[2][1]["losses"] == pytest.approx(by_hand[1][1]["losses"], abs=1e-4)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("args", "parts"),
     [(("--engine", "fsdp2"), 2), (("--engine", "ddp"), 1), (("--engine", "hybrid"), 1)],

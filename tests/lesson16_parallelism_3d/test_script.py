@@ -31,6 +31,7 @@ def test_one_process_is_a_mesh_of_one(whole):
     assert {path.name for path in out.iterdir()} == {"metrics.json", "parallel3d.png"}
 
 
+@pytest.mark.full
 def test_a_run_is_continued_on_another_mesh_with_the_same_curve(launch_on, run_script, tmp_path):
     alone = []  # the same two runs on a mesh of one: the rates follow each one's own --steps
     for more in (("--steps", "2", "--save"), ("--steps", "4", "--load")):

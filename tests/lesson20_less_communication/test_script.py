@@ -21,6 +21,7 @@ def same_bytes(metrics):
     return sent["measured"]
 
 
+@pytest.mark.full
 def test_power_sgd_is_torchs_and_sends_what_the_formula_says(launch_on):
     ours = run(launch_on, 2, "--mbit", "100")
     torchs = run(launch_on, 2, "--engine", "torch")

@@ -61,6 +61,7 @@ def judged(run):
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("fault", "raised", "words"),
     [
@@ -104,6 +105,7 @@ def test_torchs_analyzer_names_the_same_missing_rank():
     assert (hang.number, hang.missing, hang.odd) == (21, (2,), ())
 
 
+@pytest.mark.full
 def test_on_a_mismatch_torchs_analyzer_takes_the_rank_that_it_reads_first_for_the_right_one():
     dumps = run_ranks(dumped, 3, "mismatch", 3, 6.0)
     for first, culprits in ((0, {"2"}), (1, {"2"}), (2, {"0", "1"})):
@@ -182,6 +184,7 @@ def keep_four(rank):
     os.environ["TORCH_FR_BUFFER_SIZE"] = "4"
 
 
+@pytest.mark.full
 def test_a_full_buffer_keeps_the_last_calls_and_their_numbers():
     in_an_interpreter_of_its_own(recording_in_a_full_buffer)
 
@@ -252,7 +255,8 @@ def test_a_slow_sender_is_found_by_bandwidth_and_not_by_latency():
 @pytest.mark.parametrize(
     ("interfaces", "walled", "status", "words"),
     [
-        (["eth0", "eth0"], False, 0, "nothing found that breaks a run"),
+        pytest.param(["eth0", "eth0"], False, 0, "nothing found that breaks a run",
+                     marks=pytest.mark.full),
         (["eth0", "lo"], False, 1, "rank 1 at 127.0.0.1 (lo) is not reached by [0]"),
         pytest.param(["eth0", "eth0"], True, 1, "is not reached by [0]: timed out",
                      marks=pytest.mark.full),

@@ -3,28 +3,40 @@
 import pytest
 
 from shared.exercises.lessons import ROOT
+from tests.threads import engines_of, expect_no_gloo, telling
 
 SCRIPT = ROOT / "lessons" / "lesson22_ecosystem" / "train.py"
 TINY = ("--preset", "tiny", "--device", "cpu")
 
 
-@pytest.mark.parametrize(
-    ("engine", "ranks", "made"),
-    [
-        ("accelerate", 2, "DistributedDataParallel"),
-        ("deepspeed", 2, "DeepSpeedEngine, ZeRO-3"),
-        pytest.param("fsdp2", 3, "FSDPWithLoss", marks=pytest.mark.full),
-        pytest.param("trainer_fsdp", 2, "DistributedDataParallel", marks=pytest.mark.full),
-        pytest.param("trainer_deepspeed", 2, "DeepSpeedEngine", marks=pytest.mark.full),
-        pytest.param("trainer", 1, "DistributedDataParallel", marks=pytest.mark.full),
-        pytest.param("fabric", 3, "DistributedDataParallel", marks=pytest.mark.full),
-    ],
-)
-def test_an_engine_has_the_curve_of_one_process(engine, ranks, made, launch_on):
-    (_, metrics) = launch_on(SCRIPT, (ranks,), *TINY, "--engine", engine)[ranks]
+MADE = {  # engine -> on how many ranks it is tried here, and what it makes of the model
+    "accelerate": (2, "DistributedDataParallel"),
+    "deepspeed": (2, "DeepSpeedEngine, ZeRO-3"),
+    "fsdp2": (3, "FSDPWithLoss"),
+    "trainer_fsdp": (2, "DistributedDataParallel"),
+    "trainer_deepspeed": (2, "DeepSpeedEngine"),
+    "trainer": (1, "DistributedDataParallel"),
+    "fabric": (3, "DistributedDataParallel"),
+}
+QUICK = ("accelerate", "deepspeed")
+FULL = [pytest.param(each, marks=pytest.mark.full) for each in MADE if each not in QUICK]
+
+
+@pytest.mark.parametrize("engine", [*QUICK, *FULL])
+def test_an_engine_has_the_curve_of_one_process_and_leaves_no_thread_of_gloo(
+    engine, launch_on, threads, tmp_path
+):
+    ranks, made = MADE[engine]
+    program = telling(SCRIPT, tmp_path)
+    (_, metrics) = launch_on(program, (ranks,), *TINY, "--engine", engine)[ranks]
     assert metrics["losses"] == pytest.approx(metrics["alone"], abs=5e-6)
     (row,) = metrics["table"]
     assert row["what it made"] == made
+    expect_no_gloo(threads(), *map(str, range(ranks)))
+
+
+def test_every_engine_is_tried(monkeypatch):
+    assert {"ddp", *MADE} == set(engines_of(SCRIPT, monkeypatch))
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,7 @@ def test_the_script_is_short():
     assert len(SCRIPT.read_text().splitlines()) < 150
 
 
+@pytest.mark.full
 def test_a_run_is_stopped_resumed_in_another_mode_and_ends_as_if_it_had_not_been(
     run_script, launch_on, tmp_path
 ):
@@ -99,6 +100,7 @@ def test_the_table_has_predicted_bytes_and_they_are_those_counted(run_script, tm
     assert list((tmp_path / "out" / "tensorboard").glob("events.*"))
 
 
+@pytest.mark.full
 def test_tensorboard_and_deepspeed_are_imported_where_they_are_asked_for(tmp_path):
     words = "import sys, runpy; sys.argv = ['train.py', *sys.argv[1:]]\n"
     words += f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
@@ -108,6 +110,7 @@ def test_tensorboard_and_deepspeed_are_imported_where_they_are_asked_for(tmp_pat
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="signals and /proc")
 def test_sigterm_saves_and_the_run_goes_on(run_script, tmp_path):
     args = arguments(tmp_path, "--steps", 5000)
@@ -207,6 +210,7 @@ def test_a_mode_whose_package_is_missing_is_said(run_script, tmp_path, monkeypat
     assert "DeepSpeed is not installed here" in refused(ended, tmp_path)
 
 
+@pytest.mark.full
 def test_a_checkpoint_of_another_model_is_refused_and_kept(run_script, tmp_path):
     save = tmp_path / "kept"
     done = run_script(SCRIPT, *arguments(tmp_path, "--steps", 3, "--save", save))

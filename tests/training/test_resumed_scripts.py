@@ -21,6 +21,7 @@ OTHERS = {  # a different engine to resume with, on one rank
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("lesson", SCRIPTS)
 def test_a_run_is_resumed_on_other_ranks_with_the_same_losses(
     lesson, launch_on, run_script, tmp_path
@@ -66,6 +67,7 @@ def losses_in(folder: Path) -> list[float]:
     return json.loads((folder / "metrics.json").read_text())["losses"]
 
 
+@pytest.mark.full
 def test_clipping_over_shards_is_that_of_one_process(launch_on, run_script, tmp_path):
     # So short that Adam's epsilon counts: it hides longer ones by dividing by them.
     limit = ("--steps", "3", "--max-norm", "1e-6")
@@ -80,6 +82,7 @@ def test_clipping_over_shards_is_that_of_one_process(launch_on, run_script, tmp_
         assert seen["losses"] == pytest.approx(alone["clipped"], abs=1e-5)
 
 
+@pytest.mark.full
 def test_bf16_of_lesson_16_is_near_float32_recomputed_as_well(run_script, tmp_path):
     found = {}
     for args in (("fp32",), ("bf16",), ("bf16", "--checkpoint")):
