@@ -40,6 +40,7 @@ def lesson_parser(
     precision: bool = False,
     clip: bool = False,
     checkpoint: bool = False,
+    steps: str = "training steps",
 ) -> argparse.ArgumentParser:
     """The parser with the flags that all scripts have; add the lesson's own to it.
 
@@ -48,7 +49,8 @@ def lesson_parser(
     the default of a `--dataset` flag of sentence pairs, with what belongs to it; `text` is that
     of one for a language model. `precision` adds `--precision`, which `autocast` reads, and
     `clip` adds `--max-norm`: infinite, since the recipes and the scores that we give clip nothing.
-    `checkpoint` adds `--save`, which `prepare` tries to write to, and `--resume`.
+    `checkpoint` adds `--save`, which `prepare` tries to write to, and `--resume`. `steps` says
+    what `--steps` counts.
     """
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -56,14 +58,16 @@ def lesson_parser(
     lesson = Path(script).resolve().parent.name
     parser.set_defaults(lesson=lesson)
     parser.add_argument("--preset", choices=PRESETS, help="size (small on a CPU, large on a GPU)")
-    parser.add_argument("--steps", type=positive_int, help="training steps (the preset's)")
+    parser.add_argument("--steps", type=positive_int, help=f"{steps} (the preset's)")
     parser.add_argument("--seed", type=int, default=0, help="seed of all randomness (0)")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    what = "auto takes CUDA where there is one (auto)"
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help=what)
     parser.add_argument("--mine", action="store_true", help="run my answers from lesson.ipynb")
     out = ROOT / "runs" / lesson
     parser.add_argument("--out", type=Path, default=out, help=f"results (runs/{lesson})")
     if dataset is not None:
-        parser.add_argument("--dataset", default=dataset, help=f"data ({dataset})")
+        what = f"grammar, multi30k, wmt16 or a folder of pairs ({dataset})"
+        parser.add_argument("--dataset", default=dataset, help=what)
         what = "pairs with an empty side: refuse the data, or leave them out (error)"
         parser.add_argument("--empty", choices=("error", "drop"), default="error", help=what)
         for side, default in (("source", "en"), ("target", "de")):

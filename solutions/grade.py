@@ -50,7 +50,7 @@ def make_parser() -> argparse.ArgumentParser:
         "run answers without a sandbox, with all your rights: on a machine for nothing else"
     )
     add("--unconfined", action="store_true", help=unconfined)
-    known = "grade the references, stubs and known mistakes"
+    known = "grade the references, stubs, alternatives and known mistakes"
     add("--self-test", action="store_true", help=known)
     return parser
 

@@ -44,8 +44,9 @@ WHOLE = """
 CLASS = """
 > **This is the edition through lesson {week:02}: without `solutions/` and later lessons.** In
 > `shared/` is what earlier lessons left, with their answers. Where the course has an answer of
-> lesson {week:02}, a line stands that takes your own, from the notebook.{early} The edition of the
-> next week goes over this one. It leaves your notebooks alone, and no other file that came with it.
+> lesson {week:02}, a line stands that takes your own, from the notebook.{early} Take the next
+> week's edition by a git merge. From an archive, unpack it elsewhere and copy your notebooks into
+> it: over this folder it would replace them.
 """
 EARLY = """ These answers can be read all the
 > same, since what is here needs them: {}."""

@@ -113,10 +113,11 @@ def headline(table: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Deal the sweep out, measure, gather, show."""
-    parser = lesson_parser(__file__, __doc__)
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser = lesson_parser(__file__, __doc__, steps="timed passes of a case")
+    dtypes = ("float32", "bfloat16")
+    parser.add_argument("--dtype", choices=dtypes, default=dtypes[0], help="of q, k, v (float32)")
     parser.add_argument("--causal", action="store_true", help="hide later words")
-    parser.add_argument("--heads", type=positive_int, nargs="+", help="(the preset's)")
+    parser.add_argument("--heads", type=positive_int, nargs="+", help="numbers (the preset's)")
     args = parser.parse_args()
     with process_group(args.device) as rank:
         prepare(args, rank, globals())

@@ -128,7 +128,7 @@ def draw(rows: list[dict], rank: Rank) -> tuple[Figure, dict[str, dict[str, floa
 
 
 def main() -> None:
-    args = lesson_parser(__file__, __doc__).parse_args()
+    args = lesson_parser(__file__, __doc__, steps="timed runs of a size").parse_args()
     with process_group(args.device) as rank:
         prepare(args, rank, globals())
         rows = measure(rank, args)

@@ -122,7 +122,7 @@ def train(args: argparse.Namespace, rank: Rank) -> None:
 
 def main() -> None:
     parser = lesson_parser(__file__, __doc__, dataset="grammar", precision=True, clip=True)
-    parser.add_argument("--engine", choices=("all", *ENGINES), default="all")
+    parser.add_argument("--engine", choices=("all", *ENGINES), default="all", help="(all)")
     parser.add_argument("--bucket-mb", type=float, help="bucket size in MiB (25, the first 1)")
     parser.add_argument("--max-tokens", type=positive_int, help="padded tokens a step, all ranks")
     parser.add_argument("--curve", action="store_true", help="the reference run of lesson 04")

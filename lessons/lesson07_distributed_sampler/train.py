@@ -112,8 +112,9 @@ def run(job: tuple[str, int], data, validation: list, preset: Preset, rank: Rank
 def main() -> None:
     parser = script.lesson_parser(__file__, __doc__, dataset="grammar", precision=True)
     parser.add_argument("--pitfall", nargs="+", choices=PITFALLS, default=PITFALLS, help="(all)")
-    for name in ("seeds", "samples", "batch"):
-        parser.add_argument(f"--{name}", type=script.positive_int, help="the preset's")
+    counts = {"seeds": "runs a pitfall", "samples": "to train on", "batch": "samples a step"}
+    for name, what in counts.items():
+        parser.add_argument(f"--{name}", type=script.positive_int, help=f"{what} (the preset's)")
     args = parser.parse_args()
     torch.set_num_threads(1)
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"  # ty: ignore

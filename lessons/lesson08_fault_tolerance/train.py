@@ -134,7 +134,7 @@ def main() -> None:
     ways = ("wait", "background", "elastic")
     parser.add_argument("--save", choices=ways, default="wait", help="how to save (wait)")
     parser.add_argument("--checkpoints", type=Path, help="folder (one in --out for each setting)")
-    what = "STEP:RANK or STEP:RANK:SHARE: kill -9 there, one for each start of the ranks"
+    what = "STEP:RANK[:SHARE of the file written]: kill -9 there, one a start of the ranks"
     parser.add_argument("--kill", nargs="+", default=[], metavar="WHERE", help=what)
     what_not = "leave out the rehearsal and the timing of saves at the end"
     parser.add_argument("--untimed", action="store_true", help=what_not)

@@ -110,7 +110,8 @@ def train_step(run: Run, micro_batches: list[Batch], rate: float) -> None:
 
 def main() -> None:
     parser = lesson_parser(__file__, __doc__, dataset="grammar")
-    parser.add_argument("--precision", choices=PRECISIONS, default="autocast_bf16")
+    what = "of weights and products (autocast_bf16)"
+    parser.add_argument("--precision", choices=PRECISIONS, default="autocast_bf16", help=what)
     parser.add_argument("--engine", choices=("by_hand", "torch"), default="by_hand")
     parser.add_argument("--micro-batches", type=positive_int, default=2, help="a step and rank (2)")
     args = parser.parse_args()

@@ -127,7 +127,8 @@ def train(args: argparse.Namespace, rank: Rank, size: Size, steps: int, data: Te
 
 def main() -> None:
     parser = script.lesson_parser(__file__, __doc__, text="stdlib", precision=True)
-    parser.add_argument("--checkpoint", choices=("none", "all", "sqrt", "plan"), default="all")
+    ways = ("none", "all", "sqrt", "plan")
+    parser.add_argument("--checkpoint", choices=ways, default="all", help="which layers (all)")
     parser.add_argument("--budget-mib", type=float, help="activations of the layers on a rank")
     args = parser.parse_args()
     if (args.checkpoint == "plan") != (args.budget_mib is not None):

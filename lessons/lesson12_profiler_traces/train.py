@@ -121,7 +121,7 @@ def train(slow: str, size: Size, text: bytes, rank: Rank, args: argparse.Namespa
 
 def main() -> None:
     parser = lesson_parser(__file__, __doc__, text="stdlib", precision=True)
-    parser.add_argument("--engine", choices=("single", "ddp"), default="ddp")
+    parser.add_argument("--engine", choices=("single", "ddp"), default="ddp", help="(ddp)")
     parser.add_argument("--slow", choices=FAULTS, default="none", help="the run's one fault")
     parser.add_argument("--pause", type=float, default=0.5, help="of a slow rank or loader (0.5 s)")
     parser.add_argument("--read", type=Path, metavar="DIR", help="read these traces, no training")

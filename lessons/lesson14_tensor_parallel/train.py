@@ -64,7 +64,8 @@ def cut(model: LanguageModel, mesh: DeviceMesh, args: argparse.Namespace) -> Non
 
 def main() -> None:
     parser = lesson_parser(__file__, __doc__, text="stdlib", precision=True, checkpoint=True)
-    parser.add_argument("--engine", choices=("by_hand", "dtensor", "single"), default="by_hand")
+    engines = ("by_hand", "dtensor", "single")
+    parser.add_argument("--engine", choices=engines, default="by_hand", help="(by_hand)")
     parser.add_argument("--tp", type=positive_int, help="ranks that share a copy (all)")
     parser.add_argument("--sequence-parallel", action="store_true", help="by_hand alone")
     args = parser.parse_args()

@@ -79,7 +79,8 @@ def cut(args: argparse.Namespace, costs: list[float], world_size: int) -> list[r
 
 def main() -> None:
     parser = lesson_parser(__file__, __doc__, text="stdlib", precision=True, checkpoint=True)
-    parser.add_argument("--schedule", choices=("gpipe", "1f1b", "interleaved"), default="1f1b")
+    schedules = ("gpipe", "1f1b", "interleaved")
+    parser.add_argument("--schedule", choices=schedules, default="1f1b", help="(1f1b)")
     parser.add_argument("--micro-batches", type=positive_int, help="of a step (8, or a few more)")
     parser.add_argument("--chunks", type=positive_int, default=1, help="stages a rank (1)")
     args = parser.parse_args()

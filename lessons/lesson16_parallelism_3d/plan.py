@@ -51,7 +51,12 @@ def parser() -> argparse.ArgumentParser:
     add("--model", required=True, help=f"{', '.join(MODELS)} or a JSON file")
     add("--sequence", type=int, help="tokens of a sequence (the model's)")
     add("--batch", type=int, help="sequences of a step (4 million tokens)")
-    add("--precision", choices=("mixed", "float32"), default="mixed", help="(mixed)")
+    add(
+        "--precision",
+        choices=("mixed", "float32"),
+        default="mixed",
+        help="mixed: 16-bit weights, float32 masters (mixed)",
+    )
     add("--gpus", type=int, help="number of GPUs, or as the cluster file has it")
     add("--gpu", default="h100", help=f"{', '.join(GPUS)} (h100)")
     add("--cluster", type=Path, help="a JSON file, in place of --gpu")

@@ -3,12 +3,11 @@
 --dp, --tp and --pp are the sizes of the axes; what is -1 shares the ranks that are left. --zero
 shares out the optimizer's states (1), gradients (2) and parameters (3) among the dp copies.
 --checkpoint computes layers again in backward. --save writes a checkpoint that any other mesh can
---load. The table has bytes on the fullest rank by formula and as counted, and messages by axis.
+--resume. The table has bytes on the fullest rank by formula and as counted, and messages by axis.
 """
 
 import argparse
 from functools import partial
-from pathlib import Path
 
 import torch
 
@@ -63,12 +62,12 @@ def add_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     for axis, what in meanings.items():
         words = f"{what} (-1: what is left)"
         parser.add_argument(f"--{axis}", type=axis_size, default=-1, metavar="N", help=words)
-    parser.add_argument("--schedule", choices=SCHEDULES, default="1f1b", help="of the stages")
+    parser.add_argument(
+        "--schedule", choices=SCHEDULES, default="1f1b", help="of the stages (1f1b)"
+    )
     parser.add_argument("--micro-batches", type=positive_int, help="of one copy, a step")
     parser.add_argument("--zero", type=int, choices=range(4), default=0, help="stage of ZeRO (0)")
     parser.add_argument("--checkpoint", action="store_true", help="compute layers again")
-    parser.add_argument("--save", type=Path, metavar="DIR", help="a checkpoint at the end")
-    parser.add_argument("--load", type=Path, metavar="DIR", help="continue from one")
     return parser
 
 
@@ -112,7 +111,9 @@ def make_engine(
 
 
 def main() -> None:
-    parser = lesson_parser(__file__, __doc__, text="stdlib", precision=True, clip=True)
+    parser = lesson_parser(
+        __file__, __doc__, text="stdlib", precision=True, clip=True, checkpoint=True
+    )
     args = add_flags(parser).parse_args()
     with process_group(args.device) as rank:
         prepare(args, rank, globals())
@@ -127,7 +128,7 @@ def main() -> None:
         engine = make_engine(args, plan, config, rank)
         seen, steps = Seen(), args.steps or recipe.steps
         layout = OnMesh(engine)
-        first = first_step(layout, layout.optimizer, args.load, steps, "--load")
+        first = first_step(layout, layout.optimizer, args.resume, steps)
         for step in progress(range(first, steps + 1), rank, "training"):
             tokens, follow = rows(ids, step, args.seed, recipe.batch, recipe.length, slice(None))
             batch = Text(tokens, follow).to(rank.device)

@@ -82,7 +82,8 @@ def train_step(
 
 def main() -> None:
     parser = lesson_parser(__file__, __doc__, text="stdlib", precision=True)
-    parser.add_argument("--engine", choices=("ring", "all_to_all", "single"), default="ring")
+    engines = ("ring", "all_to_all", "single")
+    parser.add_argument("--engine", choices=engines, default="ring", help="(ring)")
     parser.add_argument("--length", type=positive_int, help="tokens of context (the preset's)")
     args = parser.parse_args()
     with process_group(args.device) as rank:

@@ -76,8 +76,9 @@ def main() -> None:
     parser.add_argument("--ep", type=positive_int, help="ranks that share the experts (most)")
     parser.add_argument("--experts", type=positive_int, help="experts of a layer (12; large 24)")
     parser.add_argument("--k", type=positive_int, default=2, help="experts of a token (2)")
-    parser.add_argument("--capacity", type=positive_float, help="factor over even (none dropped)")
-    parser.add_argument("--balance", choices=("loss", "bias", "none"), default="loss")
+    parser.add_argument("--capacity", type=positive_float, help="times even load (no limit)")
+    what = "by an auxiliary loss, a bias of the router, or not (loss)"
+    parser.add_argument("--balance", choices=("loss", "bias", "none"), default="loss", help=what)
     parser.add_argument("--balance-weight", type=positive_float, default=0.01, help="loss's (0.01)")
     args = parser.parse_args()
     with process_group(args.device) as rank:

@@ -69,8 +69,10 @@ def fit(model: nn.Module, text: Tensor, recipe: Recipe, steps: int, peak: float,
 
 def main() -> None:
     parser = lesson_parser(__file__, __doc__, dataset="grammar", precision=True)
-    parser.add_argument("--method", choices=("lora", "qlora", "full"), default="lora")
-    parser.add_argument("--engine", choices=("ddp", "fsdp"), default="ddp")
+    parser.add_argument(
+        "--method", choices=("lora", "qlora", "full"), default="lora", help="(lora)"
+    )
+    parser.add_argument("--engine", choices=("ddp", "fsdp"), default="ddp", help="(ddp)")
     parser.add_argument("--rank", type=int, default=8, help="of the update (8)")
     parser.add_argument("--alpha", type=positive_float, help="scale x rank (twice the rank)")
     parser.add_argument("--names", nargs="+", default=list(NAMES), help="layers to adapt (all)")

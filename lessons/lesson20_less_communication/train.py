@@ -81,12 +81,16 @@ def wrap(
 
 def main() -> None:
     parser = lesson_parser(__file__, __doc__, text="stdlib", precision=True)
-    parser.add_argument("--method", choices=(*METHODS, *RARE), default="power_sgd")
-    parser.add_argument("--engine", choices=("by_hand", "torch"), default="by_hand")
+    parser.add_argument(
+        "--method", choices=(*METHODS, *RARE), default="power_sgd", help="(power_sgd)"
+    )
+    parser.add_argument(
+        "--engine", choices=("by_hand", "torch"), default="by_hand", help="(by_hand)"
+    )
     parser.add_argument("--density", type=float, default=0.01, help="topk: share of numbers (0.01)")
     parser.add_argument("--rank", type=int, default=2, help="power_sgd: rank of a matrix (2)")
-    parser.add_argument("--start", type=int, default=2, help="power_sgd: first whole steps (2)")
-    parser.add_argument("--every", type=int, default=8, help="steps between messages (8)")
+    parser.add_argument("--start", type=int, default=2, help="power_sgd: whole steps first (2)")
+    parser.add_argument("--every", type=int, default=8, help="local SGD: steps between means (8)")
     parser.add_argument("--nodes", type=int, default=1, help="hierarchical: number of nodes (1)")
     parser.add_argument("--mbit", type=positive_float, help="a link's speed, Mbit/s")
     args = checked(parser.parse_args())

@@ -117,11 +117,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(auto)")
     parser.add_argument("--out", type=Path, default=Path("runs/preflight"), help="for the picture")
     what = "where the run will save; its disk is looked at (--out)"
     parser.add_argument("--saves", type=Path, help=what)
-    parser.add_argument("--disk", type=positive_float, default=1.0, help="GiB that it needs (1)")
+    parser.add_argument(
+        "--disk", type=positive_float, default=1.0, help="GiB that a save needs (1)"
+    )
     parser.add_argument("--mib", type=positive_float, default=4.0, help="MiB of a message (4)")
     what = "seconds to wait for the others (60)"
     parser.add_argument("--patience", type=positive_float, default=60.0, help=what)

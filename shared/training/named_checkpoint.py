@@ -119,9 +119,7 @@ def _put_in_place(aside: Path, folder: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def first_step(
-    layout: Layout, optimizer: Optimizer, folder: Path | None, steps: int, flag: str = "--resume"
-) -> int:
+def first_step(layout: Layout, optimizer: Optimizer, folder: Path | None, steps: int) -> int:
     """The step to begin with: 1, or the one after those of a checkpoint, which is loaded.
 
     `steps` are the whole run's: one that is continued with the same has its learning rates.
@@ -129,7 +127,7 @@ def first_step(
     """
     first = 1 if folder is None else 1 + load_named(layout, optimizer, folder)
     if first > steps:
-        raise InputError(f"{flag} {folder} has made {first - 1} steps: give more --steps")
+        raise InputError(f"--resume {folder} has made {first - 1} steps: give more --steps")
     return first
 
 

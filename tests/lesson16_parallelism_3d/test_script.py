@@ -34,7 +34,7 @@ def test_one_process_is_a_mesh_of_one(whole):
 @pytest.mark.full
 def test_a_run_is_continued_on_another_mesh_with_the_same_curve(launch_on, run_script, tmp_path):
     alone = []  # the same two runs on a mesh of one: the rates follow each one's own --steps
-    for more in (("--steps", "2", "--save"), ("--steps", "4", "--load")):
+    for more in (("--steps", "2", "--save"), ("--steps", "4", "--resume")):
         args = (*TINY, *more, tmp_path / "alone", "--out", tmp_path)
         assert run_script(SCRIPT, *args).status == 0
         alone += json.loads((tmp_path / "metrics.json").read_text())["losses"]
@@ -46,7 +46,7 @@ def test_a_run_is_continued_on_another_mesh_with_the_same_curve(launch_on, run_s
     assert row["dp messages"] == 0
     assert min(row["tp messages"], row["pp messages"]) > 0
     assert first["memory"]["measured"] == first["memory"]["predicted"]
-    rest = ("--load", str(tmp_path / "half"), "--steps", "4", "--zero", "3", "--dp", "2")
+    rest = ("--resume", str(tmp_path / "half"), "--steps", "4", "--zero", "3", "--dp", "2")
     _, second = launch_on(SCRIPT, (2,), *TINY, *rest)[2]
     assert second["table"][0]["mesh"] == "dp 2 x tp 1 x pp 1"
     assert second["memory"]["measured"] == second["memory"]["predicted"]
@@ -118,7 +118,7 @@ def test_the_line_says_that_gpipe_was_not_what_was_predicted():
         (("--micro-batches", "121"), "has 120 of the 120 rows of a step, take 120 at most"),
         (("--zero", "4"), "invalid choice"),
         (("--schedule", "pipedream"), "invalid choice"),
-        (("--load", "/nowhere"), "checkpoint /nowhere cannot be read"),
+        (("--resume", "/nowhere"), "checkpoint /nowhere cannot be read"),
     ],
 )
 def test_bad_input_is_said_in_one_line(args, words, tmp_path, run_script):

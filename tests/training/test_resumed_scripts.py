@@ -26,19 +26,17 @@ OTHERS = {  # a different engine to resume with, on one rank
 def test_a_run_is_resumed_on_other_ranks_with_the_same_losses(
     lesson, launch_on, run_script, tmp_path
 ):
-    resume = "--load" if lesson == "16" else "--resume"
-
     def losses(*args: object) -> list[float]:
         status, _, err = run_script(SCRIPTS[lesson], *TINY, *args, "--out", tmp_path)
         assert status == 0, err
         return losses_in(tmp_path)
 
     first = losses("--steps", 2, "--save", tmp_path / "alone")
-    then = losses("--steps", 4, resume, tmp_path / "alone")
+    then = losses("--steps", 4, "--resume", tmp_path / "alone")
     saved = ("--steps", "2", "--save", str(tmp_path / "two"))
     metrics = launch_on(SCRIPTS[lesson], (2,), *TINY, *saved)[2][1]
     assert metrics["losses"] == pytest.approx(first, abs=1e-4)
-    found = losses("--steps", 4, resume, tmp_path / "two", *OTHERS[lesson])
+    found = losses("--steps", 4, "--resume", tmp_path / "two", *OTHERS[lesson])
     assert len(found) == 2
     assert found == pytest.approx(then, abs=1e-4)
 
@@ -56,8 +54,7 @@ def test_a_folder_that_cannot_be_written_is_said_before_training(lesson, run_scr
 
 @pytest.mark.parametrize("lesson", SCRIPTS)
 def test_a_folder_without_a_checkpoint_is_said(lesson, run_script, tmp_path):
-    resume = "--load" if lesson == "16" else "--resume"
-    args = (*TINY, "--steps", 2, resume, tmp_path / "nothing", "--out", tmp_path / "out")
+    args = (*TINY, "--steps", 2, "--resume", tmp_path / "nothing", "--out", tmp_path / "out")
     status, _, err = run_script(SCRIPTS[lesson], *args)
     assert status == 2
     assert f"checkpoint {tmp_path / 'nothing'} cannot be read" in err.strip().splitlines()[-1]
