@@ -101,7 +101,7 @@ def outcomes(rank: int) -> dict[str, Blocks]:
 
 
 def draw_blocks(ax: Axes, title: str, of_ranks: list[Blocks]) -> None:
-    """A row a rank, a cell a block; a colour for each rank whose block is in it, and its letter."""
+    """A row a rank, a cell a block: colour and number of the rank it came from, and its letter."""
     n = len(of_ranks)
     for row, blocks in enumerate(of_ranks):
         for place, block in enumerate(blocks):
@@ -112,8 +112,9 @@ def draw_blocks(ax: Axes, title: str, of_ranks: list[Blocks]) -> None:
                 ax.add_patch(Rectangle((left, row), width, 0.8, color=VARIANTS[rank], linewidth=0))
             frame = Rectangle((place, row), 0.9, 0.8, fill=False, edgecolor=GREY, linewidth=0.6)
             ax.add_patch(frame)
-            letter = "".join(sorted({"abcdefgh"[number] for _, number in sources}))
-            ax.text(place + 0.45, row + 0.42, letter, ha="center", va="center", color="white")
+            words = "".join(sorted({"abcdefgh"[number] for _, number in sources}))
+            words += str(sources[0][0]) if len(sources) == 1 else ""
+            ax.text(place + 0.45, row + 0.42, words, ha="center", va="center", color="white")
         ax.text(-0.2, row + 0.42, str(row), ha="right", va="center", color=BLACK)
     ax.set(xlim=(-0.7, n), ylim=(n, -0.15), title=title, aspect="equal")
     ax.axis("off")

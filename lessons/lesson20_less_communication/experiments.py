@@ -214,11 +214,12 @@ def draw_losses(losses: Mapping[str, Sequence[Sequence[float]]], target: float) 
     """Every seed's loss by step, averaged over ten steps, until the fixed loss (a dot)."""
     figure, ax = plt.subplots(figsize=(8, 4))
     for colour, (name, runs) in zip(VARIANTS, losses.items(), strict=False):
+        width = 1 if name != "all-reduce" else 4  # fp16's lines lie on all-reduce's
         for number, run in enumerate(runs):
             mean = torch.tensor(run).unfold(0, NEAR, 1).mean(1)
             label = name if number == 0 else None
             steps = range(NEAR, NEAR + len(mean))
-            ax.plot(steps, mean, color=colour, linewidth=1, alpha=0.7, label=label)
+            ax.plot(steps, mean, color=colour, linewidth=width, alpha=0.7, label=label)
             ax.plot(steps[-1], mean[-1], "o", color=colour, markersize=4)
     ax.axhline(target, color=MEANING["theory"], linewidth=1, linestyle="--")
     ax.annotate(f"the fixed loss, {target}", (NEAR, target), xytext=(2, 3),

@@ -121,7 +121,7 @@ def draw_messages(rows: Sequence[Mapping[str, Any]], parameters: int) -> Figure:
 
 
 def draw_gaps(seen: Mapping[str, Mapping[str, Any]], off: Mapping[str, Sequence[float]]) -> Figure:
-    """How far each curve is from the record: all engines, and some with one default left alone."""
+    """How far each curve is from the record: all engines, and some with one setting changed."""
     figure, axis = plt.subplots(figsize=(7.5, 3.6))
     record = read_record()["losses"]
     curves = {name: one["losses"] for name, one in seen.items()} | dict(off)
@@ -133,7 +133,7 @@ def draw_gaps(seen: Mapping[str, Mapping[str, Any]], off: Mapping[str, Sequence[
         style = "-" if own else ("--", ":", "-.")[list(off).index(name) % 3]
         axis.plot(range(1, len(gaps) + 1), gaps, style, color=color, label=label)
     axis.set(yscale="log", xlabel="step", ylabel="difference from the record (nats)")
-    axis.set(title="Eight engines within rounding; one default left alone moves the curve")
+    axis.set(title="Eight engines within rounding; one setting changed moves the curve")
     axis.set_ylim(top=10)
     axis.legend(fontsize=8, loc="upper right", ncols=4)
     return figure

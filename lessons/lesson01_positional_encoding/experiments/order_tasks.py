@@ -23,6 +23,7 @@ TASKS = ("distance", "place")
 NUM_WORDS = 16
 OFFSET = 3
 VARIANT_COLORS = {"none": GREY, "sinusoidal": BLUE, "learned": GREEN, "rotary": VERMILION}
+VARIANT_MARKERS = {"none": "x", "sinusoidal": "o", "learned": "s", "rotary": "^"}
 IGNORED = -100  # cross_entropy's mark for "no target here": the first words of "distance"
 
 
@@ -135,5 +136,12 @@ def _band(ax: Axes, series: Sequence[Sequence[Sequence[float]]], variant: str) -
     points = torch.tensor(series, dtype=torch.float64)  # (seeds, points, 2)
     x, shares = points[0, :, 0], 100 * points[:, :, 1]
     color = VARIANT_COLORS[variant]
-    ax.plot(x, shares.mean(0), "o-", markersize=3.5, color=color, label=variant)
+    ax.plot(
+        x,
+        shares.mean(0),
+        VARIANT_MARKERS[variant] + "-",
+        markersize=3.5,
+        color=color,
+        label=variant,
+    )
     ax.fill_between(x, shares.amin(0), shares.amax(0), color=color, alpha=0.18, linewidth=0)

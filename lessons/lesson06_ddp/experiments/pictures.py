@@ -62,7 +62,7 @@ def draw_leaving(ax: Axes, title: str, model: nn.Module, completed: Sequence[str
     ticks = [*range(1, end), end]
     ax.set_xticks(ticks, [*map(str, range(1, end)), "finish"])
     ax.set_xlabel("events: a gradient is complete")
-    ax.legend([*dots, *sent], ["gradient complete", "message leaves"], loc="upper right")
+    ax.legend([*dots, *sent], ["gradient complete", "message leaves"], loc="lower left")
     ax.grid(axis="x", visible=False)
 
 
@@ -83,7 +83,8 @@ def draw_buckets(ax: Axes, model: nn.Module, cap_bytes: int) -> None:
                 ax.text(middle, row, words, ha="center", va="center", fontsize=8)
             else:  # too narrow for a name inside
                 place = (-0.33, "bottom") if index % 2 else (0.33, "top")
-                ax.text(left, row + place[0], name, va=place[1], fontsize=7)
+                ax.text(left + 3, row + place[0], name, va=place[1], fontsize=7,
+                        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})  # fmt: skip
             left += tensor.nbytes
     ax.axvline(cap_bytes, color="black", linestyle="--", linewidth=1)
     ax.set_yticks(range(len(buckets)), [f"bucket {row + 1}" for row in range(len(buckets))])

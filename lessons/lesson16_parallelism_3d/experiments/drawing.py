@@ -48,7 +48,8 @@ def draw_mesh(groups: Groups) -> Figure:
     for rank, (x, y) in at.items():
         ax.plot(x, y, "o", markersize=20, color="white", markeredgecolor="black", zorder=2)
         ax.text(x, y, str(rank), ha="center", va="center", zorder=3)
-        ax.text(x, y - 0.36, words[rank], ha="center", va="center", fontsize=7, zorder=4,
+        beside = y + (0.36 if x < 2 else -0.36)  # below or above, where no line passes
+        ax.text(x, beside, words[rank], ha="center", va="center", fontsize=7, zorder=4,
                 bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8})  # fmt: skip
     ax.set(xlim=(-0.8, 4.8), ylim=(-0.8, 1.9))
     ax.set_axis_off()

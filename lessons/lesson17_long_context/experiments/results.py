@@ -123,7 +123,7 @@ def draw_work(work: Mapping[str, Sequence[Sequence[float]]]) -> Figure:
         ax.axhline(sum(bottom) / len(bottom), color=MEANING["theory"], linewidth=1, linestyle="--")
         ax.set(xlabel="rank", title=name, xticks=range(len(bottom)))
     axes[0].set_ylabel("% of all seen pairs")
-    axes[0].legend(fontsize=8, loc="upper left")
+    axes[0].legend(fontsize=8, loc="upper left", reverse=True)
     return figure
 
 

@@ -172,7 +172,7 @@ def draw_way() -> Figure:
                 box = (2.6 * place + 0.3 * i, 1.2 - 1.2 * rank)
                 ax.add_patch(plt.Rectangle(box, 0.26, 0.6, color=colours[expert], alpha=0.8))
                 ax.text(box[0] + 0.13, box[1] + 0.3, str(expert), ha="center", va="center",
-                        fontsize=8, color="white")  # fmt: skip
+                        fontsize=8, color="black" if expert % 2 else "white")  # fmt: skip
         ax.text(2.6 * place, 2.05, name, fontsize=9)
         if place in (1, 2):
             ax.annotate("all-to-all", (2.6 * place + 2.5, 1.0), (2.6 * place + 1.75, 0.94),
