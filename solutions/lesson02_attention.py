@@ -79,7 +79,7 @@ Weigh it: self-attention without masks 2, cross-attention 1, masks 1, fused 1. A
 right and slow: point at the batch dimension.
 Common mistakes: keys and values projected from the query (self-attention passes, cross-attention
 does not); the scale from d_model; a forgotten w_o, which trains and loses the mixing of heads;
-`is_causal=True` and `attn_mask=` both given to F.scaled_dot_product_attention, which refuses;
-dropout on in eval.
+`is_causal=True` and `attn_mask=` both given to F.scaled_dot_product_attention, which promises an
+error and on a CPU computes it; dropout on in eval.
 """,
 }

@@ -9,7 +9,7 @@ Points are the difficulty at the exercise (13 in all). Ask for the sentence behi
 pay for four bytes".
 
 All functions send bytes, not numbers: whatever torch can add can be summed, also what a backend's
-own all-reduce refuses (bool and int16 for gloo, complex for NCCL's messages).
+own all-reduce refuses (int16 for gloo).
 """
 
 import torch

@@ -77,10 +77,10 @@ def average_gradients(module: nn.Module) -> None:
     world_size = dist.get_world_size()
     for parameter in module.parameters():
         if parameter.requires_grad:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            dist.all_reduce(parameter.grad)
-            parameter.grad /= world_size
+            own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            mean = own.contiguous()  # a backend adds up memory, whatever the strides
+            dist.all_reduce(mean)
+            parameter.grad = mean.div_(world_size)
 
 
 class GradientSync(Wrapped):

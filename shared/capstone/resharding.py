@@ -22,7 +22,7 @@ def read_part(
     part = torch.zeros(new, dtype=dtype)
     begin = rank * new
     end = min(begin + new, numel)
-    for file in range(begin // old, -(-end // old) if begin < end else 0):
+    for file in range(begin // old, -(-end // old)) if begin < end else ():
         low, high = max(begin, file * old), min(end, (file + 1) * old)
         part[low - begin : high - begin] = read(file, low - file * old, high - file * old)
     return part

@@ -104,7 +104,8 @@ def reach(
     """Let every rank call every other by TCP, at a free port of the address that each gives.
 
     Where a call came through there is ""; otherwise the system's words. `answers=False` lets this
-    rank behave like one behind a firewall. Every rank calls it and gets the whole table.
+    rank behave like one behind a firewall. Every rank calls it, once in a meeting, and
+    gets the whole table.
     """
     with socket.socket() as door:
         own = own_address()[0]

@@ -46,6 +46,8 @@ def _first_difference(group: str, calls: Mapping[int, Mapping[int, Call]]) -> Ha
     last = {rank: own[max(own)] for rank, own in calls.items() if own}
     for number in range(first, max(call.number for call in last.values()) + 1):
         made = {rank: own[number].what for rank, own in calls.items() if number in own}
+        if not made:  # a number that no recording has
+            continue
         missing = tuple(rank for rank in calls if rank not in made)
         (what, votes), *_ = Counter(made.values()).most_common()
         majority = 2 * votes > len(made)

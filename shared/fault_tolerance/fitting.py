@@ -1,5 +1,6 @@
 """Whether a checkpoint belongs to the run that would resume from it."""
 
+import copy
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -85,12 +86,10 @@ def refuse_unless_it_fits(path: Path, content: Mapping[str, Any], state: Trainin
         raise InputError(
             f"{path}: its optimizer has groups of {groups[0]} parameters, this one of {groups[1]}"
         )
-    before = state.sampler.state_dict()
-    try:
-        state.sampler.load_state_dict(content["sampler"])  # refuses another order by itself
+    try:  # a copy: its state does not say where the next iteration begins
+        copy.deepcopy(state.sampler).load_state_dict(content["sampler"])
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    state.sampler.load_state_dict(before)
     if theirs["torch"] != ours["torch"]:
         warnings.warn(
             f"{path} was written with torch {theirs['torch']}, this is {ours['torch']}: the last "

@@ -14,8 +14,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from shared.errors import InputError
+from shared.ranks.collectives import Group as Group
 
-Group = dist.ProcessGroup | None  # None: all ranks of the world, as in torch
 Flat = Float[Tensor, "numbers"]
 Matrix = Float[Tensor, "rows columns"]
 

@@ -132,6 +132,10 @@ def _check_attention(attention: MultiHeadAttention, ranks: int, way: Way) -> Non
             f"attention drops weights at a rate of {attention.dropout}: by tiles there are no "
             "weights to drop; set dropout to 0"
         )
-    if way == "all_to_all" and attention.num_heads % ranks:
-        heads = f"{attention.num_heads} heads cannot be shared out evenly over {ranks} ranks"
-        raise InputError(f"{heads}: the ring cuts no heads, and would do")
+    kv_heads = getattr(attention, "num_kv_heads", attention.num_heads)  # lesson 23's
+    if way == "ring" and kv_heads != attention.num_heads:
+        raise InputError(f"{attention.num_heads} heads share {kv_heads} of keys: the ring has none")
+    for heads in (attention.num_heads, kv_heads) if way == "all_to_all" else ():
+        if heads % ranks:
+            words = f"{heads} heads cannot be shared out evenly over {ranks} ranks"
+            raise InputError(f"{words}: the ring cuts no heads, and would do")

@@ -155,8 +155,8 @@ def ring_attention(
     """Attention of this rank's queries over the keys of all ranks, with gradients.
 
     q, k, v (*batch, part, d): this rank's chunks of the sequence by `order`; None is the plain
-    one. Each rank sends 2 (n - 1) parts in forward and 4 n - 2 in backward, a part being the bytes
-    of k; gradients travel in float32 at least.
+    one. Each of several ranks sends 2 (n - 1) parts in forward and 4 n - 2 in backward, a part
+    being the bytes of k; gradients travel in float32 at least.
 
     Raises InputError for an order of a different number of ranks, and for a part that cannot be cut
     into the order's chunks.

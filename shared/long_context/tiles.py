@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from shared.long_context.online import Tile, online_softmax
 
@@ -99,6 +100,7 @@ class TiledAttention(torch.autograd.Function):
         return output
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Rows, Keys, Keys, None]:
         """Compute the weights again, tile by tile, from the logsumexp of their row."""
         q, k, v, output, logsumexp = ctx.saved_tensors

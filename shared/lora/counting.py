@@ -45,6 +45,8 @@ def predicted_bytes(
 ) -> dict[str, int]:
     """What `counted_bytes` will find, after a step of Adam, from the shapes of the plain model.
 
+    None of the adapted weights is tied.
+
     With several `ranks` every parameter is sharded along its first dim, as FSDP and ZeRO-3 do:
     rank by rank ceil(rows / ranks) of its rows, the last ranks fewer or none. One rank stands for
     DDP as well, on any number of ranks.

@@ -25,8 +25,8 @@ def give_experts(model: nn.Module, num_experts: int, k: int, *, alike: bool = Fa
         first = network.linear1.weight
         experts = [network, *(copy.deepcopy(network) for _ in range(num_experts - 1))]
         for expert in () if alike else experts[1:]:
-            for linear in (expert.linear1, expert.linear2):
-                nn.init.xavier_uniform_(linear.weight)
+            for matrix in (p for p in expert.parameters() if p.dim() > 1):
+                nn.init.xavier_uniform_(matrix)
         layer = MoELayer(experts, first.shape[1], k)
         setattr(parent, name, layer.to(first.device, first.dtype))
 
@@ -63,9 +63,9 @@ def routings(model: nn.Module) -> list[Routing]:
 
 
 def whole_state(model: nn.Module, group: Group = None) -> dict[str, Tensor]:
-    """The state_dict of the model before its experts were shared out, on every rank; a collective.
+    """The parameters of the model before its experts were shared out, by name; a collective.
 
-    Biases of the routers are left out.
+    Every rank gets them. Second names of tied ones, and buffers, are left out.
     """
     own = {n: p.detach() for n, p in model.named_parameters() if is_expert(p)}
     everyone: list = [None] * dist.get_world_size(group)

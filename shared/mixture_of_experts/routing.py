@@ -68,14 +68,15 @@ def balance_loss(routing: Routing, group: Group = None) -> Float[Tensor, ""]:
     if dist.is_initialized() and dist.get_world_size(group) > 1:
         dist.all_reduce(counts, group=group)
     shares = counts.to(routing.probabilities.dtype) / counts.sum().clamp(min=1)
-    return num_experts * (shares * routing.probabilities.mean(0)).sum()
+    mean = routing.probabilities.sum(0) / max(1, len(routing.probabilities))  # also of no tokens
+    return num_experts * (shares * mean).sum()
 
 
 @torch.no_grad()
 def update_bias(
     bias: Float[Tensor, "experts"], counts: Int[Tensor, "experts"], rate: float = 1e-3
 ) -> None:
-    """Raise by `rate` the bias of experts below the mean load, lower the others', in place.
+    """Raise by `rate` the bias of experts below the mean load, lower it above, in place.
 
     `counts` are those of all ranks. No gradient, so the language model's loss is left alone.
     Source: DeepSeek-V3 (arXiv 2412.19437), section 2.1.2; Wang et al. 2024 (2408.15664).

@@ -153,7 +153,7 @@ class MultiHeadAttention(nn.Module):
     def _by_hand(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
     ) -> Float[Tensor, "batch heads target head_dim"]:
-        mask = _with_causal(mask, q, k) if causal else mask
+        mask = with_causal(mask, q, k) if causal else mask
         weights, empty = _open_weights(q, k, mask)
         if self.keep_weights:
             self.weights = (weights if empty is None else weights.masked_fill(empty, 0.0)).detach()
@@ -167,7 +167,7 @@ class MultiHeadAttention(nn.Module):
         # T x S bytes. The kernel counts from the first key, we from the last: same if T == S.
         in_kernel = causal and mask is None and q.shape[-2] == k.shape[-2]
         if causal and not in_kernel:
-            mask = _with_causal(mask, q, k)
+            mask = with_causal(mask, q, k)
         return F.scaled_dot_product_attention(
             q,
             k,
@@ -209,7 +209,7 @@ def _head_dim(d_model: int, num_heads: int) -> int:
     return d_model // num_heads
 
 
-def _with_causal(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
+def with_causal(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
     """Return the mask, closed also for keys after the query (the last query sees every key)."""
     num_queries, num_keys = q.shape[-2], k.shape[-2]
     if num_queries == 1:

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from shared.errors import InputError
-from shared.model.attention import Kernel, MultiHeadAttention, causal_mask, split_heads
+from shared.model.attention import Kernel, MultiHeadAttention, split_heads, with_causal
 from shared.model.config import Positions, TransformerConfig
 from shared.model.embeddings import rotary
 from shared.model.language_model import LanguageModel
@@ -25,7 +25,10 @@ from shared.model.transformer import initialise
 
 @dataclass(frozen=True)
 class ModernConfig(TransformerConfig):
-    """As TransformerConfig, with rotary positions and `num_kv_heads` heads of keys and values."""
+    """As TransformerConfig, with rotary positions and `num_kv_heads` heads of keys and values.
+
+    `inner_dropout` is not read, and a stack ends in a norm whatever `norm` says.
+    """
 
     positions: Positions = "rotary"
     num_kv_heads: int = 1
@@ -87,9 +90,7 @@ def grouped_attention(
     together = query.unflatten(1, (groups, -1)).flatten(2, 3)  # (B, G, H/G T, K)
     scores = together @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
     scores = scores.unflatten(2, (-1, length)).flatten(1, 2)  # (B, H, T, S)
-    if causal:
-        past = causal_mask(key.shape[2], key.device)[:, :, key.shape[2] - length :]
-        mask = past if mask is None else mask & past
+    mask = with_causal(mask, query, key) if causal else mask
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf)
     weights = scores.softmax(dim=-1).unflatten(1, (groups, -1)).flatten(2, 3)  # (B, G, H/G T, S)
@@ -100,6 +101,9 @@ def fused_grouped_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, causal: bool = False
 ) -> Tensor:
     """The same through torch's kernel, which does not keep the scores."""
+    if causal and (mask is not None or query.shape[2] < key.shape[2]):
+        # Torch takes one of the two, and counts from the first key, we from the last.
+        mask, causal = with_causal(mask, query, key), False
     return F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=True
     )

@@ -68,6 +68,8 @@ def make_table(schedule: str, num_ranks: int, num_micro_batches: int, chunks: in
         raise InputError(f"schedule must be one of {', '.join(SCHEDULES)}, got {schedule!r}")
     if chunks != 1 and schedule != "interleaved":
         raise InputError(f"{chunks} stages a rank are for schedule 'interleaved', not {schedule!r}")
+    if chunks > 1 and num_ranks == 1:
+        raise InputError(f"{chunks} stages a rank need pp 2 or more: one would send to itself")
     if schedule == "interleaved":
         return interleaved_schedule(num_ranks, num_micro_batches, chunks)
     make = gpipe_schedule if schedule == "gpipe" else one_f_one_b_schedule

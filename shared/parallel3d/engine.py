@@ -118,7 +118,11 @@ class Parallel3D:
             losses = vocab_parallel_cross_entropy(logits, targets.tokens, tp, targets.ignored)
             return losses.sum() * scale
 
-        parts = self.pipeline.train_step(self.table, inputs, loss, targets)
+        try:
+            parts = self.pipeline.train_step(self.table, inputs, loss, targets)
+        except Exception:
+            self.replicas.drop()
+            raise
         like = next(self.pipeline.parameters())
         total = like.new_zeros((), dtype=torch.promote_types(like.dtype, torch.float32))
         for part in parts:

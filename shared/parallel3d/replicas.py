@@ -30,6 +30,10 @@ class Replicas(Protocol):
         """Every parameter that has a gradient on this rank, with its piece of the mean."""
         ...
 
+    def drop(self) -> None:
+        """Drop all gradients, and what a step that raised has left."""
+        ...
+
     def whole(self, key: str | None = None) -> dict[nn.Parameter, Tensor]:
         """This rank's parameters, or what the optimizer keeps for them as `key`, not in pieces."""
         ...
@@ -67,6 +71,10 @@ class ReplicatedWeights:
     def pieces(self) -> Pieces:
         """The gradients themselves."""
         return [(p, p.grad) for p in self.trained if p.grad is not None]
+
+    def drop(self) -> None:
+        """They are all in .grad."""
+        self.optimizer.zero_grad()
 
     def whole(self, key: str | None = None) -> dict[nn.Parameter, Tensor]:
         """The parameters or states themselves."""

@@ -86,6 +86,10 @@ class ShardedStates(_Sharded):
                 found += _cut_out(bucket.parameters, bucket.shapes, bucket.grad, self.dp.index)
         return found
 
+    def drop(self) -> None:
+        """Also what is in the buckets."""
+        self.optimizer.zero_grad()
+
     def whole(self, key: str | None = None) -> dict[nn.Parameter, Tensor]:
         """The parameters themselves, or the replicas' parts of what is kept, put together."""
         if key is None:
@@ -126,6 +130,10 @@ class ShardedParameters(_Sharded):
             if unit.shard.grad is not None:
                 found += _cut_out(unit.parameters, unit.shapes, unit.shard.grad, self.dp.index)
         return found
+
+    def drop(self) -> None:
+        """By FullyShard: nobody calls the forward of `own`, a list, which would forget the rest."""
+        self.sharded.zero_grad()
 
     def whole(self, key: str | None = None) -> dict[nn.Parameter, Tensor]:
         """The shards, or what the optimizer keeps for them, put together."""

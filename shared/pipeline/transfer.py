@@ -81,7 +81,7 @@ class Link:
 
 class _Send(Function):
     @staticmethod
-    def forward(ctx: Any, link: Link, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, link: Link, _: Tensor, *tensors: Tensor) -> Tensor:
         ctx.link, ctx.like = link, [(x.shape, x.dtype, x.device) for x in tensors]
         ctx.sent = []
         for tensor in tensors:
@@ -95,7 +95,7 @@ class _Send(Function):
         empty = [torch.empty(shape, dtype=t, device=where) for shape, t, where in ctx.like]
         gradients = [link.receive(each, link.gradients) for each in empty]
         link.let_go([sent() for sent in ctx.sent])  # who sends a gradient has had the activation
-        return None, *gradients
+        return None, None, *gradients
 
 
 class _Receive(Function):
@@ -119,7 +119,8 @@ def send_activation(link: Link, *tensors: Tensor) -> Tensor:
     not left is in link.pending, as after link.send, so that link.finish() waits for it. Nothing
     else is kept: backward needs no more than the shapes.
     """
-    return _Send.apply(link, *tensors)
+    # Backward runs only through what needs a gradient, and a frozen stage's output needs none.
+    return _Send.apply(link, torch.zeros((), requires_grad=True), *tensors)
 
 
 def recv_activation(

@@ -101,9 +101,11 @@ class ZeroUnit(PartWithMaster, FlatUnit):
 
     def store_back(self) -> None:
         """Take over what was written to the parameters while they were whole."""
-        self.part.copy_(self.own_part(self.flat))
-        if self.master.data_ptr() != self.part.data_ptr():
-            self.master.detach().copy_(self.part)
+        new = self.own_part(self.flat)
+        if self.master.data_ptr() != self.part.data_ptr():  # what was not written stays float32
+            master = self.master.detach()
+            master.copy_(torch.where(new == self.part, master, new))
+        self.part.copy_(new)
 
 
 class WholeUnit(FlatUnit):

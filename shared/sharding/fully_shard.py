@@ -24,7 +24,8 @@ class FullyShard(UnitHooks[FlatUnit], nn.Module):
     `parameters()` are the shards: make the optimizer of them, after this. `compute_dtype` is what
     the parameters and the inputs of the units are cast to; the shards stay float32. Parameters
     with fewer than `keep_whole` elements are not sharded. `reshard_after_forward=False` keeps the
-    units whole between forward and backward. Every rank calls the same units in the same order.
+    units whole between forward and backward. Every rank calls the same units in the same order. One
+    whose inputs need no gradient has a gradient on every rank or on none.
 
     Gradients are whole nowhere: torch.nn.utils.clip_grad_norm_ over `parameters()` sees the norm
     of this rank's shards. Clip with `clip_grad_norm_` of this class.
@@ -81,8 +82,8 @@ class FullyShard(UnitHooks[FlatUnit], nn.Module):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop all gradients: the shards', and what a backward has left that is not reduced."""
+        self._drop_gradients()  # first: what travels would be written into the zeros
         super().zero_grad(set_to_none)
-        self._drop_gradients()
         if self._in_backward:  # which ended in an error
             self._free_all()
 

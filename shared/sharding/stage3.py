@@ -1,9 +1,10 @@
 """ZeRO stage 3: parameters in parts as well, whole only while a module computes with them."""
 
 import contextlib
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -77,6 +78,19 @@ class ZeroStage3(UnitHooks[ZeroUnit], ZeroStage2):
     def full_state_dict(self) -> dict[str, Tensor]:
         """The model's state_dict() with whole tensors; every rank takes part, each gets it."""
         return self._state_dict_of(lambda unit: unit.part)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As in stage 1, and the parts of frozen parameters."""
+        return {**super().state_dict(), "frozen": [unit.part.clone() for unit in self.frozen]}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """As in stage 1, and the parts of frozen parameters."""
+        state = dict(state_dict)
+        frozen = state.pop("frozen", [])
+        super().load_state_dict(state)
+        for unit, part in zip(self.frozen, frozen, strict=True):
+            unit.part.copy_(part)
 
     def _publish(self, bucket: ZeroUnit) -> None:
         """The part is all that there is: the next forward gathers it."""

@@ -167,10 +167,10 @@ class ZeroStage1(Optimizer):
         Raises ValueError for another stage, rank or number of ranks, and for other parts.
         """
         state = dict(state_dict)
-        masters = state.pop("masters")
+        masters = state.pop("masters", [])
         for key, here in {"stage": self.stage, **self._place()}.items():
-            if state.pop(key) != here:
-                raise InputError(f"the state is of {key} {state_dict[key]}, this is {key} {here}")
+            if (there := state.pop(key, None)) != here:
+                raise InputError(f"the state is of {key} {there}, this is {key} {here}")
         sizes, own = [m.numel() for m in masters], [b.master.numel() for b in self.buckets]
         if sizes != own:
             raise InputError(f"the state's parts have {sizes} elements, these {own}")
@@ -192,7 +192,7 @@ class ZeroStage2(ZeroStage1):
     what a rank has not used counts with zeros, at the end of its backward. A gradient that is
     complete before its bucket's turn, in a later parameter group perhaps, waits whole, so that
     `bucket_size` bounds them in one group used in the order of its parameters. A second backward
-    before step() sends again, and adds.
+    before step() sends again, and adds; so does each inner backward of lesson 11's `checkpoint`.
     Source: Rajbhandari et al. 2020, section 5.2.
     """
 

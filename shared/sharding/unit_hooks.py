@@ -30,8 +30,8 @@ class UnitHooks(Generic[Unit]):
 
     Before a unit's forward its parameters are gathered, and freed after it; gathered again for its
     backward, and freed when its gradients are there, which then are reduce-scattered. So beside
-    the shards a rank holds two units at the most: one of parameters and one of gradients. Every
-    rank calls the same units in the same order. What is counted of a unit, and when:
+    the shards, and the module's own unit, a rank holds two at the most: one of parameters and one
+    of gradients. All ranks call the same units in one order. What is counted of a unit, and when:
 
         event                    users    pending   besides
         before forward           +1       +1        gathered; pending only with gradients
@@ -130,7 +130,8 @@ class UnitHooks(Generic[Unit]):
             training = torch.is_grad_enabled()
             for unit in units:
                 unit.users -= 1
-                if unit.users <= 0 and (self.reshard_after_forward or not training):
+                kept = training and unit.trained and not self.reshard_after_forward
+                if unit.users <= 0 and not kept:
                     unit.free()
             outputs = [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.requires_grad]
             if outputs and training:

@@ -153,8 +153,7 @@ def load_named(layout: Layout, optimizer: Optimizer | None, folder: Path) -> int
     for key, values in state["optimizer"].items():
         layout.load_state(partial(_kept, optimizer, key), values)
     for kept in optimizer.state.values():
-        if "step" in kept:
-            kept["step"].fill_(float(state["step"]))
+        _count(kept, int(state["step"]))
     return int(state["step"])
 
 
@@ -214,9 +213,19 @@ def _make_states(optimizer: Optimizer) -> None:
     for group, rate in zip(groups, rates, strict=True):
         group["lr"] = rate
     # Weight decay as a part of the gradient would leave a trace, and the step does not count.
-    for value in (value for p in lacking for value in optimizer.state[p].values()):
-        if isinstance(value, Tensor):
-            value.zero_()
+    for kept in (optimizer.state[p] for p in lacking):
+        for key, value in kept.items():
+            if isinstance(value, Tensor) and key != "master":  # lesson 09's: the weights themselves
+                value.zero_()
+        _count(kept, 0)
+
+
+def _count(kept: dict[str, Any], steps: int) -> None:
+    """Let what an optimizer keeps for a parameter say so many steps: in a tensor, or an int."""
+    if isinstance(kept.get("step"), Tensor):
+        kept["step"].fill_(float(steps))
+    elif "step" in kept:
+        kept["step"] = steps
 
 
 def _check(state: Mapping[str, Any], folder: Path) -> None:

@@ -251,3 +251,23 @@ def test_torchs_first_bucket_is_smaller_only_where_no_size_is_given():
     assert by_size["DistributedDataParallel", None] == [2 * layer, 2 * layer]
     assert by_size["DistributedDataParallel", 25] == [4 * layer]
     assert by_size["BucketedDDP", None] == by_size["BucketedDDP", 25] == [2 * layer, 2 * layer]
+
+
+def average_strided(rank, layout):
+    model = nn.Linear(4, 3, bias=False)
+    mine = torch.arange(12.0).view(3, 4) + rank
+    if layout == "every second column":
+        wide = torch.zeros(3, 8)
+        wide[:, ::2] = mine
+        mine = wide[:, ::2]
+    elif layout == "by column" or rank == 1:
+        mine = mine.t().contiguous().t()
+    model.weight.grad = mine
+    average_gradients(model)
+    return model.weight.grad.tolist()
+
+
+@pytest.mark.parametrize("layout", ["by column", "every second column", "another on each rank"])
+def test_gradients_need_not_lie_row_by_row(layout):
+    want = (torch.arange(12.0).view(3, 4) + 0.5).tolist()
+    assert run_ranks(average_strided, 2, layout) == [want, want]

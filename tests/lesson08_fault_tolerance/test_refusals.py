@@ -185,3 +185,17 @@ def test_wrappers_come_off():
     compiled._orig_mod = wrapper
     assert unwrapped(compiled) is inner
     assert unwrapped(inner) is inner
+
+
+def rows_left_where_another_rank_refuses(rank, folder):
+    save_checkpoint(folder, small(rank=rank, ranks=2))
+    state = small(width=5 if rank else 4, rank=rank, ranks=2)  # rank 1 built another model
+    list(state.sampler)  # an epoch is over, and the next one is not announced yet
+    with pytest.raises(InputError):
+        load_checkpoint(folder, state)
+    return len(state.sampler), len(list(state.sampler))
+
+
+def test_a_checkpoint_that_one_rank_refuses_leaves_all_samplers_as_they_are(tmp_path):
+    found = run_ranks(rows_left_where_another_rank_refuses, 2, tmp_path)
+    assert found == [(10, 10), (10, 10)]

@@ -331,3 +331,55 @@ def test_a_collective_that_goes_around_no_ring_is_refused():
         ring_bytes(Traffic([call]))
     for op, share in (("all_reduce", 8), ("reduce", 4)):
         assert ring_bytes(Traffic([Call(op, 8, None, 2, 0.0)])) == share
+
+
+def half_frozen(seed):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[0].requires_grad_(False)
+    return model
+
+
+def resumed_with_frozen(rank):
+    model = half_frozen(0)
+    zero = ZeroStage3(model, torch.optim.AdamW, lr=0.1)
+    model(torch.ones(2, 3)).sum().backward()
+    zero.step()
+    again = ZeroStage3(half_frozen(1), torch.optim.AdamW, lr=0.1)
+    again.load_state_dict(zero.state_dict())
+    want, found = zero.full_state_dict(), again.full_state_dict()
+    return {name: torch.equal(want[name], found[name]) for name in want}
+
+
+def test_a_state_of_stage_3_has_the_frozen_parameters():
+    for equal in run_ranks(resumed_with_frozen, 2):
+        assert len(equal) == 4 and all(equal.values())
+
+
+def masters_moved(rank):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).bfloat16()
+    zero = ZeroStage3(model, torch.optim.AdamW, lr=1e-4)
+    for _ in range(3):
+        zero.zero_grad()
+        model(torch.randn(2, 4).bfloat16()).float().square().sum().backward()
+        zero.step()
+    before = [bucket.master.detach().clone() for bucket in zero.buckets]
+    with zero.gathered(write=True), torch.no_grad():
+        model[0].bias.zero_()
+    moved = [b.master.detach() != old for b, old in zip(zero.buckets, before, strict=True)]
+    return sum(each.sum().item() for each in moved), zero.full_state_dict()["0.bias"].tolist()
+
+
+def test_masters_of_what_nobody_wrote_to_stay_float32():
+    moved, bias = zip(*run_ranks(masters_moved, 2), strict=True)
+    assert sum(moved) == 4 and bias == ([0.0] * 4, [0.0] * 4)
+
+
+def test_a_state_of_another_optimizer_is_refused():
+    def refused(rank):
+        zero = ZeroStage1(nn.Linear(2, 2).parameters(), torch.optim.AdamW, lr=1.0)
+        with pytest.raises(InputError, match="the state is of stage None, this is stage 1"):
+            zero.load_state_dict(torch.optim.AdamW(nn.Linear(2, 2).parameters()).state_dict())
+
+    run_ranks(refused, 1)

@@ -261,3 +261,17 @@ def test_units_of_zero_are_whole_inside_of_gathered_alone():
         return [*sizes, {p.numel() for p in net.parameters()}]
 
     assert run_ranks(work, 2)[0] == [{16, 4}, {16, 4}, {0}]
+
+
+def whole_after_forward(rank):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    net[0].requires_grad_(False)
+    module = FullyShard(net, reshard_after_forward=False)
+    module(torch.tensor([1, 2]))
+    return [(unit.trained, unit.is_whole) for unit in module.units]
+
+
+def test_only_trained_units_stay_whole_without_reshard_after_forward():
+    for units in run_ranks(whole_after_forward, 2):
+        assert len(units) == 3 and all(trained == whole for trained, whole in units)

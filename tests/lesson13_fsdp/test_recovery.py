@@ -213,3 +213,17 @@ def test_gradients_are_dropped_by_either_zero_grad(kind):
     for want, *others in run_ranks(work, 2):
         for found in others:
             assert all(torch.equal(found[name], value) for name, value in want.items())
+
+
+def largest_left(rank):
+    torch.manual_seed(0)
+    module = hybrid_shard(nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 1)), (2, 1))
+    module(torch.ones(2, 300)).sum().backward()  # its last averages are on their way
+    module.zero_grad(set_to_none=False)
+    return max(
+        unit.shard.grad.abs().max().item() for unit in module.units if unit.shard.grad is not None
+    )
+
+
+def test_zeros_are_not_written_over_by_what_travels():
+    assert run_ranks(largest_left, 2) == [0.0, 0.0]

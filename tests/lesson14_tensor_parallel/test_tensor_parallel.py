@@ -20,6 +20,7 @@ from shared.errors import InputError
 from shared.model.config import TransformerConfig
 from shared.model.language_model import LanguageModel
 from shared.model.layers import DecoderLayer, EncoderLayer
+from shared.model.modern import ModernConfig, ModernModel
 from shared.ranks.forked import RankFailed, run_ranks
 from shared.tensor_parallel.blocks import parallel_block, sequence_parallel_block
 from shared.tensor_parallel.conjugates import gather_sequence, scatter_sum
@@ -273,3 +274,28 @@ def test_a_mesh_has_a_place_for_every_rank():
     first, second = run_ranks(work, 3)[0]
     assert first == "a mesh of dp 2 x tp 2 has 4 places for 3 ranks"
     assert "this one has 2 (dp, tp)" in second
+
+
+def gradients_of_norms(rank, modern):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 12, "d_model": 16, "num_heads": 4, "num_layers": 1, "d_ff": 32}
+    sizes |= {"max_len": 8, "dropout": 0.0}
+    if modern:
+        model = ModernModel(ModernConfig(**sizes, num_kv_heads=2))
+    else:
+        model = LanguageModel(TransformerConfig(**sizes))
+    whole = copy.deepcopy(model)
+    tokens, follow = torch.randint(12, (2, 2, 8))
+    F.cross_entropy(whole(tokens).flatten(0, 1), follow.flatten()).backward()
+    parallel_model(model, dist.group.WORLD, sequence_parallel=True)
+    vocab_parallel_cross_entropy(model(tokens), follow, dist.group.WORLD).mean().backward()
+    sum_partial_gradients(model, dist.group.WORLD)
+    own = dict(model.named_parameters())
+    return {n: (p.grad - own[n].grad).abs().max().item() for n, p in whole.named_parameters()
+            if "norm" in n}  # fmt: skip
+
+
+@pytest.mark.parametrize("modern", [False, True])
+def test_norms_of_any_kind_have_the_gradient_of_the_whole_sequence(modern):
+    for apart in run_ranks(gradients_of_norms, 2, modern):
+        assert apart and max(apart.values()) < 1e-6

@@ -119,3 +119,21 @@ def test_backward_after_finish_waits_for_the_gradients_alone():
 
 def test_a_link_keeps_a_message_until_it_is_answered_or_finished():
     assert run_ranks(what_a_link_keeps, 2, timeout=30) == [[1, 0, 1, 0], [0, 0]]
+
+
+def gradients_behind_a_frozen_stage(rank):
+    model = language_model(tie=False)
+    parts = parts_of(model)
+    half = len(parts) // 2
+    for part in parts[:half]:
+        for parameter in part.parameters():
+            parameter.requires_grad_(False)
+    pipeline = Pipeline(parts, [range(half), range(half, len(parts))])
+    rows = [token_rows(2, 6, seed=m) for m in range(2)]
+    pipeline.train_step(one_f_one_b_schedule(2, 2), rows, sum_loss, rows)
+    return [p.grad is not None for p in pipeline.parameters()]
+
+
+def test_a_frozen_stage_passes_its_activations_on():
+    frozen, trained = run_ranks(gradients_behind_a_frozen_stage, 2)
+    assert not any(frozen) and trained and all(trained)

@@ -27,6 +27,7 @@ from shared.tensor_parallel.engine import reference_engine
 from shared.tensor_parallel.models import named_tensors
 from shared.training.engine import DataParallelEngine, reference_curve
 from shared.training.named_checkpoint import load_named, save_named
+from shared.training.precision import MasterWeightAdamW
 from shared.training.reference_run import (
     TOLERANCE,
     read_record,
@@ -191,3 +192,32 @@ def test_saving_before_the_first_step_changes_nothing(kind, tmp_path):
     load_named(CutModel(net), optimizer, tmp_path)
     optimizer.zero_grad()
     assert torch.equal(step(net, optimizer), want)
+
+
+def masters_by_name(rank, folder):
+    def made():
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 4).bfloat16()
+        return model, MasterWeightAdamW(model.parameters(), lr=1e-2)
+
+    def step(model, optimizer, seed):
+        torch.manual_seed(seed)
+        optimizer.zero_grad()
+        model(torch.randn(2, 4).bfloat16()).float().square().sum().backward()
+        optimizer.step()
+
+    model, optimizer = made()
+    save_named(CutModel(model), optimizer, folder / "before")
+    plain, its = made()
+    for each in ((model, optimizer), (plain, its)):
+        step(*each, 1)
+    save_named(CutModel(plain), its, folder / "after")
+    again, resumed = made()
+    load_named(CutModel(again), resumed, folder / "after")
+    for each in ((model, optimizer), (plain, its), (again, resumed)):
+        step(*each, 2)
+    return [torch.equal(each.weight, plain.weight) for each in (model, again)]
+
+
+def test_master_weights_are_saved_by_name(tmp_path):
+    assert run_ranks(masters_by_name, 1, tmp_path) == [[True, True]]

@@ -463,3 +463,17 @@ def test_rows_are_shared_out_and_too_few_are_refused():
     assert {len(piece.tokens) for piece in pieces} == {1, 2}
     with pytest.raises(InputError, match=r"11 rows cannot be cut into 12 .* take 12 rows or more"):
         own_rows(batch, 0, 3, 4)
+
+
+def test_several_stages_on_one_rank_are_refused_before_the_model_is_cut():
+    def refused(rank):
+        model = LanguageModel(TransformerConfig(12, 16, 4, 2, 32, dropout=0.0, max_len=8))
+        before = {name: type(each) for name, each in model.named_modules()}
+        with pytest.raises(InputError, match="need pp 2 or more"):
+            Parallel3D(
+                model, make_groups(build_mesh(1, 1, 1)), torch.optim.SGD, lr=0.1,
+                num_micro_batches=1, schedule="interleaved", chunks=2,
+            )  # fmt: skip
+        assert before == {name: type(each) for name, each in model.named_modules()}
+
+    run_ranks(refused, 1)

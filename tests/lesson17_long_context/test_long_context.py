@@ -38,6 +38,7 @@ from shared.measuring.memory import saved_bytes
 from shared.measuring.traffic import count_traffic
 from shared.model.config import TransformerConfig
 from shared.model.language_model import LanguageModel
+from shared.model.modern import ModernConfig, ModernModel
 from shared.ranks.forked import run_ranks
 from shared.training.reference_run import compare_with_record, run_reference
 
@@ -280,3 +281,24 @@ def test_bad_input_says_what_was_given_and_what_would_do():
         return dist.get_rank()
 
     assert run_ranks(refused, 2) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("way", "words"), [("ring", "4 heads share 1 of keys"), ("all_to_all", "1 heads cannot be")]
+)
+def test_heads_that_share_keys_are_refused_before_the_first_forward(way, words):
+    def refused(rank):
+        config = ModernConfig(12, 16, 4, 1, 32, dropout=0.0, max_len=8, num_kv_heads=1)
+        with pytest.raises(InputError, match=words):
+            context_parallel(ModernModel(config), None, way)
+
+    run_ranks(refused, 2)
+
+
+def test_tiles_have_no_second_derivative():
+    q = drawn(3, 4)[0].requires_grad_()
+    (first,) = torch.autograd.grad(
+        TiledAttention.apply(q, q, q, False).square().sum(), q, create_graph=True
+    )
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.square().sum().backward()

@@ -14,6 +14,7 @@ from shared.errors import InputError
 from shared.measuring.traffic import count_traffic
 from shared.mixture_of_experts.dispatch import Dispatcher
 from shared.mixture_of_experts.layer import MoELayer
+from shared.mixture_of_experts.models import give_experts
 from shared.mixture_of_experts.parallel import ExpertParallelLayer, average_gradients
 from shared.mixture_of_experts.reference import expert_reference
 from shared.mixture_of_experts.routing import (
@@ -24,6 +25,7 @@ from shared.mixture_of_experts.routing import (
     within_capacity,
 )
 from shared.model.layers import PositionwiseFeedForward
+from shared.model.modern import ModernConfig, ModernModel
 from shared.ranks.forked import RankFailed, run_ranks
 from shared.tensor_parallel.models import make_mesh
 from shared.training.reference_run import read_record, run_reference
@@ -147,3 +149,21 @@ def test_what_cannot_be_is_refused_with_both_numbers():
         run_ranks(lambda rank: Dispatcher(torch.ones(3, dtype=torch.int64)), 2)
     with pytest.raises(RankFailed, match="3 experts cannot be shared out evenly over 2 ranks"):
         run_ranks(lambda rank: ExpertParallelLayer(layer_of(3, 1), None), 2)
+
+
+def test_experts_of_a_gated_network_draw_all_their_matrices():
+    model = ModernModel(ModernConfig(11, 16, 4, 1, 32, max_len=8, num_kv_heads=2))
+    give_experts(model, 2, 1)
+    first, second = model.layers[0].feed_forward.experts
+    pairs = zip(first.parameters(), second.parameters(), strict=True)
+    assert [torch.equal(a, b) for a, b in pairs if a.dim() > 1] == [False] * 3
+
+
+def test_a_rank_without_tokens_has_a_loss_of_balance():
+    def loss(rank):
+        torch.manual_seed(0)
+        layer = ExpertParallelLayer(MoELayer([torch.nn.Linear(4, 4) for _ in range(4)], 4, 2), None)
+        layer(torch.randn(0 if rank else 3, 4))
+        return balance_loss(layer.routing).isfinite().item()
+
+    assert run_ranks(loss, 2) == [True, True]

@@ -31,7 +31,7 @@ from shared.clusters.addresses import Meeting
 from shared.clusters.hangs import explain_hang
 from shared.clusters.links import measure_links
 from shared.clusters.odd import find_odd
-from shared.clusters.recordings import dump, from_dump, own_groups, recorded
+from shared.clusters.recordings import Call, Recording, dump, from_dump, own_groups, recorded
 from shared.clusters.report import GIB, Report, clock_findings, clock_offsets, disagreements
 from shared.clusters.stragglers import find_straggler
 from shared.clusters.verdicts import describe_hang
@@ -397,3 +397,9 @@ def test_a_start_script_without_arguments_says_how(path):
     done = subprocess.run(["bash", path], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "usage:" in done.stderr
+
+
+def test_a_number_that_no_recording_has_is_passed_over():
+    calls = tuple(Call("0", number, "all_reduce of 1 float32", "a line") for number in (1, 3))
+    both = [Recording(rank, {"0": (0, 1)}, calls) for rank in range(2)]
+    assert explain_hang(both) == []

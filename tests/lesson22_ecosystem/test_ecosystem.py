@@ -1,5 +1,6 @@
 """The frameworks themselves: the curve, bytes, what they make of arguments, what they refuse."""
 
+import math
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ from lessons.lesson22_ecosystem.laboratory import ARGUMENTS
 from lessons.lesson22_ecosystem.loops import LOOPS
 from lessons.lesson22_ecosystem.results import count_parameters
 from shared.ecosystem.defaults import DEFAULTS
+from shared.ecosystem.explain import explain_difference
 from shared.ecosystem.translate import deepspeed_config
 from shared.exercises.lessons import ROOT
 from shared.training.reference_run import read_record
@@ -124,3 +126,10 @@ def test_no_framework_is_imported_by_those_who_need_none():
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_a_curve_that_is_no_number_explains_nothing():
+    def run(settings):
+        return [1.0, math.nan if settings["lr"] else 2.0]
+
+    assert explain_difference(run, {"lr": 1, "wd": 0}, {"lr": 0, "wd": 1}, 0.01) == ("lr",)

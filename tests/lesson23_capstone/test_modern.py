@@ -85,3 +85,22 @@ def test_parts_of_any_cut_put_together_are_the_whole(numel, saved):
         assert len({len(part) for part in parts}) == 1
         assert torch.equal(torch.cat(parts)[:numel], whole)
         assert not torch.cat(parts)[numel:].any()
+
+
+@pytest.mark.parametrize("length", [1, 3, 6])
+@pytest.mark.parametrize("masked", [False, True])
+def test_fused_queries_are_the_last_positions_as_by_hand(length, masked):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, n, t, 4) for n, t in ((4, length), (2, 6), (2, 6)))
+    mask = None
+    if masked:
+        mask = torch.ones(2, 1, 1, 6, dtype=torch.bool)
+        mask[1, ..., :2] = length == 6  # not the first of all queries: it would see nothing
+    own, fused = (
+        f(q, k, v, mask, causal=True) for f in (grouped_attention, fused_grouped_attention)
+    )
+    assert torch.allclose(own, fused, atol=1e-6)
+
+
+def test_a_part_of_nothing_is_empty():
+    assert read_part(lambda file, begin, end: torch.zeros(end - begin), 0, 2, 2, 0).shape == (0,)
