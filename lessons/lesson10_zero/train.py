@@ -105,7 +105,9 @@ def main() -> None:
     engines = ("zero1", "zero2", "zero3", "deepspeed")
     parser.add_argument("--engine", choices=engines, help="(zero2; deepspeed with --deepspeed)")
     parser.add_argument("--deepspeed", type=Path, metavar="FILE", help="a JSON file of DeepSpeed")
-    parser.add_argument("--precision", choices=("fp32", "bf16"), help="of weights, by hand")
+    parser.add_argument(
+        "--precision", choices=("fp32", "bf16"), help="weights by hand (bf16 on a GPU)"
+    )
     parser.add_argument("--save", type=Path, metavar="DIR", help="save a checkpoint at the end")
     parser.add_argument("--resume", type=Path, metavar="DIR", help="load, then make --steps more")
     parser.add_argument("--search", action="store_true", help="the largest model for this GPU")

@@ -42,7 +42,7 @@ def all_to_all_attention(
                 f"{most} ranks would do, or ring_attention, which cuts no heads"
             )
     whole = (_Exchange.apply(x, group, 1, 2) for x in (q, k, v))  # (B, H / n, L, d)
-    attended = F.scaled_dot_product_attention(*whole, is_causal=is_causal)
+    attended = F.scaled_dot_product_attention(*whole, is_causal=is_causal, enable_gqa=True)
     return _Exchange.apply(attended, group, 2, 1)  # (B, H, L / n, d)
 
 

@@ -39,8 +39,8 @@ def context_parallel(
     own positions, so `sum_gradients` has to follow backward. `attend(q, k, v, is_causal)` takes
     the place of this module's ring or exchange, and `order` that of the way's usual one.
 
-    Raises InputError for attention with dropout, and for heads that the ranks cannot share where
-    the way is all_to_all.
+    Raises InputError for attention with dropout, for heads that the ranks cannot share where the
+    way is all_to_all, and for heads that share keys where it is the ring.
     """
     n = dist.get_world_size(group)
     if order is None:
@@ -134,8 +134,12 @@ def _check_attention(attention: MultiHeadAttention, ranks: int, way: Way) -> Non
         )
     kv_heads = getattr(attention, "num_kv_heads", attention.num_heads)  # lesson 23's
     if way == "ring" and kv_heads != attention.num_heads:
-        raise InputError(f"{attention.num_heads} heads share {kv_heads} of keys: the ring has none")
+        heads = f"{attention.num_heads} heads share {kv_heads} of keys"
+        raise InputError(f"{heads}: the ring takes as many of each; use all_to_all")
     for heads in (attention.num_heads, kv_heads) if way == "all_to_all" else ():
         if heads % ranks:
             words = f"{heads} heads cannot be shared out evenly over {ranks} ranks"
-            raise InputError(f"{words}: the ring cuts no heads, and would do")
+            ring = (
+                ": the ring cuts no heads, and would do" if kv_heads == attention.num_heads else ""
+            )
+            raise InputError(words + ring)

@@ -101,8 +101,8 @@ def fused_grouped_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, causal: bool = False
 ) -> Tensor:
     """The same through torch's kernel, which does not keep the scores."""
-    if causal and (mask is not None or query.shape[2] < key.shape[2]):
-        # Torch takes one of the two, and counts from the first key, we from the last.
+    if causal and (mask is not None or query.shape[2] != key.shape[2]):
+        # Torch promises an error for both, and counts from the first key, we from the last.
         mask, causal = with_causal(mask, query, key), False
     return F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=True

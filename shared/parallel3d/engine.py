@@ -103,7 +103,7 @@ class Parallel3D:
         """Forward and backward of this replica's rows of a global batch, the same on every rank.
 
         Returns the loss of the global batch, the same on every rank. Raises InputError for fewer
-        rows than micro-batches.
+        rows than micro-batches. An error in training drops all gradients, also an earlier call's.
         """
         dp, tp = self.mesh.dp, self.mesh.tp.group
         num_tokens = batch.num_tokens if num_tokens is None else num_tokens

@@ -134,6 +134,7 @@ class ShardedParameters(_Sharded):
     def drop(self) -> None:
         """By FullyShard: nobody calls the forward of `own`, a list, which would forget the rest."""
         self.sharded.zero_grad()
+        self.sharded.finish_gradient_sync()  # nothing is left to send: frees what is still whole
 
     def whole(self, key: str | None = None) -> dict[nn.Parameter, Tensor]:
         """The shards, or what the optimizer keeps for them, put together."""

@@ -116,8 +116,8 @@ def send_activation(link: Link, *tensors: Tensor) -> Tensor:
 
     Returns a number on which to call backward(): that waits for a gradient of each tensor, in the
     same order, which the next stage sends back on link.gradients, and goes on with them. What has
-    not left is in link.pending, as after link.send, so that link.finish() waits for it. Nothing
-    else is kept: backward needs no more than the shapes.
+    not left is in link.pending, as after link.send, so that link.finish() waits for it.
+    Backward needs no more than the shapes, and keeps nothing else.
     """
     # Backward runs only through what needs a gradient, and a frozen stage's output needs none.
     return _Send.apply(link, torch.zeros((), requires_grad=True), *tensors)

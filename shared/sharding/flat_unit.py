@@ -100,7 +100,10 @@ class ZeroUnit(PartWithMaster, FlatUnit):
         return self.part
 
     def store_back(self) -> None:
-        """Take over what was written to the parameters while they were whole."""
+        """Take over what was written to the parameters while they were whole.
+
+        A master stays where what is there now equals it when rounded: nobody can tell that.
+        """
         new = self.own_part(self.flat)
         if self.master.data_ptr() != self.part.data_ptr():  # what was not written stays float32
             master = self.master.detach()

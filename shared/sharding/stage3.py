@@ -87,10 +87,13 @@ class ZeroStage3(UnitHooks[ZeroUnit], ZeroStage2):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """As in stage 1, and the parts of frozen parameters."""
         state = dict(state_dict)
-        frozen = state.pop("frozen", [])
+        parts, own = state.pop("frozen", []), [unit.part for unit in self.frozen]
+        sizes, here = [part.numel() for part in parts], [part.numel() for part in own]
+        if {"stage": self.stage, **self._place()}.items() <= state.items() and sizes != here:
+            raise InputError(f"the state's frozen parts have {sizes} elements, these {here}")
         super().load_state_dict(state)
-        for unit, part in zip(self.frozen, frozen, strict=True):
-            unit.part.copy_(part)
+        for mine, part in zip(own, parts, strict=True):
+            mine.copy_(part)
 
     def _publish(self, bucket: ZeroUnit) -> None:
         """The part is all that there is: the next forward gathers it."""

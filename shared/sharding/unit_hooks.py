@@ -30,12 +30,12 @@ class UnitHooks(Generic[Unit]):
 
     Before a unit's forward its parameters are gathered, and freed after it; gathered again for its
     backward, and freed when its gradients are there, which then are reduce-scattered. So beside
-    the shards, and the module's own unit, a rank holds two at the most: one of parameters and one
-    of gradients. All ranks call the same units in one order. What is counted of a unit, and when:
+    the shards, and the module's own unit, a rank holds two units at the most: one of parameters and
+    one of gradients. All ranks call the same units in one order. What is counted, and when:
 
         event                    users    pending   besides
         before forward           +1       +1        gathered; pending only with gradients
-        after forward            -1                 freed at 0 users, if `reshard_after_forward`
+        after forward            -1                 freed at 0 users, unless it is kept whole
         before backward          +1                 gathered; what travels is finished
         last gradient is there   0                  freed, reduced: it travels, and is in `_left`
         after backward           -1       -1        at 0 pending: reduced if not in `_left`, which

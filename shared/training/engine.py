@@ -78,8 +78,8 @@ def train_step(
 ) -> StepResult:
     """Train on this rank's rows of a global batch; the arguments are `forward_backward`'s.
 
-    A step that raises on all ranks and is caught there leaves nothing for the next one; after one
-    in backward DDP, torch's or lesson 06's, refuses the next forward.
+    A step that raises on all ranks and is caught there leaves nothing for the next one. But
+    DDP (torch's or lesson 06's) refuses the next forward after an error in backward.
     """
     engine.optimizer.zero_grad()
     part = engine.forward_backward(batch, num_tokens)

@@ -160,7 +160,7 @@ def load_named(layout: Layout, optimizer: Optimizer | None, folder: Path) -> int
 def named_state(layout: Layout, optimizer: Optimizer | None = None) -> dict[str, Any]:
     """What is saved: {"model": by name, "optimizer": by kind of state and name, "step"}.
 
-    An optimizer that has not made a step has its states after this, all zeros.
+    An optimizer that has not made a step has its states after this, all zeros but masters.
     """
     state: dict[str, Any] = {"model": layout.state_of(_itself) | layout.buffers()}
     if optimizer is not None:
@@ -177,9 +177,13 @@ def _itself(parameter: nn.Parameter) -> Tensor:
 
 
 def _kept(optimizer: Optimizer, key: str, parameter: nn.Parameter) -> Tensor:
-    """What the optimizer keeps for a parameter; zeros where it does not train it."""
+    """What the optimizer keeps for a parameter; if it does not train it zeros, or the weights."""
     kept = optimizer.state.get(parameter, {})
-    return kept[key] if key in kept else torch.zeros_like(parameter.detach())
+    if key in kept:
+        return kept[key]
+    if key == "master":  # lesson 09's: zeros would replace the weights at the next step
+        return parameter.detach().to(torch.float32, copy=True)
+    return torch.zeros_like(parameter.detach())
 
 
 def _keys(optimizer: Optimizer) -> list[str]:

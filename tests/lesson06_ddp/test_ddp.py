@@ -271,3 +271,13 @@ def average_strided(rank, layout):
 def test_gradients_need_not_lie_row_by_row(layout):
     want = (torch.arange(12.0).view(3, 4) + 0.5).tolist()
     assert run_ranks(average_strided, 2, layout) == [want, want]
+
+
+def test_sparse_gradients_are_averaged():
+    def averaged(rank):
+        model = nn.Embedding(5, 3, sparse=True)
+        model(torch.tensor([rank, 2])).sum().backward()
+        average_gradients(model)
+        return model.weight.grad.to_dense()[:, 0].tolist()
+
+    assert run_ranks(averaged, 2) == [[0.5, 0.5, 1.0, 0.0, 0.0]] * 2

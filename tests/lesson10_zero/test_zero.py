@@ -383,3 +383,17 @@ def test_a_state_of_another_optimizer_is_refused():
             zero.load_state_dict(torch.optim.AdamW(nn.Linear(2, 2).parameters()).state_dict())
 
     run_ranks(refused, 1)
+
+
+def test_a_state_without_frozen_parts_is_refused_and_changes_nothing():
+    def refused(rank):
+        state = ZeroStage3(half_frozen(1), torch.optim.AdamW, lr=0.1).state_dict()
+        zero = ZeroStage3(half_frozen(0), torch.optim.AdamW, lr=0.1)
+        before = zero.full_state_dict()
+        for bad in ([], [torch.zeros(1)]):
+            with pytest.raises(InputError, match="the state's frozen parts have"):
+                zero.load_state_dict({**state, "frozen": bad})
+        after = zero.full_state_dict()
+        return all(torch.equal(before[name], after[name]) for name in before)
+
+    assert run_ranks(refused, 2) == [True, True]

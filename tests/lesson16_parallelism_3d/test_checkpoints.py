@@ -221,3 +221,29 @@ def masters_by_name(rank, folder):
 
 def test_master_weights_are_saved_by_name(tmp_path):
     assert run_ranks(masters_by_name, 1, tmp_path) == [[True, True]]
+
+
+def trained_later(rank, folder):
+    def made(frozen):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)).bfloat16()
+        model[0].requires_grad_(not frozen)
+        optimizer = MasterWeightAdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+        return model, optimizer
+
+    save_named(*as_layout(made(frozen=True)), folder)
+    model, optimizer = made(frozen=False)
+    load_named(*as_layout((model, optimizer)), folder)
+    before = model[0].weight.detach().clone()
+    model(torch.ones(2, 4).bfloat16()).float().sum().backward()
+    optimizer.step()
+    return (model[0].weight - before).abs().max().item()
+
+
+def as_layout(made):
+    return CutModel(made[0]), made[1]
+
+
+def test_what_was_frozen_at_the_save_keeps_its_weights_when_it_is_trained(tmp_path):
+    (moved,) = run_ranks(trained_later, 1, tmp_path / "frozen")
+    assert 0 < moved < 5e-3  # a step of 1e-3, in bf16

@@ -41,6 +41,8 @@ def after_an_error(
             with pytest.raises(ZeroDivisionError):
                 train_step(engine, rows(1), max_norm=0.5)
             handle.remove()
+            if options.get("zero") == 3:
+                assert not any(unit.is_whole for unit in engine.replicas.sharded.units)
         for seed in (2, 3):
             losses.append(train_step(engine, rows(seed), max_norm=0.5).part.item())
         found.append(losses)
@@ -48,7 +50,7 @@ def after_an_error(
 
 
 def raise_once(engine: Parallel3D, where: str):
-    """Let the second micro-batch raise on every rank: in forward, in backward, inside a layer."""
+    """Let the second micro-batch raise on every rank, after a layer or inside it."""
     calls = itertools.count()
 
     def raises(*_):
@@ -57,12 +59,12 @@ def raise_once(engine: Parallel3D, where: str):
     def hook(part, args, output):
         output = output[0] if isinstance(output, tuple) else output
         if next(calls) == 1:
-            if where == "forward":
+            if where in ("forward", "halfway"):
                 raises()
             output.register_hook(raises)
 
     part = engine.pipeline.own[1]
-    if where == "inside":
+    if where in ("inside", "halfway"):
         part = next(m for name, m in part.named_modules() if name.endswith("self_attention"))
     return part.register_forward_hook(hook)
 
@@ -82,6 +84,7 @@ AGAIN = ((2, 1, 2), {"checkpoint": True})  # inside of a layer its forward runs 
         *(("forward", *each) for each in [*CASES, AGAIN]),
         *(("backward", *each) for each in [*CASES, AGAIN]),
         *(("inside", *each) for each in CASES),
+        *(("halfway", *each) for each in CASES),
     ],
 )
 def test_an_error_and_the_next_step_are_as_if_the_step_had_not_been(where, sizes, options):

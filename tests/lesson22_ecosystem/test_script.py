@@ -15,7 +15,7 @@ MADE = {  # engine -> on how many ranks it is tried here, and what it makes of t
     "fsdp2": (3, "FSDPWithLoss"),
     "trainer_fsdp": (2, "DistributedDataParallel"),
     "trainer_deepspeed": (2, "DeepSpeedEngine"),
-    "trainer": (1, "DistributedDataParallel"),
+    "trainer": (2, "DistributedDataParallel"),
     "fabric": (3, "DistributedDataParallel"),
 }
 QUICK = ("accelerate", "deepspeed")
@@ -36,6 +36,7 @@ def test_an_engine_has_the_curve_of_one_process_and_leaves_no_thread_of_gloo(
 
 
 def test_every_engine_is_tried(monkeypatch):
+    # "ddp" is the first, whose threads tests/frame/test_threads_at_exit.py counts
     assert {"ddp", *MADE} == set(engines_of(SCRIPT, monkeypatch))
 
 

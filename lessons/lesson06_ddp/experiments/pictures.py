@@ -62,7 +62,8 @@ def draw_leaving(ax: Axes, title: str, model: nn.Module, completed: Sequence[str
     ticks = [*range(1, end), end]
     ax.set_xticks(ticks, [*map(str, range(1, end)), "finish"])
     ax.set_xlabel("events: a gradient is complete")
-    ax.legend([*dots, *sent], ["gradient complete", "message leaves"], loc="lower left")
+    ax.legend([*dots, *sent], ["gradient complete", "message leaves"], loc="lower left",
+              frameon=True, framealpha=1, fontsize=8)  # fmt: skip
     ax.grid(axis="x", visible=False)
 
 
