@@ -116,9 +116,7 @@ def main() -> None:
     engines = ("ddp", "by_hand", "fsdp2", "hybrid")
     parser.add_argument("--engine", choices=engines, default="by_hand", help="(by_hand)")
     parser.add_argument("--units", choices=("root", "block", "linear"), default="block")
-    parser.add_argument(
-        "--mesh", default="", metavar="RxS", help="hybrid: replicas x shards (2 x rest)"
-    )
+    parser.add_argument("--mesh", default="", metavar="RxS", help="hybrid: copies x shards (2xS)")
     parser.add_argument("--offload", action="store_true", help="fsdp2: shards in the CPU's memory")
     parser.add_argument("--search", type=positive_int, metavar="RANKS", help="the largest model")
     args = parser.parse_args()

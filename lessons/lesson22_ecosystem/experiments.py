@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from lessons.lesson22_ecosystem.asking import ask
 from lessons.lesson22_ecosystem.loops import LOOPS
 from lessons.lesson22_ecosystem.results import rounded, row_of
+from shared.measuring.largest import largest
 from shared.plots import MEANING
 from shared.training.reference_run import learning_rate, read_record
 
@@ -56,7 +57,7 @@ AUTO: dict[str, Any] = {
 def gap_of(losses: Sequence[float]) -> float:
     """The largest difference from the record of the reference run."""
     pairs = zip(losses, read_record()["losses"], strict=False)
-    return rounded(max(abs(a - b) for a, b in pairs))
+    return rounded(largest(abs(a - b) for a, b in pairs))
 
 
 def all_engines(num_steps: int, num_ranks: int = 2) -> dict[str, dict[str, Any]]:

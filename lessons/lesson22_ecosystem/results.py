@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from lessons.lesson22_ecosystem import loops
 from shared.ecosystem.task import Task
 from shared.errors import InputError
+from shared.measuring.largest import largest
 from shared.plots import MEANING, use_style
 from shared.ranks.group import Rank
 from shared.results import write_results
@@ -79,7 +80,7 @@ def lines_of(engine: str) -> int:
 
 def row_of(engine: str, seen: Mapping[str, Any], alone: Sequence[float]) -> dict[str, Any]:
     """One line of the table: what came of the model, how far off it is, what it sent and keeps."""
-    gap = max(abs(a - b) for a, b in zip(seen["losses"], alone, strict=True))
+    gap = largest(abs(a - b) for a, b in zip(seen["losses"], alone, strict=True))
     return {
         "engine": engine,
         "what it made": seen["wrapped"],

@@ -143,11 +143,7 @@ def model_spec(table: ModelTable, vocab_size: int) -> ModelSpec | None:
     """The planner's description of the model; None for a translator, which it does not know."""
     if table.kind == "translator":
         return None
-    config = model_config(table, vocab_size)
-    spec = spec_of(config, table.length)
-    if isinstance(config, ModernConfig):
-        return replace(spec, num_kv_heads=config.num_kv_heads, gated=True, bias=False, norm="rms")
-    return spec
+    return spec_of(model_config(table, vocab_size), table.length)
 
 
 def own_share(batch: Rows, index: int, count: int) -> Rows:

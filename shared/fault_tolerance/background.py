@@ -7,7 +7,6 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from shared.errors import InputError
 from shared.fault_tolerance.checkpoints import (
     checkpoint_content,
     checkpoint_path,
@@ -51,13 +50,13 @@ class BackgroundSaver:
 
     def wait(self) -> None:
         """Return when the last checkpoint is on the disk; raises InputError as `save` does."""
-        said: list[InputError | None] = [None]
+        said: list[Exception | None] = [None]
         if self._pending is not None:
+            pending, self._pending = self._pending, None
             try:
-                self._pending.result()
-            except InputError as error:
+                pending.result()
+            except Exception as error:  # of any kind: the others wait for a word of it
                 said = [error]
-            self._pending = None
         said = from_rank_0(said)
         if said[0] is not None:
             raise said[0]

@@ -42,7 +42,8 @@ def save_checkpoint(folder: Path, state: TrainingState, keep: int = 2) -> Path:
     best.pt, stays; a .part file may go. None goes before the new one is there, and no rank returns
     before that. Every rank returns the file's path.
 
-    Raises InputError on every rank when rank 0 could not write; what was there before still is.
+    Raises InputError on every rank when rank 0 could not write, and what was there before still is;
+    or could not delete.
     """
     if keep < 1:
         raise InputError(f"keep is {keep}; at least the newest checkpoint must be kept")
@@ -88,7 +89,10 @@ def store(path: Path, content: Mapping[str, Any], keep: int) -> None:
     # And the partial files of processes that died while they wrote.
     torn = path.parent.glob(f".step_*{PART}")
     for each in [*outdated(checkpoints_in(path.parent), path, keep), *torn]:
-        each.unlink()
+        try:
+            each.unlink(missing_ok=True)
+        except OSError as error:
+            raise InputError(f"{each} cannot be deleted: {error.strerror}") from error
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:

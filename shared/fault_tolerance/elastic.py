@@ -6,6 +6,7 @@ shared out among two, so the generators are seeded anew after loading.
 Source: docs.pytorch.org/docs/stable/distributed.checkpoint.html.
 """
 
+import copy
 import json
 import random
 import re
@@ -51,25 +52,28 @@ def load_elastic(folder: Path, state: TrainingState, seed: int = 0) -> Path | No
 
     The generators are seeded from seed, step and rank: another run than the uninterrupted one
     where there is dropout, and the same one again each time it is resumed from there.
-    Raises InputError on every rank when it cannot be read or is of another model.
+    Raises InputError on every rank when it cannot be read, or is of another model or other data;
+    where it is damaged, parts of it may be in the model by then.
     """
     finished = elastic_checkpoints_in(folder) if dist.get_rank() == 0 else []
     (path,) = from_rank_0([finished[-1] if finished else None])
     if path is None:
         return None
-    content = elastic_content(state)  # says what to read, and where to
+    content = elastic_content(state)  # says what to read, and where to: the weights themselves
+    own = {"progress": content["progress"]}
     try:
+        dcp.load(own, checkpoint_id=path)
+        progress = json.loads(own["progress"])
+        copy.deepcopy(state.sampler).load_state_dict(progress["sampler"])  # refuses other data
         dcp.load(content, checkpoint_id=path)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
     except (CheckpointException, OSError, RuntimeError, KeyError) as error:
         raise InputError(
             f"{path} cannot be loaded into this model: {_reason(error)}; if it is damaged, move it "
             "away and the one before it is used"
         ) from error
-    progress = json.loads(content["progress"])
-    try:
-        state.sampler.load_state_dict(progress["sampler"])  # counts samples, not samples per rank
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+    state.sampler.load_state_dict(progress["sampler"])  # counts samples, not samples per rank
     set_state_dict(
         state.model,
         state.optimizer,
@@ -79,9 +83,8 @@ def load_elastic(folder: Path, state: TrainingState, seed: int = 0) -> Path | No
     state.schedule.load_state_dict(progress["schedule"])
     state.step, state.losses[:] = progress["step"], progress["losses"]
     seeds = np.random.SeedSequence([seed, state.step, dist.get_rank()]).generate_state(3).tolist()
-    for seed_one, value in zip(
-        (torch.manual_seed, random.seed, np.random.seed), seeds, strict=True
-    ):
+    generators = (torch.manual_seed, random.seed, np.random.seed)
+    for seed_one, value in zip(generators, seeds, strict=True):
         seed_one(value)
     return path
 

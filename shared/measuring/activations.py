@@ -24,7 +24,9 @@ class SavedBytes:
         self.now = self.peak = 0
         # Held, so that no other storage comes to stand at their place.
         self._ignored = {_address(each): each.untyped_storage() for each in ignore}
-        self._users: dict[int, int] = {}  # how many saved tensors lie in the storage at an address
+        # By a storage's address: how many saved tensors lie in it, and its bytes when it was saved.
+        self._users: dict[int, int] = {}
+        self._sizes: dict[int, int] = {}
 
     def add(self, tensor: Tensor) -> None:
         """Count a tensor that has been saved."""
@@ -33,7 +35,8 @@ class SavedBytes:
             return
         self._users[address] = self._users.get(address, 0) + 1
         if self._users[address] == 1:
-            self.now += tensor.untyped_storage().nbytes()
+            self._sizes[address] = tensor.untyped_storage().nbytes()
+            self.now += self._sizes[address]
             self.peak = max(self.peak, self.now)
 
     def remove(self, tensor: Tensor) -> None:
@@ -44,7 +47,7 @@ class SavedBytes:
         self._users[address] -= 1
         if not self._users[address]:
             del self._users[address]
-            self.now -= tensor.untyped_storage().nbytes()
+            self.now -= self._sizes.pop(address)  # it may have been resized since
 
 
 class _Held:
@@ -105,9 +108,13 @@ def saved_by_module(module: nn.Module, run: Callable[[], Any]) -> list[Saved]:
         return kept
 
     handles = []
+
+    def leave(*_: Any) -> None:  # no lambda: what a hook returns takes the place of the output
+        stack.pop()
+
     for name, each in module.named_modules():
         handles.append(each.register_forward_pre_hook(lambda *_, name=name: stack.append(name)))
-        handles.append(each.register_forward_hook(lambda *_: stack.pop() and None))
+        handles.append(each.register_forward_hook(leave))
     try:
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             result = run()  # alive until counted
@@ -163,4 +170,5 @@ def peak_bytes(costs: Sequence[LayerCost], choice: Sequence[bool]) -> int:
     assert len(costs) == len(choice), f"{len(costs)} layers, {len(choice)} choices"
     held = [c.inputs if again else c.saved for c, again in zip(costs, choice, strict=True)]
     before = itertools.accumulate(held, initial=0)
-    return max(there + cost.saved for there, cost in zip(before, costs, strict=False))
+    moments = (there + cost.saved for there, cost in zip(before, costs, strict=False))
+    return max(moments, default=0)

@@ -32,7 +32,7 @@ def operators_by_dtype(
     """The result of `run()`, and how often each (operator, dtypes read, dtypes written) ran.
 
     Recorded below autocast, so that its casts are operators like all others ("_to_copy"). Only
-    floating-point tensors count. Forward only: backward runs in threads of autograd's own.
+    floating-point tensors count. A backward inside of `run` is recorded as well.
     """
     with _Recorder() as recorder:
         result = run()

@@ -34,7 +34,11 @@ def read_chrome(path: Path) -> dict[str, Any]:
         ) from None
     if not isinstance(content, dict) or not isinstance(content.get("traceEvents"), list):
         raise InputError(f"{path} is no trace in Chrome's format: it has no list of traceEvents")
-    if not step_spans(content):
+    try:
+        spans = step_spans(content)
+    except (AttributeError, KeyError, TypeError):
+        raise InputError(f"{path} is no trace in Chrome's format: its events lack parts") from None
+    if not spans:
         raise InputError(
             f"{path} holds no {STEP}...: it is a trace of another program, or nobody called "
             "profiler.step() after each step"

@@ -1,9 +1,15 @@
-"""The largest number of something that fits into memory, found by trying."""
+"""The largest of some differences; the largest number that fits into memory, found by trying."""
 
 import gc
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 
 import torch
+
+
+def largest(numbers: Iterable[float]) -> float:
+    """The largest of one or more numbers, NaN where one is: max() may pass over it."""
+    return max(numbers, key=lambda number: math.inf if math.isnan(number) else number)
 
 
 def largest_that_fits(fits: Callable[[int], bool], most: int = 4096) -> int:
@@ -24,7 +30,8 @@ def largest_that_fits(fits: Callable[[int], bool], most: int = 4096) -> int:
     low, high = 0, 1
     while high <= most and tried(high):
         low, high = high, 2 * high
-    while high - low > 1 and low < most:
+    high = min(high, most + 1)
+    while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if tried(middle) else (low, middle)
     return low

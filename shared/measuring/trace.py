@@ -96,7 +96,7 @@ def read_trace(content: Mapping[str, Any]) -> Trace:
     """Return the compute and communication spans of a trace in Chrome's format (`ph: X` events).
 
     An operator inside another of the same thread is part of it and left out. Raises ValueError
-    when the content holds no events.
+    for what has no list of events; an empty one gives no spans.
     """
     if "traceEvents" not in content:
         raise ValueError("not a trace in Chrome's format: it has no traceEvents")

@@ -113,7 +113,8 @@ class GroupedQueryAttention(MultiHeadAttention):
     """Self-attention with fewer heads of keys and values than of queries; no biases.
 
     With as many it is multi-head attention, with one multi-query attention. What a decoder keeps
-    of each token shrinks with them. `kernel` attends in the heads.
+    of each token shrinks with them. `kernel` attends in the heads, without dropout, and keeps no
+    weights, whatever `keep_weights` says.
     """
 
     def __init__(self, config: ModernConfig, kernel: Kernel) -> None:

@@ -38,7 +38,7 @@ KINDS: dict[str, type[ResidualBlock]] = {"encoder": EncoderLayer, "decoder": Dec
 def make_block(width: int = 64, heads: int = 12, **settings: Any) -> EncoderLayer:
     """A block of a language model, the same in every process."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(14)
+        torch.default_generator.manual_seed(14)  # manual_seed would seed GPUs as well
         return block_of("encoder", width, heads, **settings)
 
 

@@ -4,6 +4,7 @@ Every proof that ours is right, and every measurement that compares the two, sta
 Two things differ in the engine and are taken into account: it keeps the three input projections of
 an attention in one stacked matrix, and it ends both stacks in a norm even when each layer has
 normed its output already (post-LN), which the paper does not; the twin leaves that one out.
+Rotary positions, which it does not have, are refused.
 """
 
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from shared.errors import InputError
 from shared.model.attention import MultiHeadAttention
 from shared.model.layers import DecoderLayer, EncoderLayer
 from shared.model.transformer import Transformer, embed, make_positions
@@ -28,6 +30,8 @@ class TorchTwin(nn.Module):
     def __init__(self, model: Transformer) -> None:
         super().__init__()
         config = self.config = model.config
+        if config.positions == "rotary":
+            raise InputError("torch.nn.Transformer has no rotary positions: take another kind")
         self.src_embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.tgt_embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.src_positions = make_positions(config)

@@ -74,9 +74,10 @@ GPUS = {"a100": a100, "h100": h100, "h200": h200}
 def spec_of(config: Any, seq_len: int) -> ModelSpec:
     """The course's `LanguageModel(config)`, trained on sequences of `seq_len` tokens.
 
-    `config` is a `shared.model.config.TransformerConfig`; this room imports none of that one.
-    Raises InputError for post-norm layers.
+    `config` is a `shared.model.config.TransformerConfig`, or lesson 23's `ModernConfig` for its
+    `ModernModel`; this room imports none of that one. Raises InputError for post-norm layers.
     """
+    modern = hasattr(config, "num_kv_heads")
     if config.norm != "pre":
         raise InputError(f"the planner counts pre-norm layers, got norm {config.norm!r}")
     return ModelSpec(
@@ -90,4 +91,8 @@ def spec_of(config: Any, seq_len: int) -> ModelSpec:
         num_positions=config.max_len if config.positions == "learned" else 0,
         dropout=config.dropout > 0,
         fused_attention=config.fused,
+        num_kv_heads=config.num_kv_heads if modern else None,
+        gated=modern,
+        bias=not modern,
+        norm="rms" if modern else "layer",
     )

@@ -40,7 +40,7 @@ def _short(value: Any) -> str:
 
 
 def fingerprint(texts: Iterable[str]) -> str:
-    """A short name for a list of texts, equal only where all of them and their order are."""
+    """A short name for texts without NUL characters, equal only where all and their order are."""
     digest = hashlib.sha256()
     for text in texts:
         digest.update(text.encode() + b"\0")

@@ -212,6 +212,9 @@ def _place() -> dict[str, int]:
     for name in given:
         if not said[name].isdecimal():
             raise InputError(f"{name}={said[name]!r} is not a number: start with torchrun")
+    port = said["MASTER_PORT"]
+    if not port.isdecimal() or int(port) > 65_535:
+        raise InputError(f"MASTER_PORT={port!r} is no port: give a number up to 65535")
     place = {name: int(said[name]) for name in LAUNCHER_VARIABLES}
     for number, count in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
         if place[number] >= place[count]:
@@ -219,6 +222,11 @@ def _place() -> dict[str, int]:
                 f"{number}={place[number]} and {count}={place[count]}: "
                 f"ranks count from 0 to {place[count] - 1}; start with torchrun"
             )
+    if place["LOCAL_WORLD_SIZE"] > place["WORLD_SIZE"]:
+        raise InputError(
+            f"LOCAL_WORLD_SIZE={place['LOCAL_WORLD_SIZE']} and WORLD_SIZE={place['WORLD_SIZE']}: "
+            "one machine has more ranks than all together; start with torchrun"
+        )
     return place
 
 

@@ -37,15 +37,23 @@ class Host:
         """What each rank returned: a task, called with its rank and `given`, which is JSON.
 
         `timeout` is for the ranks; a first call also waits for the import. Raises RuntimeError
-        when a rank raised, with its error and traceback, and when the host is gone.
+        when a rank raised, with its error and traceback, and when the host is gone; the next
+        question starts another.
         """
+        asked = {"task": task, "world_size": world_size, "timeout": timeout, "given": given}
+        question = json.dumps(asked) + "\n"
         process = self._process()
         assert process.stdin is not None
         assert process.stdout is not None
-        asked = {"task": task, "world_size": world_size, "timeout": timeout, "given": given}
-        process.stdin.write(json.dumps(asked) + "\n")
-        process.stdin.flush()
-        line = process.stdout.readline()
+        try:
+            process.stdin.write(question)
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        except BaseException:  # Ctrl-C: its answer would be taken for the next question's
+            _stop(self._processes.pop(os.getpid()))
+            raise
         if not line:
             del self._processes[os.getpid()]
             raise RuntimeError(f"{self.whose} process ended with status {process.wait()}")
@@ -86,7 +94,8 @@ def _stop(process: subprocess.Popen) -> None:
     """End it, by the end of its input; also where it has ended."""
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
-            pipe.close()
+            with contextlib.suppress(BrokenPipeError):  # of a question that nobody has read
+                pipe.close()
     process.terminate()
     process.wait(10)
 

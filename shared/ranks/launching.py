@@ -114,6 +114,10 @@ def _prepare(script: str | Path, args: Sequence[str], folder: Path) -> tuple[Pat
     if not path.is_file():
         raise LaunchFailed(f"there is no script {path}")
     arguments = [str(each) for each in args]
+    for place, each in enumerate(arguments):
+        if each.startswith("--out="):
+            arguments[place : place + 1] = ["--out", each.removeprefix("--out=")]
+            break
     if "--out" not in arguments:
         arguments += ["--out", str(folder)]
     metrics = Path(arguments[arguments.index("--out") + 1]) / "metrics.json"

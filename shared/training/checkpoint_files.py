@@ -4,12 +4,13 @@ import contextlib
 import os
 import pickle
 import zipfile
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shared.errors import InputError
 
@@ -53,7 +54,7 @@ def cause_of(error: BaseException) -> str:
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror
         cause = cause.__context__
-    return str(error).splitlines()[0]
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _flush_folder(folder: Path) -> None:
@@ -70,7 +71,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
     Only tensors and plain values are unpickled (`weights_only`): a checkpoint from elsewhere can
     be wrong, but it cannot run code. Raises InputError when the file is missing, is a folder,
-    is cut short or damaged (checksums are compared), or is some other file.
+    cannot be opened, is cut short or damaged (checksums are compared), or is some other file.
     """
     if path.is_dir():
         raise InputError(f"{path} is a folder; give the checkpoint file inside it")
@@ -86,7 +87,11 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             f"there is no checkpoint at {path}: train first, or check the name"
         ) from None
     except Exception as error:  # a few foreign bytes can make an unpickler raise anything
-        raise InputError(_why_unreadable(path, error)) from error
+        try:
+            why = _why_unreadable(path, error)
+        except OSError as refused:  # no permission, or a disk that fails
+            why = f"checkpoint {path} cannot be read: {cause_of(refused)}"
+        raise InputError(why) from error
     if not isinstance(content, dict) or content.get("mark") != MARK:
         raise InputError(
             f"{path} is a file of PyTorch's, but not one of this course's checkpoints "
@@ -101,14 +106,15 @@ def refuse_what_cannot_be_read(content: Any, where: str = "checkpoint") -> None:
     torch.save would write it, and `read_checkpoint` refuse it: on the day when it is needed.
     A numpy number is a float to most code, and not to the reader.
     """
-    if isinstance(content, Mapping):
+    if type(content) in (dict, OrderedDict, Counter):
         for name, each in content.items():
+            refuse_what_cannot_be_read(name, f"a key of {where}")
             refuse_what_cannot_be_read(each, f"{where}[{name!r}]")
     elif type(content) in (list, tuple):
         for number, each in enumerate(content):
             if type(each) not in (int, float):
                 refuse_what_cannot_be_read(each, f"{where}[{number}]")
-    elif not isinstance(content, Tensor) and type(content) not in PLAIN:
+    elif type(content) not in (Tensor, nn.Parameter, *PLAIN):
         raise InputError(
             f"{where} is a {type(content).__name__}, which could not be read back: save tensors, "
             "numbers, strings, and lists and dicts of these"

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from shared.data.tokenizer import EOS_ID, PAD_ID, Tokenizer
+from shared.errors import InputError
 from shared.model.transformer import Transformer
 
 
@@ -216,8 +217,8 @@ def translate(
     """Translate sentences with dropout off and return the translations in the same order.
 
     `decode(model, src, max_len)` is greedy_decode, or beam_search with its settings filled in.
-    Sentences of like length share a batch; a translation may have twice the source's tokens and
-    ten more. Raises InputError if a sentence has more tokens than the model's encoding.
+    Sentences of like length share a batch; a translation may have twice the tokens of its longest
+    source and ten more. Raises InputError if a sentence has more tokens than the model's encoding.
     """
     device = next(model.parameters()).device
     encoded = [[*ids, EOS_ID] for ids in tokenizer.encode_batch(sentences)]
@@ -225,15 +226,17 @@ def translate(
     translations = [""] * len(encoded)
     was_training = model.training
     model.eval()
-    for start in range(0, len(order), batch_size):
-        chosen = order[start : start + batch_size]
-        width = len(encoded[chosen[-1]])
-        rows = [encoded[i] + [PAD_ID] * (width - len(encoded[i])) for i in chosen]
-        src = torch.tensor(rows, device=device)  # (B, S)
-        tokens = decode(model, src, min(2 * width + 10, model.config.max_len))
-        for i, text in zip(chosen, tokenizer.decode_batch(tokens.tolist()), strict=True):
-            translations[i] = text
-    model.train(was_training)
+    try:
+        for start in range(0, len(order), batch_size):
+            chosen = order[start : start + batch_size]
+            width = len(encoded[chosen[-1]])
+            rows = [encoded[i] + [PAD_ID] * (width - len(encoded[i])) for i in chosen]
+            src = torch.tensor(rows, device=device)  # (B, S)
+            tokens = decode(model, src, min(2 * width + 10, model.config.max_len))
+            for i, text in zip(chosen, tokenizer.decode_batch(tokens.tolist()), strict=True):
+                translations[i] = text
+    finally:
+        model.train(was_training)
     return translations
 
 
@@ -243,12 +246,19 @@ def translate_together(
     """`translate`, shared out: rank r takes every world_size-th sentence, from the r-th on.
 
     Every rank has to call it, with the same sentences; each gets all translations, in order.
+    Raises InputError on every rank where one of them does in `translate`.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    mine = translate(model, tokenizer, sentences[rank::world_size], decode)
-    gathered: list[list[str]] = [[] for _ in range(world_size)]
-    dist.all_gather_object(gathered, mine)
+    mine: list[str] | InputError
+    try:
+        mine = translate(model, tokenizer, sentences[rank::world_size], decode)
+    except InputError as error:  # a rank that raised alone would leave the others waiting
+        mine = error
+    everyone: list[Any] = [None] * world_size
+    dist.all_gather_object(everyone, mine)
     translations = [""] * len(sentences)
-    for other, part in enumerate(gathered):
+    for other, part in enumerate(everyone):
+        if isinstance(part, InputError):
+            raise part
         translations[other::world_size] = part
     return translations

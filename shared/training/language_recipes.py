@@ -56,13 +56,13 @@ RECIPES = {
 def load_tokens(corpus: TextCorpus, recipe: Recipe) -> tuple[Int[Tensor, "tokens"], int]:
     """The first part of a text as token ids, and the size of the vocabulary.
 
-    Raises InputError where the text has fewer tokens than a row needs.
+    Raises InputError where the text has fewer tokens than `rows` needs: two more than a row has.
     """
     lines = corpus.train[: recipe.characters].splitlines()
     tokenizer = Tokenizer.train(lines, recipe.vocab_size)
     ids = torch.tensor([id for line in tokenizer.encode_batch(lines) for id in line])
     if len(ids) <= recipe.length + 1:
-        raise InputError(f"{corpus.name} has {len(ids)} tokens; a row needs {recipe.length + 1}")
+        raise InputError(f"{corpus.name} has {len(ids)} tokens; a row needs {recipe.length + 2}")
     return ids, tokenizer.vocab_size
 
 

@@ -82,7 +82,9 @@ def mean_over_ranks(
     better than waiting for the whole of backward.
     """
     grads = [each.grad for each in parameters if each.grad is not None]
-    ends = torch.stack([loss_sum.float(), torch.full_like(loss_sum, num_tokens).float()])
+    # Not by full_like: 16 bits cannot count tokens.
+    count = torch.full((), num_tokens, dtype=torch.float32, device=loss_sum.device)
+    ends = torch.stack([loss_sum.float(), count])
     if current_world_size() > 1:
         flat = torch.cat([grad.reshape(-1) for grad in grads] + [ends])
         dist.all_reduce(flat)
@@ -91,7 +93,8 @@ def mean_over_ranks(
             grads, [piece.view_as(g) for piece, g in zip(pieces, grads, strict=True)]
         )
         ends = flat[-2:]
-    torch._foreach_div_(grads, ends[1])
+    if grads:  # of a frozen model there are none
+        torch._foreach_div_(grads, ends[1])
     return ends[0] / ends[1]
 
 
@@ -101,11 +104,13 @@ def mean_loss(model: nn.Module, batches: Sequence[Batch], smoothing: float = 0.0
     was_training = model.training
     model.eval()
     total, tokens = 0.0, 0
-    for batch in batches:
-        loss = label_smoothed_loss(model(batch.src, batch.tgt_in), batch.tgt_out, smoothing)
-        total += loss.item() * batch.num_tokens
-        tokens += batch.num_tokens
-    model.train(was_training)
+    try:
+        for batch in batches:
+            loss = label_smoothed_loss(model(batch.src, batch.tgt_in), batch.tgt_out, smoothing)
+            total += loss.item() * batch.num_tokens
+            tokens += batch.num_tokens
+    finally:
+        model.train(was_training)
     return total / max(tokens, 1)
 
 

@@ -92,6 +92,9 @@ def save_named(
     """
     aside, main = folder.with_name(f".{folder.name}.part"), current_rank() == 0
     why = ""
+    if main:  # what a save that was killed has left: of more ranks perhaps, whose files would stay
+        shutil.rmtree(aside, ignore_errors=True)
+    gathered(why)
     try:
         with _quiet():
             dcp.save(named_state(layout, optimizer), checkpoint_id=str(aside))
@@ -115,7 +118,12 @@ def _put_in_place(aside: Path, folder: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
         folder.rename(old)
-    aside.rename(folder)
+    try:
+        aside.rename(folder)
+    except OSError:
+        if old.exists():
+            old.rename(folder)
+        raise
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -160,7 +168,8 @@ def load_named(layout: Layout, optimizer: Optimizer | None, folder: Path) -> int
 def named_state(layout: Layout, optimizer: Optimizer | None = None) -> dict[str, Any]:
     """What is saved: {"model": by name, "optimizer": by kind of state and name, "step"}.
 
-    An optimizer that has not made a step has its states after this, all zeros but masters.
+    An optimizer that has not made a step has its states after this, zeros but for masters:
+    what begins with other numbers (Rprop, NAdam, ASGD) has to have made one.
     """
     state: dict[str, Any] = {"model": layout.state_of(_itself) | layout.buffers()}
     if optimizer is not None:

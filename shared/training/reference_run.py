@@ -47,7 +47,7 @@ Step = Callable[[Batch, float], float]
 def reference_model(dtype: torch.dtype = torch.float32) -> Transformer:
     """The model at its start, the same in every process; the random state is left untouched."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(SEED)
+        torch.default_generator.manual_seed(SEED)  # manual_seed would seed GPUs as well
         return Transformer(CONFIG).to(dtype)
 
 
@@ -155,7 +155,9 @@ def checksum(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, value in sorted(model.state_dict().items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
-        digest.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(
+            value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        )
     return digest.hexdigest()
 
 
@@ -187,8 +189,10 @@ def make_record() -> dict:
     torch.set_num_threads(1)
     model = reference_model()
     first = checksum(model)
-    losses = run_reference(plain_step(model, reference_optimizer(list(model.parameters()))))
-    torch.set_num_threads(threads)
+    try:
+        losses = run_reference(plain_step(model, reference_optimizer(list(model.parameters()))))
+    finally:
+        torch.set_num_threads(threads)
     return {
         "torch": torch.__version__,
         "machine": platform.machine(),

@@ -8,15 +8,21 @@ from shared.data.tokenizer import Tokenizer
 from shared.errors import InputError
 from shared.model.config import TransformerConfig
 from shared.model.transformer import Transformer
-from shared.training.checkpoint_files import read_checkpoint, write_atomically
+from shared.training.checkpoint_files import (
+    read_checkpoint,
+    refuse_what_cannot_be_read,
+    write_atomically,
+)
 
 
 def save_translator(path: Path, model: Transformer, tokenizer: Tokenizer, **notes: Any) -> None:
     """Write weights, configuration and tokenizer into one file: what translating needs.
 
     `notes` are plain values to keep with it, such as the step or the score. A run that is to be
-    continued needs more (optimizer, schedule, random states): lesson 08.
+    continued needs more (optimizer, schedule, random states): lesson 08. Raises InputError for a
+    note that could not be read back, a numpy number say.
     """
+    refuse_what_cannot_be_read(notes, "notes")
     content = {
         "config": dataclasses.asdict(model.config),
         "weights": model.state_dict(),

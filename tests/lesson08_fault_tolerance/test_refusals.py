@@ -14,7 +14,8 @@ from shared.data.sampling import ResumableSampler
 from shared.errors import InputError
 from shared.fault_tolerance.background import BackgroundSaver
 from shared.fault_tolerance.checkpoints import checkpoints_in, load_checkpoint, save_checkpoint
-from shared.fault_tolerance.fitting import unwrapped
+from shared.fault_tolerance.elastic import load_elastic, save_elastic
+from shared.fault_tolerance.fitting import SamplerOfData, unwrapped
 from shared.fault_tolerance.random_states import random_states
 from shared.fault_tolerance.state import TrainingState
 from shared.ranks.forked import run_ranks
@@ -199,3 +200,40 @@ def rows_left_where_another_rank_refuses(rank, folder):
 def test_a_checkpoint_that_one_rank_refuses_leaves_all_samplers_as_they_are(tmp_path):
     found = run_ranks(rows_left_where_another_rank_refuses, 2, tmp_path)
     assert found == [(10, 10), (10, 10)]
+
+
+def of_data(data, rank):
+    torch.manual_seed(len(data))
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    schedule = LambdaLR(optimizer, lambda step: 1.0)
+    return TrainingState(model, optimizer, schedule, SamplerOfData(data, 8, 2, rank, 0))
+
+
+def moved_by_another_runs_checkpoint(rank, folder):
+    state = of_data("one", rank)
+    state.step = 1
+    save_elastic(folder, state)
+    other = of_data("others", rank)
+    before = other.model.weight.detach().clone()
+    with pytest.raises(InputError):
+        load_elastic(folder, other)
+    return (other.model.weight - before).abs().max().item()
+
+
+def test_an_elastic_checkpoint_of_other_data_is_refused_before_it_is_loaded(tmp_path):
+    assert run_ranks(moved_by_another_runs_checkpoint, 2, tmp_path) == [0.0, 0.0]
+
+
+def said_in_the_background(rank, folder):
+    saver, state = BackgroundSaver(folder), small(rank=rank, ranks=2)
+    state.step = 5
+    saver.save(state)
+    with pytest.raises(InputError, match="cannot be deleted"):
+        saver.wait()
+
+
+def test_what_fails_behind_a_save_is_said_on_every_rank(tmp_path):
+    for step in (1, 2):  # no file: it cannot be unlinked
+        (tmp_path / f"step_0000000{step}.pt").mkdir()
+    run_ranks(said_in_the_background, 2, tmp_path, timeout=30)

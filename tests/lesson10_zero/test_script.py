@@ -180,3 +180,4 @@ def test_the_largest_that_fits_is_found_by_halving():
 
     for limit in (0, 37):
         assert largest_that_fits(at_most(limit), most=64) == min(limit, 64)
+        assert largest_that_fits(at_most(limit), most=5) == min(limit, 5)

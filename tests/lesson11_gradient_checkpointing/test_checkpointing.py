@@ -294,3 +294,8 @@ def test_plans_are_the_best_of_all_choices_and_hold():
         chosen = plan(costs, budget)
         assert peak_bytes(costs, chosen) <= budget
         assert sum(c.flops for c, a in zip(costs, chosen, strict=True) if a) == min(fitting)
+
+
+def test_what_is_saved_by_module_is_counted_when_the_module_itself_is_called():
+    layer, x = torch.nn.Linear(3, 3), torch.ones(2, 3)
+    assert sum(each.nbytes for each in saved_by_module(layer, lambda: layer(x).sum())) == x.nbytes

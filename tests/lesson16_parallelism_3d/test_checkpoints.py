@@ -247,3 +247,24 @@ def as_layout(made):
 def test_what_was_frozen_at_the_save_keeps_its_weights_when_it_is_trained(tmp_path):
     (moved,) = run_ranks(trained_later, 1, tmp_path / "frozen")
     assert 0 < moved < 5e-3  # a step of 1e-3, in bf16
+
+
+def test_a_checkpoint_that_is_there_stays_where_the_new_one_cannot_take_its_place(
+    tmp_path, monkeypatch
+):
+    rename = Path.rename
+
+    def refusing(self, target):
+        if self.name == ".kept.part":
+            raise OSError(5, "Input/output error")
+        return rename(self, target)
+
+    def saved(rank):
+        layout = CutModel(torch.nn.Linear(2, 2))
+        save_named(layout, None, tmp_path / "kept")
+        monkeypatch.setattr(Path, "rename", refusing)
+        with pytest.raises(InputError, match="Input/output error"):
+            save_named(layout, None, tmp_path / "kept")
+        return load_named(layout, None, tmp_path / "kept")
+
+    run_ranks(saved, 1)

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from lessons.lesson22_ecosystem.asking import HOST, ask
-from lessons.lesson22_ecosystem.experiments import AUTO, BOTH, flat
+from lessons.lesson22_ecosystem.experiments import AUTO, BOTH, flat, gap_of
 from lessons.lesson22_ecosystem.laboratory import ARGUMENTS
 from lessons.lesson22_ecosystem.loops import LOOPS
 from lessons.lesson22_ecosystem.results import count_parameters
@@ -133,3 +133,8 @@ def test_a_curve_that_is_no_number_explains_nothing():
         return [1.0, math.nan if settings["lr"] else 2.0]
 
     assert explain_difference(run, {"lr": 1, "wd": 0}, {"lr": 0, "wd": 1}, 0.01) == ("lr",)
+
+
+def test_an_engine_that_diverged_is_not_0_apart():
+    first, *_ = read_record()["losses"]
+    assert math.isnan(gap_of([first, math.nan]))

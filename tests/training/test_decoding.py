@@ -133,3 +133,22 @@ def test_every_rank_has_all_translations_in_order(ranks):
     texts = ["one two", "two one", "two three", "three one", "one one"]
     results = run_ranks(lambda rank: translate_together(model, tokenizer, texts), ranks)
     assert results == [translate(model, tokenizer, texts)] * ranks
+
+
+class LengthsAlone:
+    """A tokenizer that gives a token a letter."""
+
+    def encode_batch(self, texts):
+        return [[4] * len(text) for text in texts]
+
+    def decode_batch(self, rows):
+        return ["x" for _ in rows]
+
+
+def test_a_sentence_that_is_too_long_for_one_rank_is_said_on_every_rank():
+    def translated(rank):
+        config = TransformerConfig(8, 8, 1, 1, 8, max_len=12)
+        with pytest.raises(InputError):
+            translate_together(Transformer(config), LengthsAlone(), ["aa", "a" * 30, "aa"])
+
+    run_ranks(translated, 2, timeout=30)

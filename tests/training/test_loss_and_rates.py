@@ -139,3 +139,16 @@ def test_average_weights():
         average_weights([*states, {"b": torch.zeros(2)}])
     with pytest.raises(ValueError, match="one or more"):
         average_weights([])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_tokens_are_not_counted_in_16_bits(dtype):
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.full((2,), 70_003.0)
+    loss = mean_over_ranks([parameter], torch.tensor(64.0, dtype=dtype), 70_003)
+    assert loss.item() == pytest.approx(64 / 70_003)
+    assert parameter.grad.tolist() == [1.0, 1.0]
+
+
+def test_a_model_without_gradients_has_a_mean_loss():
+    assert mean_over_ranks([], torch.tensor(6.0), 3).item() == 2.0

@@ -53,7 +53,7 @@ class FewSentences:
         def encode(pairs: Sequence[Pair]) -> list[EncodedPair]:
             return [(tokenizer.encode(src), tokenizer.encode(tgt)) for src, tgt in pairs]
 
-        trained = encode(Random(seed).sample(corpus.train, NUM_TRAINED))
+        trained = encode(Random(seed).sample(corpus.train, num_trained))
         held_out = collate(encode(corpus.validation[:NUM_HELD_OUT]))
         return cls(trained, held_out, tokenizer.vocab_size)
 

@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from shared.measuring.largest import largest
 from shared.measuring.traffic import Traffic
 from shared.plots import GREY, MEANING, VARIANTS, use_style
 from shared.training.engine import DataParallelEngine
@@ -82,7 +83,7 @@ def headline(table: Sequence[Mapping[str, Any]], gap: float) -> str:
 
 def largest_gap(curves: Mapping[str, Sequence[float]]) -> float:
     """The largest difference between two engines' losses at one step."""
-    return max(max(step) - min(step) for step in zip(*curves.values(), strict=True))
+    return largest(largest(step) - min(step) for step in zip(*curves.values(), strict=True))
 
 
 def draw_losses(curves: Mapping[str, Sequence[float]], title: str) -> Figure:

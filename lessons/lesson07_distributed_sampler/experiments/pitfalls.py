@@ -44,8 +44,9 @@ def what_was_seen(
 ) -> dict[str, float]:
     """What the ranks were given, in per cent over all steps, and how often in another order.
 
-    `different`: samples of a step that no other rank has as well. `equal_noise`: steps in which
-    a further rank hides the very places that the first one hides. `orders`: of rank 0's epochs.
+    `different`: different samples of a step, of all that its ranks are given. `equal_noise`: steps
+    in which a further rank hides the very places that the first one hides. `orders`: of rank 0's
+    epochs.
     """
     ranks, steps, _ = indices.shape
     distinct = sum(len(indices[:, step].unique()) for step in range(steps))

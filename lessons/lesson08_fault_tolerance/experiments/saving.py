@@ -69,10 +69,10 @@ WAYS = (
 
 
 def time_saves(folder: Path, state: TrainingState, repeats: int = 3) -> list[dict[str, object]]:
-    """Save `repeats` times in each way; a row each, the same on all ranks.
+    """Save `repeats` times in each way; a row each, by this rank's own clock.
 
     "stops training" is the time until the call returns, "on the disk" until the checkpoint is
-    complete; rank 0's clock, in milliseconds, of the save that others disturbed least. Needs a
+    complete, which rank 0 alone knows in the background; each the least, in milliseconds. Needs a
     process group.
     """
     rows: list[dict[str, object]] = []

@@ -162,13 +162,13 @@ def train_stored_in(
 
 
 def layer_gradients(model: nn.Module, batch: Batch, share: float = 1.0) -> Float[Tensor, "count"]:
-    """The gradients at the outputs of all linear layers and norms, in float32, in one vector."""
+    """The gradients at the outputs of all linear layers, in float32, in one vector."""
     found: list[Tensor] = []
 
     def hook(module: nn.Module, args: Any, output: Tensor) -> None:
         output.register_hook(lambda grad: found.append(grad.detach().flatten()))
 
-    layers = [each for each in model.modules() if isinstance(each, nn.Linear | nn.LayerNorm)]
+    layers = [each for each in model.modules() if isinstance(each, nn.Linear)]
     handles = [each.register_forward_hook(hook) for each in layers]
     logits = model(batch.src, batch.tgt_in)
     (share * label_smoothed_loss(logits, batch.tgt_out, smoothing=0.0)).backward()

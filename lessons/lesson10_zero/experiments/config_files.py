@@ -51,6 +51,8 @@ def read_config(
     _check_precision(path, config, device)
     for key in ("offload_optimizer", "offload_param"):
         section = zero_section(config).get(key) or {}
+        if not isinstance(section, dict):
+            raise InputError(f"{path}: {key} is {section!r}; it must be an object")
         if section.get("device") == "nvme":
             _check_nvme(path, key, section)
     return config

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from lessons.lesson16_parallelism_3d.experiments.choosing import as_cut
 from lessons.lesson16_parallelism_3d.experiments.results import kept_in_a_step
 from shared.data.rows import Text
+from shared.measuring.largest import largest
 from shared.measuring.traffic import count_traffic
 from shared.model.config import TransformerConfig
 from shared.model.language_model import LanguageModel
@@ -78,9 +79,9 @@ def twin_curve(steps: int, limit: float) -> Curve:
 
 def differences(found: Curve, wanted: Curve) -> tuple[float, float]:
     """The largest difference of a loss, and of a norm relative to it (0 without norms)."""
-    losses = max(abs(a - b) for a, b in zip(found.losses, wanted.losses, strict=True))
+    losses = largest(abs(a - b) for a, b in zip(found.losses, wanted.losses, strict=True))
     norms = [abs(a / b - 1) for a, b in zip(found.norms, wanted.norms, strict=True)]
-    return losses, max(norms, default=0.0)
+    return losses, largest(norms or [0.0])
 
 
 # Checkpoints

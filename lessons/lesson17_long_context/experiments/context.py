@@ -12,6 +12,7 @@ from shared.long_context.exchange import all_to_all_attention
 from shared.long_context.models import Way, context_parallel, sum_gradients
 from shared.long_context.orders import Order, balanced_order, cut_sequence, plain_order
 from shared.long_context.ring import ring_attention
+from shared.measuring.largest import largest
 from shared.measuring.memory import saved_bytes
 from shared.measuring.traffic import count_traffic
 from shared.model.config import TransformerConfig
@@ -101,7 +102,7 @@ def compared(rank: int, attends: Any, length: int = 48) -> list[tuple[float, flo
         with count_traffic() as back:
             grads = torch.autograd.grad(y, mine, cut_sequence(whole[3], order, rank, 2))
         own = [cut_sequence(x, order, rank, 2) for x in wanted]
-        gap = max((a - b).abs().max().item() for a, b in zip([y, *grads], own, strict=True))
+        gap = largest((a - b).abs().max().item() for a, b in zip([y, *grads], own, strict=True))
         part = mine[1].nbytes
         found.append((gap, forward.bytes_of(op) / part, back.bytes_of(op) / part))
     return found
@@ -130,6 +131,6 @@ def beside_torch(rank: int, length: int = 48) -> tuple[float, list[str]]:
     leaves = [x.clone().requires_grad_() for x in mine[:3]]
     y = ring_attention(*leaves, None, True, order)
     ours = [y, *torch.autograd.grad(y, leaves, mine[3])]
-    gap = max((a - b).abs().max().item() for a, b in zip(ours, theirs, strict=True))
+    gap = largest((a - b).abs().max().item() for a, b in zip(ours, theirs, strict=True))
     part = mine[0].nbytes
     return gap, [f"{call.op} of {call.num_bytes // part} parts" for call in traffic.calls]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from shared.measuring.largest import largest
 from shared.measuring.traffic import count_traffic
 from shared.mixture_of_experts.layer import MoELayer
 from shared.mixture_of_experts.parallel import ExpertParallelLayer
@@ -66,7 +67,7 @@ def _compared(rank: int, k: int, tokens: int, lean: float) -> Beside:
     for mine, other in experts:
         pairs += zip(mine.parameters(), other.parameters(), strict=True)
     gaps = [(a.grad - b.grad).abs().max().item() for a, b in pairs]
-    return Beside((outputs[0] - outputs[1]).abs().max().item(), max(gaps), *sent)
+    return Beside((outputs[0] - outputs[1]).abs().max().item(), largest(gaps), *sent)
 
 
 def _deepspeed_layer(deepspeed: Any, layer: MoELayer, ranks: int, k: int) -> Any:
