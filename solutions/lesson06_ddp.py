@@ -78,7 +78,7 @@ def average_gradients(module: nn.Module) -> None:
     for parameter in module.parameters():
         if parameter.requires_grad:
             own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            mean = own if own.is_sparse else own.contiguous()  # what is added up is memory
+            mean = own if own.is_sparse else own.contiguous()  # memory is added up, not strides
             dist.all_reduce(mean)
             parameter.grad = mean.div_(world_size)
 

@@ -106,7 +106,7 @@ def main() -> None:
     parser.add_argument("--engine", choices=engines, help="(zero2; deepspeed with --deepspeed)")
     parser.add_argument("--deepspeed", type=Path, metavar="FILE", help="a JSON file of DeepSpeed")
     parser.add_argument(
-        "--precision", choices=("fp32", "bf16"), help="weights by hand (bf16 on a GPU)"
+        "--precision", choices=("fp32", "bf16"), help="of weights, by hand (bf16 on a GPU)"
     )
     parser.add_argument("--save", type=Path, metavar="DIR", help="save a checkpoint at the end")
     parser.add_argument("--resume", type=Path, metavar="DIR", help="load, then make --steps more")

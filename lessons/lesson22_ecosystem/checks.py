@@ -18,6 +18,7 @@ from shared.errors import InputError
 from shared.exercises.checks import checks_for
 from shared.exercises.expecting import expect, expect_equal, expect_raises, recognise
 from shared.exercises.on_ranks import on_one_rank
+from shared.measuring.largest import largest
 
 Settings = dict[str, Any]
 TOLERANCE = 1e-3
@@ -292,7 +293,7 @@ def refused(deepspeed_config) -> None:
 @exercise_22_2.check("the Trainer, DeepSpeed and FSDP2, run on two ranks")
 def three_runs(deepspeed_config) -> None:
     wanted, full, half = lab.three_ways(deepspeed_config)
-    gap = max(abs(a - b) for a, b in zip(full["losses"], wanted, strict=True))
+    gap = largest(abs(a - b) for a, b in zip(full["losses"], wanted, strict=True))
     recognise(
         {"DeepSpeed trains on other batches than the Trainer": full["batch"] != 32},
         expected="a batch of 32 on two ranks",
@@ -415,7 +416,7 @@ def numbers(shard_as_trainer) -> None:
     for order in SHARDINGS[:2]:
         for got in lab.sharded_by(shard_as_trainer, order):
             want = lab.oracle(order)
-            gap = max(abs(a - b) for a, b in zip(got.losses, want.losses, strict=True))
+            gap = largest(abs(a - b) for a, b in zip(got.losses, want.losses, strict=True))
             expect(gap < 1e-6, expected=f"losses {want.losses}", seen=str(got.losses))
             expect_equal(got.states, want.states, what="bytes of a rank after backward")
 

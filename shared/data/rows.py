@@ -56,11 +56,13 @@ def own_rows(batch: R, replica: int, num_replicas: int, num_micro_batches: int) 
         )
     ends = [i * num_rows // pieces for i in range(pieces + 1)]
     first = replica * num_micro_batches
+    # What the last position may look at is no padding. Once for all: a GPU is waited for.
+    counts = batch.tgt_mask[:, 0, -1].sum(1).tolist() if isinstance(batch, Batch) else []
     found: list[R] = []
     for i in range(first, first + num_micro_batches):
         own: dict[str, Any] = {name: x[ends[i] : ends[i + 1]] for name, x in _tensors(batch)}
-        if isinstance(batch, Batch):  # what the last position may look at is what is not padding
-            own["num_tokens"] = int(own["tgt_mask"][:, 0, -1].sum())
+        if counts:
+            own["num_tokens"] = sum(counts[ends[i] : ends[i + 1]])
         found.append(replace(batch, **own))
     return found
 

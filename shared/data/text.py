@@ -114,7 +114,8 @@ def _load_folder(folder: Path) -> TextCorpus:
     if splits["train"]:
         notes = [f"not read: {name}" for name in rest]
     elif used:  # a test that somebody has named must not be trained on
-        splits["train"], notes = rest, []
+        splits["train"] = rest
+        notes = [f"no train split: the {len(rest)} files that name no split are taken for it"]
         if not rest:
             raise InputError(f"{folder} has no training text, only {', '.join(sorted(used)[:8])}")
     elif len(names) >= 3:

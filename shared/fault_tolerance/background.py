@@ -52,11 +52,11 @@ class BackgroundSaver:
         """Return when the last checkpoint is on the disk; raises InputError as `save` does."""
         said: list[Exception | None] = [None]
         if self._pending is not None:
-            pending, self._pending = self._pending, None
             try:
-                pending.result()
+                self._pending.result()
             except Exception as error:  # of any kind: the others wait for a word of it
                 said = [error]
+            self._pending = None
         said = from_rank_0(said)
         if said[0] is not None:
             raise said[0]

@@ -42,8 +42,8 @@ def save_checkpoint(folder: Path, state: TrainingState, keep: int = 2) -> Path:
     best.pt, stays; a .part file may go. None goes before the new one is there, and no rank returns
     before that. Every rank returns the file's path.
 
-    Raises InputError on every rank when rank 0 could not write, and what was there before still is;
-    or could not delete.
+    Raises InputError on every rank when rank 0 could not write (what was there before still is) or
+    could not delete an older one (the new one is there).
     """
     if keep < 1:
         raise InputError(f"keep is {keep}; at least the newest checkpoint must be kept")

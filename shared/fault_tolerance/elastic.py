@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from shared.errors import InputError
 from shared.fault_tolerance.checkpoints import from_rank_0, outdated
 from shared.fault_tolerance.state import TrainingState
+from shared.ranks.agreement import gathered
 
 NAME = re.compile(r"step_\d{8}")
 
@@ -64,11 +65,11 @@ def load_elastic(folder: Path, state: TrainingState, seed: int = 0) -> Path | No
     try:
         dcp.load(own, checkpoint_id=path)
         progress = json.loads(own["progress"])
-        copy.deepcopy(state.sampler).load_state_dict(progress["sampler"])  # refuses other data
+        _refuse_other_data(path, progress["sampler"], state)
         dcp.load(content, checkpoint_id=path)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
-    except (CheckpointException, OSError, RuntimeError, KeyError) as error:
+    except InputError:
+        raise
+    except (CheckpointException, OSError, RuntimeError, KeyError, ValueError) as error:
         raise InputError(
             f"{path} cannot be loaded into this model: {_reason(error)}; if it is damaged, move it "
             "away and the one before it is used"
@@ -87,6 +88,17 @@ def load_elastic(folder: Path, state: TrainingState, seed: int = 0) -> Path | No
     for seed_one, value in zip(generators, seeds, strict=True):
         seed_one(value)
     return path
+
+
+def _refuse_other_data(path: Path, theirs: Mapping[str, Any], state: TrainingState) -> None:
+    """Raise InputError on every rank where the sampler of one refuses: the others would wait."""
+    why = ""
+    try:
+        copy.deepcopy(state.sampler).load_state_dict(theirs)
+    except InputError as error:
+        why = str(error)
+    if reason := next(filter(None, gathered(why)), ""):
+        raise InputError(f"{path}: {reason}")
 
 
 def elastic_content(state: TrainingState) -> dict[str, Any]:

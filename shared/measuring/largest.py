@@ -9,7 +9,7 @@ import torch
 
 def largest(numbers: Iterable[float]) -> float:
     """The largest of one or more numbers, NaN where one is: max() may pass over it."""
-    return max(numbers, key=lambda number: math.inf if math.isnan(number) else number)
+    return max(numbers, key=lambda number: (math.isnan(number), number))
 
 
 def largest_that_fits(fits: Callable[[int], bool], most: int = 4096) -> int:

@@ -212,7 +212,7 @@ def _head_dim(d_model: int, num_heads: int) -> int:
 def with_causal(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
     """Return the mask, closed also for keys after the query (the last query sees every key)."""
     num_queries, num_keys = q.shape[-2], k.shape[-2]
-    assert num_queries <= num_keys, f"causal: {num_queries} queries are the last of {num_keys} keys"
+    assert num_queries <= num_keys, f"{num_queries} queries cannot be the last of {num_keys} keys"
     if num_queries == 1:
         return mask
     past = causal_mask(num_keys, q.device)[:, :, num_keys - num_queries :]

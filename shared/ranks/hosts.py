@@ -8,6 +8,7 @@ import atexit
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import warnings
@@ -91,12 +92,13 @@ class Host:
 
 
 def _stop(process: subprocess.Popen) -> None:
-    """End it, by the end of its input; also where it has ended."""
+    """End it, and the ranks that it has started; also where it has ended."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)  # its session: nobody else would end its ranks
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             with contextlib.suppress(BrokenPipeError):  # of a question that nobody has read
                 pipe.close()
-    process.terminate()
     process.wait(10)
 
 

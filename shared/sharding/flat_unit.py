@@ -102,7 +102,7 @@ class ZeroUnit(PartWithMaster, FlatUnit):
     def store_back(self) -> None:
         """Take over what was written to the parameters while they were whole.
 
-        A master stays where what is there now equals it when rounded: nobody can tell that.
+        Where a new value equals the rounded master, the master stays: it may not have been written.
         """
         new = self.own_part(self.flat)
         if self.master.data_ptr() != self.part.data_ptr():  # what was not written stays float32

@@ -217,8 +217,9 @@ def translate(
     """Translate sentences with dropout off and return the translations in the same order.
 
     `decode(model, src, max_len)` is greedy_decode, or beam_search with its settings filled in.
-    Sentences of like length share a batch; a translation may have twice the tokens of its longest
-    source and ten more. Raises InputError if a sentence has more tokens than the model's encoding.
+    Sentences of like length share a batch; a translation may have twice the tokens of its batch's
+    longest source and ten more, up to the model's max_len. Raises InputError if a sentence has more
+    tokens than the model's encoding.
     """
     device = next(model.parameters()).device
     encoded = [[*ids, EOS_ID] for ids in tokenizer.encode_batch(sentences)]

@@ -40,7 +40,7 @@ class DeepSpeedEngine(DataParallelEngine):
     def clip(self, max_norm: float) -> Tensor:
         """DeepSpeed clips in its step, and knows the norm then: read it after the step.
 
-        The norm is the limit of the steps after it as well, until it is called again.
+        `max_norm` limits the steps after it as well, until it is called again.
         """
         self.model.optimizer.clip_grad = max_norm
         return self.optimizer.norm

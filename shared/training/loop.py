@@ -89,9 +89,10 @@ def mean_over_ranks(
         flat = torch.cat([grad.reshape(-1) for grad in grads] + [ends])
         dist.all_reduce(flat)
         pieces = flat[:-2].split([grad.numel() for grad in grads])
-        torch._foreach_copy_(
-            grads, [piece.view_as(g) for piece, g in zip(pieces, grads, strict=True)]
-        )
+        if grads:
+            torch._foreach_copy_(
+                grads, [piece.view_as(g) for piece, g in zip(pieces, grads, strict=True)]
+            )
         ends = flat[-2:]
     if grads:  # of a frozen model there are none
         torch._foreach_div_(grads, ends[1])

@@ -92,9 +92,9 @@ def save_named(
     """
     aside, main = folder.with_name(f".{folder.name}.part"), current_rank() == 0
     why = ""
-    if main:  # what a save that was killed has left: of more ranks perhaps, whose files would stay
+    if main:  # a killed save of more ranks has left files that nobody would write over
         shutil.rmtree(aside, ignore_errors=True)
-    gathered(why)
+    gathered("")  # nobody writes before that is gone
     try:
         with _quiet():
             dcp.save(named_state(layout, optimizer), checkpoint_id=str(aside))
@@ -186,7 +186,7 @@ def _itself(parameter: nn.Parameter) -> Tensor:
 
 
 def _kept(optimizer: Optimizer, key: str, parameter: nn.Parameter) -> Tensor:
-    """What the optimizer keeps for a parameter; if it does not train it zeros, or the weights."""
+    """What the optimizer keeps for a parameter; else zeros, or, of a master, the weights."""
     kept = optimizer.state.get(parameter, {})
     if key in kept:
         return kept[key]

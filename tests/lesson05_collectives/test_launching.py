@@ -194,6 +194,8 @@ def test_a_rank_says_for_whom_it_waits():
     [
         ({"RANK": "", "LOCAL_RANK": "", "LOCAL_WORLD_SIZE": ""}, "WORLD_SIZE set but not RANK"),
         ({"MASTER_PORT": ""}, "set but not MASTER_PORT"),
+        ({"MASTER_PORT": "70000"}, "MASTER_PORT='70000' is no port"),
+        ({"LOCAL_WORLD_SIZE": "3"}, "one machine has more ranks than all together"),
         ({"WORLD_SIZE": "two"}, "WORLD_SIZE='two' is not a number"),
         ({"WORLD_SIZE": "0"}, "RANK=0 and WORLD_SIZE=0"),
         ({"LOCAL_RANK": "2"}, "LOCAL_RANK=2 and LOCAL_WORLD_SIZE=2: ranks count from 0 to 1"),

@@ -225,6 +225,18 @@ def test_an_elastic_checkpoint_of_other_data_is_refused_before_it_is_loaded(tmp_
     assert run_ranks(moved_by_another_runs_checkpoint, 2, tmp_path) == [0.0, 0.0]
 
 
+def refused_by_one_rank(rank, folder):
+    state = of_data("one", rank)
+    state.step = 1
+    save_elastic(folder, state)
+    with pytest.raises(InputError, match="saved while training on data one"):
+        load_elastic(folder, of_data("one" if rank == 0 else "others", rank))
+
+
+def test_an_elastic_checkpoint_that_one_rank_refuses_is_refused_on_every_rank(tmp_path):
+    run_ranks(refused_by_one_rank, 2, tmp_path, timeout=30)
+
+
 def said_in_the_background(rank, folder):
     saver, state = BackgroundSaver(folder), small(rank=rank, ranks=2)
     state.step = 5

@@ -138,3 +138,4 @@ def test_a_curve_that_is_no_number_explains_nothing():
 def test_an_engine_that_diverged_is_not_0_apart():
     first, *_ = read_record()["losses"]
     assert math.isnan(gap_of([first, math.nan]))
+    assert math.isnan(gap_of([math.inf, math.nan]))

@@ -133,8 +133,10 @@ def resumed(request, tasks, saved):
     return run_ranks(resume, MODES[request.param][1], *given, timeout=200)
 
 
-def near(losses: list[tuple[float, float]]) -> list:
-    return [pytest.approx(each, abs=2e-5) for each in losses]
+def near(steps: list[tuple[float, float]]) -> list:
+    """Loss and norm; from the second step on the norm is of weights that Adam has moved, by far
+    more than a rounding where a gradient is tiny."""
+    return [(pytest.approx(loss, abs=2e-5), pytest.approx(norm, abs=1e-4)) for loss, norm in steps]
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -72,8 +72,8 @@ def time_saves(folder: Path, state: TrainingState, repeats: int = 3) -> list[dic
     """Save `repeats` times in each way; a row each, by this rank's own clock.
 
     "stops training" is the time until the call returns, "on the disk" until the checkpoint is
-    complete, which rank 0 alone knows in the background; each the least, in milliseconds. Needs a
-    process group.
+    complete (in the background only rank 0 writes, and knows); the shortest of each, in
+    milliseconds. Needs a process group.
     """
     rows: list[dict[str, object]] = []
     for number, way in enumerate(WAYS):
