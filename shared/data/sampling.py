@@ -104,8 +104,8 @@ class ResumableSampler(DistributedSampler):
             sampler.set_epoch(epoch)  # keeps the position: it is still the same epoch
             for batch in loader: ...
 
-    `dataset` may be a number of samples. Raises InputError as DistributedSampler does, for no
-    samples, and where drop_last would leave every rank with nothing.
+    `dataset` may be a number of samples. Raises InputError as DistributedSampler does, and where
+    drop_last would leave every rank with nothing.
     """
 
     def __init__(
@@ -119,8 +119,6 @@ class ResumableSampler(DistributedSampler):
     ) -> None:
         samples = range(dataset) if isinstance(dataset, int) else dataset
         super().__init__(samples, num_replicas, rank, shuffle, seed, drop_last)
-        if self.length < 1:  # training would begin one epoch after the other, for ever
-            raise InputError("a dataset of 0 samples: there is nothing to train on")
         if drop_last and self.length < self.num_replicas:
             raise InputError(
                 f"{self.length} samples, {self.num_replicas} ranks, drop_last: every rank would "
