@@ -138,7 +138,7 @@ def _dropped(reader: PairReader) -> list[str]:
 
 
 def hold_out(pairs: list[Pair], dataset: str) -> tuple[list[Pair], list[Pair]]:
-    """Cut 5 % of the source sentences off, at most 1,000: (pairs left, pairs cut), both in order.
+    """Cut 5 % of the pairs off, at most 1,000: (what is left, what was cut), both in order.
 
     The same pairs give the same cut. All pairs with the same source sentence go to the same
     side: a sentence seen in training would make the held-out score look better than it is.

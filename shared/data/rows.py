@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -46,7 +46,7 @@ class Targets(NamedTuple):
 def own_rows(batch: R, replica: int, num_replicas: int, num_micro_batches: int) -> list[R]:
     """This replica's rows of a global batch, as micro-batches of as equal sizes as can be.
 
-    Each has its own number of tokens. Raises InputError where there is not a row for each.
+    Raises InputError where there is not a row for each.
     """
     num_rows, pieces = len(_tensors(batch)[0][1]), num_replicas * num_micro_batches
     if num_rows < pieces:
@@ -56,13 +56,9 @@ def own_rows(batch: R, replica: int, num_replicas: int, num_micro_batches: int) 
         )
     ends = [i * num_rows // pieces for i in range(pieces + 1)]
     first = replica * num_micro_batches
-    # What the last position may look at is no padding. Once for all: a GPU is waited for.
-    counts = batch.tgt_mask[:, 0, -1].sum(1).tolist() if isinstance(batch, Batch) else []
     found: list[R] = []
     for i in range(first, first + num_micro_batches):
-        own: dict[str, Any] = {name: x[ends[i] : ends[i + 1]] for name, x in _tensors(batch)}
-        if counts:
-            own["num_tokens"] = sum(counts[ends[i] : ends[i + 1]])
+        own = {name: x[ends[i] : ends[i + 1]] for name, x in _tensors(batch)}
         found.append(replace(batch, **own))
     return found
 
@@ -72,7 +68,7 @@ def _tensors(batch: Rows) -> list[tuple[str, Tensor]]:
 
 
 def padded(batch: Rows, multiple: int, pad_id: int) -> Rows:
-    """Lengths that `multiple` divides: the padding has no loss. Masks stay as they were."""
+    """Lengths that `multiple` divides, for sequence parallelism: the padding has no loss."""
 
     def longer(x: Tensor, filling: int) -> Tensor:
         return F.pad(x, (0, -x.shape[1] % multiple), value=filling)

@@ -20,7 +20,6 @@ from lessons.lesson16_parallelism_3d.experiments.wrong_norms import (
     clipped_runs,
     first_norms,
 )
-from shared.data.batching import collate
 from shared.data.rows import Text, own_rows
 from shared.errors import InputError
 from shared.measuring.traffic import count_traffic
@@ -478,11 +477,3 @@ def test_several_stages_on_one_rank_are_refused_before_the_model_is_cut():
         assert before == {name: type(each) for name, each in model.named_modules()}
 
     run_ranks(refused, 1)
-
-
-def test_micro_batches_of_pairs_count_their_own_tokens():
-    pairs = [([4] * n, [5] * (n + 2)) for n in (1, 7, 3, 6)]
-    batch = collate(pairs)
-    pieces = own_rows(batch, 0, 1, 2)
-    assert [each.num_tokens for each in pieces] == [int((x.tgt_out != 0).sum()) for x in pieces]
-    assert sum(each.num_tokens for each in pieces) == batch.num_tokens
