@@ -9,12 +9,13 @@ import os
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import torch
-from torch.distributed.elastic.multiprocessing.errors import record
+from torch.distributed.elastic.multiprocessing.errors import ErrorHandler, record
 from tqdm import tqdm
 
 from shared.data.corpora import ParallelCorpus, load_corpus
@@ -181,11 +182,11 @@ def run_script(main: Callable[[], None]) -> None:
     with status 130.
     """
     try:
-        record(main)()
+        record(main, WholeErrorFile())()
     except (InputError, NotSolved) as error:
         if isinstance(error, NoGroup) or os.environ.get("LOCAL_RANK", "0") == "0":
             print(f"error: {error}", file=sys.stderr, flush=True)
-        _tell_torchrun(f"error: {error}")
+        _tell_torchrun(f"error: {error}", f"error: {error}")
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -193,15 +194,23 @@ def run_script(main: Callable[[], None]) -> None:
         _give_folders_back()
 
 
-def _tell_torchrun(line: str) -> None:
-    """Put the line in the place of the traceback that `record` wrote, in the form of `record`.
+class WholeErrorFile(ErrorHandler):
+    """torch's handler, whose file is there whole or not at all: torchrun ends at half a one."""
+
+    def record_exception(self, e: BaseException) -> None:
+        """Write the error and its traceback for torchrun."""
+        _tell_torchrun(f"{type(e).__name__}: {e}", traceback.format_exc())
+
+
+def _tell_torchrun(message: str, callstack: str) -> None:
+    """Write what torchrun shows of this rank, in the form of `record`, over what is there.
 
     A message that is a plain string torchrun takes, and complains of in two lines more.
     """
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         with contextlib.suppress(OSError):
-            more = {"py_callstack": line, "timestamp": str(int(time.time()))}
-            words = {"message": line, "extraInfo": more}
+            more = {"py_callstack": callstack, "timestamp": str(int(time.time()))}
+            words = {"message": message, "extraInfo": more}
             whole = Path(f"{path}.{os.getpid()}")  # torchrun may read while this rank is stopped
             whole.write_text(json.dumps({"message": words}), encoding="utf-8")
             whole.replace(path)

@@ -310,3 +310,23 @@ def test_a_killed_rank_ends_the_run_with_an_error_and_leaves_nobody(tmp_path):
     assert process.returncode != 0
     assert "Signal 9 (SIGKILL)" in printed
     wait_until_gone(pids)
+
+
+def test_torchrun_never_reads_half_of_an_error(tmp_path, monkeypatch):
+    file = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+    replaced = []
+    replace = Path.replace
+    monkeypatch.setattr(
+        Path, "replace", lambda self, to: (replaced.append(file.exists()), replace(self, to))
+    )
+
+    def fails():
+        raise KeyError("lost")
+
+    with pytest.raises(KeyError):
+        script.run_script(fails)
+    said = json.loads(file.read_text())["message"]
+    assert said["message"] == "KeyError: 'lost'"
+    assert "in fails" in said["extraInfo"]["py_callstack"]
+    assert replaced == [False], "it came into its place whole"
