@@ -17,7 +17,7 @@ from typing import Any
 from shared.capstone.config import Config
 from shared.capstone.modes import Made
 from shared.errors import InputError
-from shared.ranks.agreement import gathered
+from shared.ranks.agreement import first_word
 from shared.ranks.group import Rank, current_rank
 from shared.training.named_checkpoint import load_named, save_named
 
@@ -88,9 +88,8 @@ def resume_run(folder: Path, made: Made, origin: Origin) -> int:
         why = "cannot be read: no folder of a run's checkpoint is there"
     except (ValueError, AttributeError, KeyError):  # no JSON, or no object
         why = f"has a damaged {RUN}"
-    for words in gathered(why):
-        if words:
-            raise InputError(f"checkpoint {place} {words}")
+    if words := first_word(why):
+        raise InputError(f"checkpoint {place} {words}")
     there, here = notes.get("rates", origin.rates), origin.rates
     other = [f"{k} {there.get(k)}, here {v}" for k, v in here.items() if there.get(k) != v]
     if other and current_rank() == 0:

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from shared.errors import InputError
 from shared.fault_tolerance.checkpoints import from_rank_0, outdated
 from shared.fault_tolerance.state import TrainingState
-from shared.ranks.agreement import gathered
+from shared.ranks.agreement import first_word
 
 NAME = re.compile(r"step_\d{8}")
 
@@ -97,7 +97,7 @@ def _refuse_other_data(path: Path, theirs: Mapping[str, Any], state: TrainingSta
         copy.deepcopy(state.sampler).load_state_dict(theirs)
     except InputError as error:
         why = str(error)
-    if reason := next(filter(None, gathered(why)), ""):
+    if reason := first_word(why):
         raise InputError(f"{path}: {reason}")
 
 

@@ -34,6 +34,11 @@ def gathered(value: Any) -> list[Any]:
     return values
 
 
+def first_word(own: str) -> str:
+    """Return what the first rank that has something to say says, else ""; call on every rank."""
+    return next(filter(None, gathered(own)), "")
+
+
 def _short(value: Any) -> str:
     text = str(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.optim import Optimizer
 
 from shared.errors import InputError
-from shared.ranks.agreement import gathered
+from shared.ranks.agreement import first_word, gathered
 from shared.ranks.group import current_rank
 from shared.training.checkpoint_files import cause_of
 
@@ -106,7 +106,7 @@ def save_named(
         why = next(cause_of(error) for error, _ in failed.failures.values())
     except OSError as error:
         why = cause_of(error)
-    if reason := next(filter(None, gathered(why)), ""):
+    if reason := first_word(why):
         if main:
             shutil.rmtree(aside, ignore_errors=True)
         raise InputError(f"checkpoint {folder} cannot be written: {reason}")
@@ -242,7 +242,7 @@ def _count(kept: dict[str, Any], steps: int) -> None:
 
 
 def _check(state: Mapping[str, Any], folder: Path) -> None:
-    problem = next((each for each in gathered(_problem(state, folder)) if each), None)
+    problem = first_word(_problem(state, folder))
     if problem:  # of one rank, perhaps: the others would wait for it
         raise InputError(f"checkpoint {folder} {problem}")
 

@@ -117,7 +117,7 @@ def end_of(script: Path, ranks: int, args: list[str], folder: Path) -> None:
 
 # Besides each script's first engine. 06's first runs all of its own beside torch's; those of 22
 # are counted where its tests start each.
-WITH_OTHERS = ("06", "10", "13", "16", "19")
+WITH_OTHERS = ("06", "10", "13", "19")
 
 
 @pytest.mark.full
