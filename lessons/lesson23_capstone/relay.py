@@ -1,6 +1,5 @@
 """One run handed from mode to mode, on as many ranks as each likes, by checkpoints."""
 
-import logging
 import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +11,8 @@ from shared.capstone.config import Config, DataTable, ModelTable, ParallelTable,
 from shared.capstone.modes import How, check_mode, import_for, make
 from shared.capstone.resuming import Origin, resume_run, save_run
 from shared.capstone.tasks import LanguageTask, build_model, learning_rate, own_share
-from shared.data.text import load_text
+from shared.data.corpora import load_corpus
+from shared.data.text import TextCorpus
 from shared.ranks.forked import run_ranks
 from shared.ranks.group import Rank
 from shared.training.engine import DataParallelEngine, train_step
@@ -20,7 +20,6 @@ from shared.training.schedules import set_learning_rate
 
 MODEL = ModelTable("modern", 32, 4, 4, 2, 96, vocab_size=400, length=32)
 STEPS = 2  # of each runner
-TEXT = Path(__file__).resolve().parents[2] / "shared" / "data"  # the course's own sources
 
 
 class Runner(NamedTuple):
@@ -45,13 +44,22 @@ RUNNERS = (
 def config_of(parallel: dict[str, Any]) -> Config:
     """The same run for every runner."""
     training = TrainingTable(batch=12, steps=STEPS * len(RUNNERS), warmup=2, peak=3e-3)
-    return Config(MODEL, DataTable(str(TEXT), 60_000), training, ParallelTable(**parallel))
+    return Config(MODEL, DataTable("grammar", 60_000), training, ParallelTable(**parallel))
+
+
+def english() -> TextCorpus:
+    """The English sentences of the course's own corpus, one a line: the same on every machine."""
+    corpus = load_corpus("grammar")
+    train, validation, test = (
+        "".join(f"{pair.src}\n" for pair in pairs)
+        for pairs in (corpus.train, corpus.validation, corpus.test)
+    )
+    return TextCorpus("grammar", train, validation, test)
 
 
 def load_task() -> LanguageTask:
-    """Windows of the course's own sources."""
-    logging.getLogger("shared.data.folder").setLevel(logging.ERROR)  # which files it has held out
-    return LanguageTask(load_text(TEXT), config_of({}), seed=0)
+    """Windows of English sentences."""
+    return LanguageTask(english(), config_of({}), seed=0)
 
 
 def leg(

@@ -8,6 +8,7 @@ import torch
 import torch._dynamo  # what optimizers import: once here, not in every forked rank
 import torch.distributed as dist
 
+from lessons.lesson23_capstone.relay import english
 from shared.capstone.config import Config, DataTable, ModelTable, ParallelTable, TrainingTable
 from shared.capstone.modes import How, check_mode, held_out_loss, import_for, make, num_parameters
 from shared.capstone.resuming import RUN, Origin, resume_run, save_run, saved_in
@@ -19,8 +20,6 @@ from shared.capstone.tasks import (
     own_share,
 )
 from shared.data.corpora import load_corpus
-from shared.data.text import load_text
-from shared.exercises.lessons import ROOT
 from shared.ranks.forked import run_ranks
 from shared.ranks.group import Rank
 from shared.training.engine import train_step
@@ -44,13 +43,13 @@ MODES = {
 
 def config_of(kind: str, **parallel: int) -> Config:
     training = TrainingTable(batch=12, steps=RUN_STEPS, warmup=2, max_norm=0.5)
-    data = DataTable(str(ROOT / "shared" / "data"), 60_000)
+    data = DataTable("grammar", 60_000)
     return Config(MODELS[kind], data, training, ParallelTable(**parallel))
 
 
 @pytest.fixture(scope="module")
 def tasks():
-    text, pairs = load_text(ROOT / "shared" / "data"), load_corpus("grammar", "en", "de")
+    text, pairs = english(), load_corpus("grammar", "en", "de")
     made = {kind: LanguageTask(text, config_of(kind), 0) for kind in ("gpt", "modern")}
     config = Config(MODELS["translator"], DataTable("grammar", 500), config_of("gpt").training)
     return made | {"translator": TranslationTask(pairs, config, 0)}
