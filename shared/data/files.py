@@ -92,6 +92,8 @@ def _json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 f'each line should be an object such as {{"en": "...", "de": "..."}}; '
                 f"seen: {shorten(line)}"
             ) from error
+        except (ValueError, RecursionError) as error:  # thousands of digits, or of brackets
+            raise InputError(f"{path}, line {number}: cannot be read ({error})") from error
         yield f"{path}, line {number}", _as_object(row, f"{path}, line {number}")
 
 
@@ -102,6 +104,8 @@ def _json_array_rows(path: Path, lines: list[str]) -> Iterator[tuple[str, dict[s
         raise InputError(
             f"{path}, line {error.lineno}: no JSON ({error.msg} at column {error.colno})"
         ) from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: cannot be read ({error})") from error
     for number, row in enumerate(rows, start=1):
         yield f"{path}, item {number}", _as_object(row, f"{path}, item {number}")
 

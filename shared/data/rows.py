@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -46,7 +46,7 @@ class Targets(NamedTuple):
 def own_rows(batch: R, replica: int, num_replicas: int, num_micro_batches: int) -> list[R]:
     """This replica's rows of a global batch, as micro-batches of as equal sizes as can be.
 
-    Raises InputError where there is not a row for each.
+    Each has its own number of tokens. Raises InputError where there is not a row for each.
     """
     num_rows, pieces = len(_tensors(batch)[0][1]), num_replicas * num_micro_batches
     if num_rows < pieces:
@@ -58,7 +58,9 @@ def own_rows(batch: R, replica: int, num_replicas: int, num_micro_batches: int) 
     first = replica * num_micro_batches
     found: list[R] = []
     for i in range(first, first + num_micro_batches):
-        own = {name: x[ends[i] : ends[i + 1]] for name, x in _tensors(batch)}
+        own: dict[str, Any] = {name: x[ends[i] : ends[i + 1]] for name, x in _tensors(batch)}
+        if isinstance(batch, Batch):  # what the last position may look at is what is not padding
+            own["num_tokens"] = int(own["tgt_mask"][:, 0, -1].sum())
         found.append(replace(batch, **own))
     return found
 
@@ -68,7 +70,7 @@ def _tensors(batch: Rows) -> list[tuple[str, Tensor]]:
 
 
 def padded(batch: Rows, multiple: int, pad_id: int) -> Rows:
-    """Lengths that `multiple` divides, for sequence parallelism: the padding has no loss."""
+    """Lengths that `multiple` divides: the padding has no loss. Masks stay as they were."""
 
     def longer(x: Tensor, filling: int) -> Tensor:
         return F.pad(x, (0, -x.shape[1] % multiple), value=filling)

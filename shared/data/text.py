@@ -40,9 +40,10 @@ class TextCorpus:
 def load_text(dataset: str | Path) -> TextCorpus:
     """Load text by name (stdlib, wikitext-2) or from a folder of .txt, .md and .py files.
 
-    Text files with "train", "validation" (val, dev) and "test" in their names are these splits.
-    Otherwise a twentieth of the files is held out for each of validation and test, chosen by a
-    hash of the name. What is then still missing is cut off the end of the training text.
+    Text files with "train", "validation" (val, dev) and "test" in their names are these splits;
+    without "train" those with none of the words are it. Where no name has one, a twentieth of the
+    files is held out for each of validation and test, chosen by a hash of the name. What is then
+    still missing is cut off the end of the training text.
 
     Raises:
         InputError: what was given cannot be used; the message says what, where and what would do.
@@ -108,9 +109,14 @@ def _load_folder(folder: Path) -> TextCorpus:
         split = None if name.removesuffix(".gz").endswith(".py") else split_of(Path(name).name)
         if split:
             splits[split].append(name)
+    used = {name for files in splits.values() for name in files}
+    rest = [name for name in names if name not in used]
     if splits["train"]:
-        used = {name for files in splits.values() for name in files}
-        notes = [f"not read: {name}" for name in names if name not in used]
+        notes = [f"not read: {name}" for name in rest]
+    elif used:  # a test that somebody has named must not be trained on
+        splits["train"], notes = rest, []
+        if not rest:
+            raise InputError(f"{folder} has no training text, only {', '.join(sorted(used)[:8])}")
     elif len(names) >= 3:
         splits, note = _by_hash(names)
         notes = [note]

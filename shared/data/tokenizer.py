@@ -6,6 +6,7 @@ few. Byte-level (Radford et al. 2019) means that the first symbols are the 256 b
 every text can be written and none is unknown.
 """
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable, Sequence
@@ -135,6 +136,8 @@ class Tokenizer:
             aside.write_text(self.to_json(), encoding="utf-8")
             aside.replace(path)
         except OSError as error:
+            with contextlib.suppress(OSError):
+                aside.unlink(missing_ok=True)
             raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error
 
     @classmethod

@@ -18,6 +18,7 @@ from shared.data.batching import (
 )
 from shared.data.loading import PairDataset, batch_loader, check_lengths
 from shared.data.pairs import Pair
+from shared.data.rows import own_rows
 from shared.data.tokenizer import Tokenizer
 from shared.errors import InputError
 
@@ -262,3 +263,11 @@ def test_encoding_in_blocks_changes_nothing():
     assert len(data) == len(pairs)
     for n in (0, 9_999, 10_000, 20_000, 24_999):
         assert tuple(map(tokenizer.decode, data[n])) == pairs[n]
+
+
+@given(ENCODED, st.integers(1, 3))
+def test_micro_batches_of_pairs_count_their_own_tokens(pairs, count):
+    batch = collate(pairs * count)
+    pieces = own_rows(batch, 0, 1, count)
+    assert [each.num_tokens for each in pieces] == [int((x.tgt_out != 0).sum()) for x in pieces]
+    assert sum(each.num_tokens for each in pieces) == batch.num_tokens

@@ -337,6 +337,15 @@ def test_bad_json_array(tmp_path):
     refused(tmp_path, "train.json, line 3", "no JSON")
 
 
+@pytest.mark.parametrize("value", ["1" * 5000, "[" * 100_000])
+def test_json_that_python_will_not_read(tmp_path, value):
+    (tmp_path / "train.jsonl").write_text(f'{{"en": "a", "de": "b"}}\n{{"en": {value}')
+    refused(tmp_path, "train.jsonl, line 2", "cannot be read")
+    (tmp_path / "train.jsonl").unlink()
+    (tmp_path / "train.json").write_text(f"[{value}")
+    refused(tmp_path, "train.json", "cannot be read")
+
+
 def test_bad_parquet(tmp_path):
     path = tmp_path / "train.parquet"
     path.write_bytes(b"PAR1 and then nonsense")

@@ -123,3 +123,18 @@ def test_bad_folders_and_names(tmp_path):
     refused(tmp_path, "1 lines of text")
     (tmp_path / "one.txt").write_bytes(b"a\n\xff\n")
     refused(tmp_path, "one.txt, line 2", "0xff")
+
+
+@pytest.mark.parametrize("others", [["book"], ["a", "b", "c", "d", "e"]])
+def test_a_test_that_has_its_name_is_not_trained_on(tmp_path, others):
+    for name in others:
+        (tmp_path / f"{name}.txt").write_text(f"{name}\n" * 30)
+    (tmp_path / "test.txt").write_text("SECRET\n" * 3)
+    corpus = load_text(tmp_path)
+    assert "SECRET" in corpus.test
+    assert "SECRET" not in corpus.train + corpus.validation
+
+
+def test_a_folder_of_tests_alone_has_nothing_to_train_on(tmp_path):
+    (tmp_path / "test.txt").write_text("SECRET\n" * 3)
+    refused(tmp_path, "has no training text, only test.txt")

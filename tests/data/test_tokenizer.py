@@ -162,6 +162,9 @@ def test_foreign_and_missing_files(tokenizer, tmp_path):
 def test_a_place_that_cannot_be_written(tokenizer, tmp_path):
     (tmp_path / "file").write_text("x")
     refused(lambda: tokenizer.save(tmp_path / "file" / "t.json"), "cannot be written")
+    (tmp_path / "taken.json").mkdir()
+    refused(lambda: tokenizer.save(tmp_path / "taken.json"), "cannot be written")
+    assert not list(tmp_path.glob("*.part"))
 
 
 def test_bad_arguments(tokenizer):
