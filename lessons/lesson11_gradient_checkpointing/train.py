@@ -1,6 +1,6 @@
 """Train a language model on text, its activations kept or computed a second time.
 
---checkpoint none keeps them all, all keeps each layer's input, sqrt keeps the inputs of sqrt(n)
+--checkpointing none keeps them all, all keeps each layer's input, sqrt keeps the inputs of sqrt(n)
 segments, and plan chooses layers so that the layers' activations stay within --budget-mib at any
 moment; those of the embedding and of the output come on top. A step without checkpoints takes turns
 with it at first, for the ratio of times.
@@ -95,7 +95,7 @@ def train(args: argparse.Namespace, rank: Rank, size: Size, steps: int, data: Te
     sample = torch.zeros(size.batch, size.length, size.d_model, device=rank.device)
     none, seen = layers.arrangement, Seen(tokens=size.batch * size.length)
     with (cast := script.autocast(args, rank.device)):
-        chosen = arrange(layers, args.checkpoint, sample, args.budget_mib, seen)
+        chosen = arrange(layers, args.checkpointing, sample, args.budget_mib, seen)
     ddp = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98))
     torch.manual_seed(args.seed + 1 + rank.rank)  # batches and dropout of its own on every rank
@@ -128,11 +128,11 @@ def train(args: argparse.Namespace, rank: Rank, size: Size, steps: int, data: Te
 def main() -> None:
     parser = script.lesson_parser(__file__, __doc__, text="stdlib", precision=True)
     ways = ("none", "all", "sqrt", "plan")
-    parser.add_argument("--checkpoint", choices=ways, default="all", help="which layers (all)")
+    parser.add_argument("--checkpointing", choices=ways, default="all", help="which layers (all)")
     parser.add_argument("--budget-mib", type=float, help="activations of the layers on a rank")
     args = parser.parse_args()
-    if (args.checkpoint == "plan") != (args.budget_mib is not None):
-        raise InputError("--checkpoint plan and --budget-mib belong together: give both or none")
+    if (args.checkpointing == "plan") != (args.budget_mib is not None):
+        raise InputError("--checkpointing plan and --budget-mib belong together: give both or none")
     if args.budget_mib is not None and not 0 < args.budget_mib < math.inf:
         raise InputError(f"--budget-mib must be above 0 and finite, got {args.budget_mib}")
     with process_group(args.device) as rank:

@@ -65,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
     for axis in ("tp", "pp", "micro-batch"):
         add(f"--{axis}", type=int, help="if it is decided already")
     add("--zero", type=int, choices=range(4), help="if it is decided already")
-    add("--checkpoint", choices=("none", "selective", "full"), help="if it is decided already")
+    add("--checkpointing", choices=("none", "selective", "full"), help="if it is decided already")
     more = "also ZeRO-2 and 3 in a pipeline, which DeepSpeed refuses"
     add("--pipeline-zero", action="store_true", help=more)
     add("--count", type=int, default=5, help="plans to print (5)")
@@ -115,10 +115,10 @@ def check_asked(model: ModelSpec, cluster: Cluster, args: argparse.Namespace) ->
         value = getattr(args, flag)
         if value is not None and value < 1:
             raise InputError(f"--{flag.replace('_', '-')} must be 1 or more, got {value}")
-    if args.checkpoint == "selective" and model.fused_attention:
+    if args.checkpointing == "selective" and model.fused_attention:
         raise InputError(
-            "--checkpoint selective leaves out scores, which this model's fused attention does not "
-            "keep anyway: take none or full"
+            "--checkpointing selective leaves out scores, which this model's fused attention does "
+            "not keep anyway: take none or full"
         )
     tp, pp = args.tp or 1, args.pp or 1
     check_shape(model, Plan(tp=tp, pp=pp))
@@ -134,7 +134,7 @@ def check_asked(model: ModelSpec, cluster: Cluster, args: argparse.Namespace) ->
             f"--zero {args.zero} with --pp {pp}: DeepSpeed refuses ZeRO-2 and 3 in a pipeline; "
             "take --zero 1, or --pipeline-zero for an engine that allows it"
         )
-    wanted = args.tp, args.pp, args.zero, args.checkpoint, args.micro_batch, args.precision
+    wanted = args.tp, args.pp, args.zero, args.checkpointing, args.micro_batch, args.precision
     return Asked(*wanted, pipeline_zero=args.pipeline_zero)
 
 

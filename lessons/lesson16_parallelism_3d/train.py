@@ -2,8 +2,8 @@
 
 --dp, --tp and --pp are the sizes of the axes; what is -1 shares the ranks that are left. --zero
 shares out the optimizer's states (1), gradients (2) and parameters (3) among the dp copies.
---checkpoint computes layers again in backward. --save writes a checkpoint that any other mesh can
---resume. The table has bytes on the fullest rank by formula and as counted, and messages by axis.
+--checkpointing computes layers again in backward. --save writes a checkpoint that any other mesh
+can --resume. The table has bytes on the fullest rank by formula and as counted, messages by axis.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def add_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     )
     parser.add_argument("--micro-batches", type=positive_int, help="of one copy, a step")
     parser.add_argument("--zero", type=int, choices=range(4), default=0, help="stage of ZeRO (0)")
-    parser.add_argument("--checkpoint", action="store_true", help="compute layers again")
+    parser.add_argument("--checkpointing", action="store_true", help="compute layers again")
     return parser
 
 
@@ -102,7 +102,7 @@ def make_engine(
         schedule=args.schedule,
         chunks=plan.chunks,
         zero=plan.zero,
-        checkpoint=args.checkpoint,
+        checkpoint=args.checkpointing,
         cast=autocast(args, rank.device),
         betas=(0.9, 0.95),
     )

@@ -2,7 +2,7 @@
 
 The source side of --dataset comes first and the whole model learns it. Then the model is tuned to
 the target side: --method lora trains two thin matrices beside each one named by --names, qlora has
-the frozen ones in four bits, full trains everything. Ranks share each step's rows. --engine fsdp
+the frozen ones in four bits, full trains everything. Ranks share each step's rows. --engine fsdp2
 shards what is frozen as well; under ddp each rank has it whole, and it is sent once, at the start.
 """
 
@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument(
         "--method", choices=("lora", "qlora", "full"), default="lora", help="(lora)"
     )
-    parser.add_argument("--engine", choices=("ddp", "fsdp"), default="ddp", help="(ddp)")
+    parser.add_argument("--engine", choices=("ddp", "fsdp2"), default="ddp", help="(ddp)")
     parser.add_argument("--rank", type=int, default=8, help="of the update (8)")
     parser.add_argument("--alpha", type=positive_float, help="scale x rank (twice the rank)")
     parser.add_argument("--names", nargs="+", default=list(NAMES), help="layers to adapt (all)")
@@ -94,7 +94,7 @@ def main() -> None:
         model.zero_grad()  # what gets frozen would keep its last gradient in memory
         before = loss_on(base, texts, recipe, rank.device)
 
-        shards = rank.world_size if args.engine == "fsdp" else 1
+        shards = rank.world_size if args.engine == "fsdp2" else 1
         predicted = predicted_bytes(model, tuning, shards, rank.rank % shards)
         if args.method != "full":
             kind = {"lora": LoRALinear, "qlora": QLoRALinear}[args.method]

@@ -33,11 +33,11 @@ FLAGS = {
     "05": [""],
     "09": ["--precision fp16"],
     "10": ["--engine zero1", "--engine zero2 --precision bf16"],
-    "11": ["--checkpoint sqrt", "--checkpoint plan --budget-mib 1"],
+    "11": ["--checkpointing sqrt", "--checkpointing plan --budget-mib 1"],
     "13": ["--engine hybrid --mesh 2x1"],
     "14": ["--sequence-parallel"],
     "15": ["--schedule gpipe", "--schedule interleaved --chunks 2"],
-    "16": ["--tp 2 --zero 1", "--pp 2 --checkpoint"],
+    "16": ["--tp 2 --zero 1", "--pp 2 --checkpointing"],
 }
 MEASURED = ("answers", "headline", "when", "arguments", "peak_mib")
 

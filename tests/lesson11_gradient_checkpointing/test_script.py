@@ -33,7 +33,7 @@ def test_less_memory_for_more_flops_and_the_same_loss(tmp_path, run_script):
     text.joinpath("story.txt").write_text("a line of text to train on\n" * 200)
     rows = {}
     for args in (("none",), ("all",), ("sqrt",), ("plan", "--budget-mib", "0.3")):
-        run = (*TINY, "--steps", 2, "--out", tmp_path, "--dataset", text, "--checkpoint", *args)
+        run = (*TINY, "--steps", 2, "--out", tmp_path, "--dataset", text, "--checkpointing", *args)
         status, _, err = run_script(SCRIPT, *run)
         assert status == 0, err
         rows[args[0]] = json.loads((tmp_path / "metrics.json").read_text())["table"][0]
@@ -50,11 +50,11 @@ def test_less_memory_for_more_flops_and_the_same_loss(tmp_path, run_script):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("--checkpoint", "some"), "invalid choice"),
-        (("--checkpoint", "plan"), "--budget-mib belong together"),
+        (("--checkpointing", "some"), "invalid choice"),
+        (("--checkpointing", "plan"), "--budget-mib belong together"),
         (("--budget-mib", "3"), "--budget-mib belong together"),
-        (("--checkpoint", "plan", "--budget-mib", "0"), "above 0"),
-        (("--checkpoint", "plan", "--budget-mib", "0.01"), "a budget of 10485 bytes"),
+        (("--checkpointing", "plan", "--budget-mib", "0"), "above 0"),
+        (("--checkpointing", "plan", "--budget-mib", "0.01"), "a budget of 10485 bytes"),
         (("--dataset", "nowhere"), "nowhere"),
         (("--mine",), "no exercise"),
     ],

@@ -145,10 +145,10 @@ def test_predicted_bytes_are_the_counted_ones_on_each_rank(ranks, dtype):
     def gaps(rank):
         found = {}
         for method in ("full", *KINDS):
-            for engine in ("ddp", "fsdp"):
+            for engine in ("ddp", "fsdp2"):
                 tuning = Tuning(method, SOME, 5)
                 model = small_model(dtype)
-                want = predicted_bytes(model, tuning, ranks if engine == "fsdp" else 1, rank)
+                want = predicted_bytes(model, tuning, ranks if engine == "fsdp2" else 1, rank)
                 if engine == "ddp":
                     want = predicted_bytes(model, tuning)
                 if method != "full":
@@ -178,7 +178,7 @@ def test_ddp_sends_gradients_of_adapters_alone():
 
 def test_fsdp_gathers_what_is_frozen_and_reduces_only_adapters():
     seen = {
-        method: run_ranks(step_traffic, 2, "fsdp", Tuning(method, SOME, 4), BF16)[0][1]
+        method: run_ranks(step_traffic, 2, "fsdp2", Tuning(method, SOME, 4), BF16)[0][1]
         for method in ("full", *KINDS)
     }
     gathered = {method: each.bytes_of("all_gather") for method, each in seen.items()}
@@ -193,7 +193,7 @@ def test_fsdp_gathers_what_is_frozen_and_reduces_only_adapters():
 def test_the_reference_run_with_adapters_is_one_curve(method):
     alone = run_ranks(reference_losses, 1, method, "single")[0]
     assert alone[-1] < 0.8 * alone[0]
-    for engine in ("ddp", "fsdp"):
+    for engine in ("ddp", "fsdp2"):
         for losses in run_ranks(reference_losses, 2, method, engine):
             assert losses == pytest.approx(alone, abs=5e-6), engine
     if method == "lora":

@@ -24,16 +24,16 @@ def test_one_rank_leaves_table_figure_and_exact_bytes(on_one):
     ("ranks", "args"),
     [
         (2, ("--method", "lora")),
-        (2, ("--method", "qlora", "--engine", "fsdp")),
+        (2, ("--method", "qlora", "--engine", "fsdp2")),
         pytest.param(2, ("--method", "full"), marks=pytest.mark.full),
-        pytest.param(3, ("--method", "lora", "--engine", "fsdp"), marks=pytest.mark.full),
+        pytest.param(3, ("--method", "lora", "--engine", "fsdp2"), marks=pytest.mark.full),
         pytest.param(4, ("--method", "qlora"), marks=pytest.mark.full),
     ],
 )
 def test_methods_and_engines_have_predicted_bytes_and_one_curve(ranks, args, on_one, launch_on):
     metrics = launch_on(SCRIPT, (ranks,), *TINY, *args)[ranks][1]
     assert metrics["memory"]["predicted"] == metrics["memory"]["counted"]
-    if "fsdp" not in args:  # once each, though two engines were around the parameters
+    if "fsdp2" not in args:  # once each, though two engines were around the parameters
         assert metrics["handed_in"]["all_reduce"] == metrics["memory"]["counted"]["gradients"]
     if "lora" in args:
         assert metrics["losses"] == pytest.approx(on_one[1]["losses"], abs=1e-4)

@@ -17,7 +17,7 @@ OTHERS = {  # a different engine to resume with, on one rank
     "13": ("--engine", "fsdp2"),
     "14": ("--engine", "single"),
     "15": ("--schedule", "gpipe", "--micro-batches", "4"),
-    "16": ("--checkpoint",),
+    "16": ("--checkpointing",),
 }
 
 
@@ -82,7 +82,7 @@ def test_clipping_over_shards_is_that_of_one_process(launch_on, run_script, tmp_
 @pytest.mark.full
 def test_bf16_of_lesson_16_is_near_float32_recomputed_as_well(run_script, tmp_path):
     found = {}
-    for args in (("fp32",), ("bf16",), ("bf16", "--checkpoint")):
+    for args in (("fp32",), ("bf16",), ("bf16", "--checkpointing")):
         given = (*TINY, "--steps", 3, "--out", tmp_path, "--precision", *args)
         status, out, err = run_script(SCRIPTS["16"], *given)
         assert status == 0, err

@@ -100,8 +100,9 @@ def conclude(args: argparse.Namespace, rank: Rank, seen: Seen) -> None:
         return
     row = result_row(args, rank, seen, losses)
     figures = {"checkpointing.png": draw_run(losses.tolist(), seen)}
-    words = f"--checkpoint {args.checkpoint}: {row['peak, MiB']:.4g} MiB of activations at most, "
-    words += f"{row['time / none']:.2f} of the time, {seen.flops:.2f} forwards of FLOPs a step"
+    words = f"--checkpointing {args.checkpointing}: at most {row['peak, MiB']:.4g} MiB of "
+    words += f"activations, {row['time / none']:.2f} of the time, "
+    words += f"{seen.flops:.2f} forwards of FLOPs a step"
     write_results(args, rank, headline=words, table=[row], figures=figures, losses=losses.tolist())
 
 
@@ -109,7 +110,7 @@ def result_row(args: argparse.Namespace, rank: Rank, seen: Seen, losses: Tensor)
     """The row of the table. Times are of forward and backward, with DDP's messages."""
     pairs = zip(seen.seconds, seen.plain_seconds or seen.seconds, strict=True)
     row = {
-        "checkpoint": args.checkpoint,
+        "checkpointing": args.checkpointing,
         "layers again": seen.layers_again,
         "step, ms": round(1000 * statistics.median(seen.seconds), 2),
         "tokens/s": round(rank.world_size * seen.tokens / statistics.median(seen.seconds)),

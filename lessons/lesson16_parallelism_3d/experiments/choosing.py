@@ -53,7 +53,7 @@ def choose_plan(args: argparse.Namespace, recipe: Recipe, world_size: int) -> Pl
         micro_batch=math.ceil(recipe.batch / (sizes["dp"] * count)),
         num_micro_batches=count,
         zero=args.zero,
-        checkpoint="full" if args.checkpoint else "none",
+        checkpoint="full" if args.checkpointing else "none",
         precision="float32",
     )
 

@@ -62,7 +62,7 @@ def start_alike(ours: nn.Module, peft: nn.Module) -> None:
 
 
 def reference_losses(rank: int, method: str, engine: str, peft: bool = False) -> list[float]:
-    """The 50 losses of the reference run with adapters of rank 4; `engine` is single, ddp, fsdp."""
+    """The reference run's 50 losses with adapters of rank 4; `engine` is single, ddp, fsdp2."""
     model: nn.Module = reference_model()
     plain = copy.deepcopy(model)
     torch.manual_seed(19)  # the adapters' start, on every rank the same
