@@ -13,8 +13,8 @@ def saved_bytes(run: Callable[[], Any], *, ignore: tuple[Tensor, ...] = ()) -> i
     """Bytes of the tensors that autograd keeps for the backward pass of `run()`.
 
     Counted over distinct storages: a tensor and its views are one. What is in `ignore` is left
-    out (parameters, which exist anyway). Exact on any device; temporaries that are freed before
-    `run` returns are not part of it.
+    out (parameters, which exist anyway). Exact on any device that has memory ("meta" has none);
+    temporaries that are freed before `run` returns are not part of it.
 
     Source: torch.autograd.graph.saved_tensors_hooks.
     """

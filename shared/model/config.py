@@ -39,8 +39,11 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "d_model", "num_heads", "num_layers", "d_ff", "max_len"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1, not {getattr(self, name)}")
+            value = getattr(self, name)
+            if not isinstance(value, int):
+                raise InputError(f"{name} must be an integer, not {value!r}")
+            if value < 1:
+                raise InputError(f"{name} must be at least 1, not {value}")
         for name in ("dropout", "inner_dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise InputError(f"{name} must be in [0, 1), not {getattr(self, name)}")

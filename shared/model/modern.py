@@ -84,7 +84,8 @@ def grouped_attention(
     """Attention where neighbouring heads share a head of keys and values, which is not copied.
 
     Head h reads head h // (heads / kv_heads) of keys. The queries that share one are laid behind
-    each other, as if they were more positions: one product then serves them all.
+    each other, as if they were more positions: one product then serves them all. Every query has a
+    key to look at: without one its result is NaN, and 0 by torch's kernel.
     """
     groups, length = key.shape[1], query.shape[2]
     together = query.unflatten(1, (groups, -1)).flatten(2, 3)  # (B, G, H/G T, K)

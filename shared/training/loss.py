@@ -26,6 +26,8 @@ def label_smoothed_loss(
     # Under autocast logits are bf16, whose 8 bits are too few for a logarithm.
     log_p = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)
     right = log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1)  # (B, T)
-    loss = -(1 - smoothing) * right - smoothing * log_p.mean(dim=-1)  # (B, T)
+    loss = -(1 - smoothing) * right  # (B, T)
+    if smoothing:  # a logit of -inf is a token ruled out: fine, unless it is to have a share
+        loss = loss - smoothing * log_p.mean(dim=-1)
     counted = targets != pad_id
     return loss.masked_fill(~counted, 0.0).sum() / counted.sum().clamp(min=1)

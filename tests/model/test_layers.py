@@ -115,6 +115,7 @@ def test_a_fused_layer_keeps_no_more_than_torch(norm, dropout):
         ({"d_model": 15}, "d_model=15 is odd"),
         ({"d_model": 9, "positions": "rotary"}, "head_dim=3, which is odd"),
         ({"num_layers": 0}, "num_layers must be at least 1, not 0"),
+        ({"vocab_size": 10.5}, "vocab_size must be an integer, not 10.5"),
         ({"dropout": 1.0}, "dropout must be in [0, 1), not 1.0"),
         ({"inner_dropout": -0.1}, "inner_dropout must be in [0, 1), not -0.1"),
         ({"norm": "sandwich"}, "'pre' or 'post', not 'sandwich'"),

@@ -52,6 +52,12 @@ def test_infinite_logits_at_padding_do_not_spoil_the_loss():
     assert loss.isfinite()
 
 
+def test_a_token_that_is_ruled_out_does_not_spoil_the_loss():
+    logits = torch.tensor([[[0.0, 0.0, -float("inf"), 0.0]]])
+    assert label_smoothed_loss(logits, torch.tensor([[1]]), 0.0).exp().item() == pytest.approx(3)
+    assert label_smoothed_loss(logits, torch.tensor([[1]]), 0.1).item() == float("inf")
+
+
 def test_the_paper_peaks_where_its_terms_cross():
     rates = [warmup_schedule(step, 128, 200) for step in range(1, 1001)]
     assert max(range(1000), key=rates.__getitem__) + 1 == 200
