@@ -75,7 +75,7 @@ def test_a_full_disk_costs_the_new_checkpoint_alone(tmp_path, run_script, monkey
 class Flags:
     def __init__(self, **given):
         chosen = {"dp": -1, "tp": -1, "pp": -1, "schedule": "1f1b", "micro_batches": None}
-        vars(self).update(chosen, zero=0, checkpoint=False)
+        vars(self).update(chosen, zero=0, checkpointing=False)
         vars(self).update(given)
 
 
