@@ -4,7 +4,7 @@ A batch is drawn by seed and step alone. So the place in the data is the number 
 together the ranks see the same rows whatever their number and mode.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from shared.capstone.config import Config, ModelTable
 from shared.data.batching import Batch, EncodedPair, collate
 from shared.data.corpora import ParallelCorpus
-from shared.data.rows import Rows, Text
+from shared.data.rows import Rows, Text, own_rows
 from shared.data.text import TextCorpus
 from shared.data.tokenizer import Tokenizer
 from shared.errors import InputError
@@ -153,15 +153,11 @@ def own_share(batch: Rows, index: int, count: int) -> Rows:
     """
     if count == 1:
         return batch
-    tensors = {name: x for name, x in vars(batch).items() if isinstance(x, Tensor)}
-    rows = len(next(iter(tensors.values())))
+    rows = len(batch.src if isinstance(batch, Batch) else batch.tokens)
     if rows < count:
         raise InputError(f"training.batch {rows} has no row for each of {count} ranks")
-    mine = slice(index * rows // count, (index + 1) * rows // count)
-    cut: dict[str, Any] = {name: x[mine] for name, x in tensors.items()}
-    if isinstance(batch, Batch):
-        cut["num_tokens"] = int((cut["tgt_out"] != 0).sum())
-    return replace(batch, **cut)
+    (own,) = own_rows(batch, index, count, 1)
+    return own
 
 
 def learning_rate(config: Config, step: int, steps: int) -> float:
