@@ -1,13 +1,12 @@
 """What parameters a contract names, and whether an answer has them: names, places and defaults.
 
 The contracts' signatures stand in signatures.json, since a course can be given without solutions/:
-`python -m shared.exercises.signatures` writes it anew, from the references and the stubs' methods.
+`python -m shared.exercises.contracts` writes it anew.
 """
 
 import ast
 import inspect
 import json
-import sys
 from collections.abc import Iterator
 from functools import cache
 from inspect import Parameter, Signature
@@ -37,7 +36,7 @@ def signature_fault(id: str, name: str, answer: Any) -> Wrong | None:
     """
     for what, text in contracts().get(id, {}).items():
         owner, _, method = what.partition(".")
-        own = _signature(answer, method) if owner == name else None
+        own = signature_of(answer, method) if owner == name else None
         if own is not None and (found := next(_differences(_read(text), own), None)):
             if inspect.isclass(answer) and _names_are_torchs(answer, method):
                 continue
@@ -47,7 +46,7 @@ def signature_fault(id: str, name: str, answer: Any) -> Wrong | None:
     return None
 
 
-def _signature(answer: Any, method: str) -> Signature | None:
+def signature_of(answer: Any, method: str) -> Signature | None:
     """Return what an answer is called with, or a method of it without self; None if unknown.
 
     Where the contract has a class, a function that makes the objects does for its constructor.
@@ -112,7 +111,7 @@ ANY = _Text("...")  # a default that is a class or a function: the answer's own 
 
 def _differences(contract: Signature, own: Signature) -> Iterator[tuple[str, str, str]]:
     """Yield what differs: the mistake, with a place for the method's name, expected and seen."""
-    expected, seen = f"({_in_short(contract)})", f"({_in_short(own)})"
+    expected, seen = f"({in_short(contract)})", f"({in_short(own)})"
     theirs, ours = contract.parameters, own.parameters
     takes_all = any(each.kind in _VARIABLE for each in ours.values())
     takes_names = any(each.kind is Parameter.VAR_KEYWORD for each in theirs.values())
@@ -131,7 +130,7 @@ def _differences(contract: Signature, own: Signature) -> Iterator[tuple[str, str
             yield f"the parameter {name}{{}} stands in another place", expected, seen
         elif not _same_default(wanted.default, got.default):
             mistake = f"the parameter {name}{{}} has a different default"
-            yield mistake, _in_short(wanted), _in_short(got)
+            yield mistake, in_short(wanted), in_short(got)
     for name in strangers:
         given = takes_places and ours[name].kind is not Parameter.KEYWORD_ONLY
         if ours[name].default is _NONE and not takes_names and not given:
@@ -150,40 +149,13 @@ def _same_default(wanted: Any, got: Any) -> bool:
     return (type(value) is bool) == (type(got) is bool) and bool(value == got)
 
 
-def _in_short(signature: Signature | Parameter) -> str:
+def in_short(signature: Signature | Parameter) -> str:
     """Return parameters as they stand in a definition, without their annotations."""
     if isinstance(signature, Parameter):
-        return _in_short(Signature([signature.replace(kind=Parameter.KEYWORD_ONLY)]))[3:]
+        return in_short(Signature([signature.replace(kind=Parameter.KEYWORD_ONLY)]))[3:]
     plain = [each.replace(annotation=_NONE) for each in signature.parameters.values()]
     plain = [
         each.replace(default=ANY) if each.default is not _NONE and callable(each.default) else each
         for each in plain
     ]
     return str(Signature(plain))[1:-1]
-
-
-def table() -> dict[str, dict[str, str]]:
-    """Return what signatures.json must hold: of each reference, the methods that its stub has."""
-    from shared.exercises.answers import read_cells  # at use: these import the checks
-    from shared.exercises.lessons import ROOT, solution_module
-
-    found: dict[str, dict[str, str]] = {}
-    for path in sorted(ROOT.glob("lessons/lesson[0-9][0-9]_*/lesson.ipynb")):
-        references = solution_module(path.parent.name.removeprefix("lesson")[:2])
-        for id, source in read_cells(path).exercises.items():
-            (stub,) = (each for each in ast.parse(source).body if "exercise(" in ast.unparse(each))
-            answer, methods = getattr(references, stub.name), [""]  # ty: ignore
-            if isinstance(stub, ast.ClassDef):
-                methods = [each.name for each in stub.body if isinstance(each, ast.FunctionDef)]
-            own = {method: _signature(answer, method) for method in methods}
-            found[id] = {
-                f"{stub.name}.{method}".rstrip("."): _in_short(each)  # ty: ignore
-                for method, each in own.items()
-                if each is not None
-            }
-    return found
-
-
-if __name__ == "__main__":
-    TABLE.write_text(json.dumps(table(), indent=1) + "\n", encoding="utf-8")
-    print(f"{TABLE} is written", file=sys.stderr)

@@ -1,6 +1,6 @@
 """What `python -m solutions.grade` is made of; only what runs in the sandbox loads torch.
 
-Each line imports only what stands in it or above it (tests/grading/test_layers.py):
+Each line imports only what stands in it or above it, by a contract in pyproject.toml:
 
 results, texts, verdicts    what the parts hand to one another
 intake/                     files in: submissions, cells, the course's lessons and known answers

@@ -1,14 +1,16 @@
-"""The house's rules, read from the imports and the folders. A failure lists all offenders."""
+"""The house's rules, read from the imports and the folders. A failure lists all offenders.
+
+What imports alone can say stands in pyproject.toml: [tool.importlinter], and ruff's TID252.
+"""
 
 import ast
 import importlib.metadata
 import json
 import re
+import subprocess
 import sys
 import tomllib
 from functools import cache
-from graphlib import CycleError, TopologicalSorter
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ from solutions.grading.intake.lesson import read_lessons
 
 ROOT = Path(__file__).resolve().parents[2]
 LESSONS = sorted(path.name for path in (ROOT / "lessons").glob("lesson*"))
-LAYERS = {"shared": 0, "solutions": 1, "lessons": 2}
+LAYERS = ("shared", "solutions", "lessons")
 MODULES = sorted(
     path for layer in LAYERS for path in (ROOT / layer).rglob("*.py") if "runs" not in path.parts
 )
@@ -33,7 +35,6 @@ def imported(path: Path) -> set[str]:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path.relative_to(ROOT)}: a relative import"
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
     return names
 
@@ -43,17 +44,29 @@ def dotted(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 
-def test_imports_point_left_only():
-    offenders = []
-    for path in MODULES:
-        own = LAYERS[path.relative_to(ROOT).parts[0]]
-        for name in sorted(imported(path)):
-            other = LAYERS.get(name.split(".")[0], 0)
-            home = ".".join(path.relative_to(ROOT).parts[:2])
-            abroad = other == LAYERS["lessons"] and not f"{name}.".startswith(f"{home}.")
-            if other > own or abroad:  # a lesson imports no other lesson
-                offenders.append(f"{path.relative_to(ROOT)} imports {name}")
-    assert not offenders, "\n".join(offenders)
+def test_the_contracts_of_import_linter_are_kept():
+    pytest.importorskip("importlinter", reason="it comes with the extra [dev]")
+    lint = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    command = [sys.executable, "-c", lint, "--no-cache", "--no-logo"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_contributing_and_the_grader_list_their_rooms_as_the_contracts_do():
+    """The grader's docstring begins with the lowest line; what a line has may import each other."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts = project["tool"]["importlinter"]["contracts"]
+    shared, grading = (each["layers"] for each in contracts if "containers" in each)
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `(\w+)(?:/|\.py)` \|", page, re.MULTILINE) == shared
+    listing = (ROOT / "solutions/grading/__init__.py").read_text(encoding="utf-8")
+    lines = re.findall(r"^((?:\w+/?(?:, )?)+)  ", listing, re.MULTILINE)
+    assert [" : ".join(re.findall(r"\w+", line)) for line in lines[::-1]] == grading
+
+
+def test_what_runs_beside_an_answer_imports_nothing_of_ours():
+    inside = (ROOT / "solutions/grading/sandbox/inside").glob("*.py")
+    assert not [name for path in inside for name in imported(path) if name.split(".")[0] in LAYERS]
 
 
 def test_a_lesson_s_own_modules_are_imported_by_their_real_names():
@@ -82,63 +95,6 @@ def test_shared_names_no_lesson():
     named = [p for p in (ROOT / "shared").rglob("*") if re.match(r"lesson\d\d", p.name)]
     translations = ROOT / "shared" / "book" / "locale"
     assert [str(p.relative_to(ROOT)) for p in named if translations not in p.parents] == []
-
-
-def rooms_graph(folder: str) -> dict[str, dict[str, str]]:
-    """For each package and module of a folder, those beside it that it imports, and one place."""
-    rooms = [p for p in (ROOT / folder).iterdir() if p.is_dir() or p.suffix == ".py"]
-    graph: dict[str, dict[str, str]] = {}
-    for room in rooms:
-        files = sorted(room.rglob("*.py")) if room.is_dir() else [room]
-        if not files or room.stem == "__init__":
-            continue
-        needs = graph.setdefault(room.stem, {})
-        for path in files:
-            for other in rooms:
-                name = dotted(other)
-                found = any(f"{each}.".startswith(f"{name}.") for each in imported(path))
-                if found and other != room:
-                    needs[other.stem] = f"{path.relative_to(ROOT)} imports {name}"
-    return graph
-
-
-@pytest.mark.parametrize("folder", ["shared", "solutions", "solutions/grading"])
-def test_packages_import_each_other_in_no_circle(folder):
-    graph = rooms_graph(folder)
-    try:
-        TopologicalSorter(graph).prepare()
-    except CycleError as error:
-        circle = error.args[1][::-1]
-        places = [graph[a][b] for a, b in pairwise(circle)]
-        raise AssertionError("\n".join(places)) from None
-
-
-def test_a_package_of_shared_imports_only_what_contributing_lists_below_it():
-    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    listed = re.findall(r"^\| `(\w+)(?:/|\.py)` \|", page, re.MULTILINE)
-    graph = rooms_graph("shared")
-    assert sorted(listed) == sorted(graph), "CONTRIBUTING lists what is there, each once"
-    upward = [
-        place
-        for room, needs in graph.items()
-        for other, place in needs.items()
-        if listed.index(other) < listed.index(room)
-    ]
-    assert not upward, "\n".join(upward)
-
-
-def test_a_part_of_the_grader_imports_only_what_stands_with_it_or_above():
-    """In the docstring of solutions/grading; what runs beside an answer imports nothing of ours."""
-    grading = ROOT / "solutions" / "grading"
-    listing = (grading / "__init__.py").read_text(encoding="utf-8")
-    lines = re.findall(r"^((?:\w+/?(?:, )?)+)  ", listing, re.MULTILINE)
-    rank = {name: n for n, line in enumerate(lines) for name in re.findall(r"\w+", line)}
-    graph = rooms_graph("solutions/grading")
-    assert sorted(rank) == sorted(graph), "the docstring lists what is there, each once"
-    pairs = [(rank[a], rank[b], place) for a in graph for b, place in graph[a].items()]
-    assert [place for own, other, place in pairs if other > own] == []
-    inside = grading.glob("sandbox/inside/*.py")
-    assert not [name for path in inside for name in imported(path) if name.split(".")[0] in LAYERS]
 
 
 def test_a_solution_imports_nothing_of_a_later_lesson():

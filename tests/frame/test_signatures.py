@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from shared.exercises import signatures
+from shared.exercises import contracts, signatures
 from shared.exercises.checks import checks_for
 from shared.exercises.expecting import expect
 
@@ -26,8 +26,8 @@ def contract(monkeypatch):
 
 
 def test_the_table_is_that_of_the_references():
-    found = signatures.table()
-    assert found == signatures.contracts(), "run python -m shared.exercises.signatures"
+    found = contracts.table()
+    assert found == signatures.contracts(), "run python -m shared.exercises.contracts"
     assert found["05.4"] == {"tree_broadcast": "tensor, src=0, group=None"}
     assert found["09.2"]["MasterWeightAdamW.step"] == "closure=None"
     assert "*, " in found["08.3"]["resume_training"]
