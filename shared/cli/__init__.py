@@ -1,6 +1,6 @@
 """The command line: everything behind run_all.sh.
 
 command.py understands the arguments and starts one of these programs: runner.py (the lessons'
-scripts, then report.py), todo.py, notebooks.py, doctor.py, or pytest with proven.py and slowest.py.
+scripts, then report.py), todo.py, notebooks.py, doctor.py, or pytest with proven.py.
 setup.py makes .venv before any of them: both need nothing but the standard library.
 """

@@ -46,7 +46,7 @@ todo:
   --time-limit S    seconds after which an exercise is stopped (60)
 test:
   --all             everything, long tests and all known mistakes too; what a path names is whole
-  --slowest         in the end, the seconds by file, and the slowest tests
+  --slowest         in the end, the slowest tests, and the seconds by folder
 """
 MODULES = {
     "run": "shared.cli.runner",
@@ -203,9 +203,8 @@ def run_tests(python: Path, arguments: list[str]) -> int:
     command += ["-p", "shared.cli.proven"]
     if not has_path and "--all" not in arguments:
         command.append("--short")
-    if "--slowest" in arguments:
-        command += ["-p", "shared.cli.slowest"]
-    arguments = [each for each in arguments if each not in ("--all", "--slowest")]
+    arguments = ["--durations=25" if each == "--slowest" else each for each in arguments]
+    arguments = [each for each in arguments if each != "--all"]
     # Once is enough where no output is compared: see repetitions() in shared/measuring/timing.py.
     env = {"OMP_NUM_THREADS": "1", "TORCH_HANDLE_QUICK": "1", **os.environ}
     if (ROOT / "solutions").is_dir():

@@ -6,6 +6,7 @@ python -m pytest -p shared.cli.proven [--short] ...
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -51,8 +52,11 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Say in a line what was proven, and in another what was left out."""
+    """Say in a line what was proven, and in another what was left out; of durations, the sums."""
     found = terminalreporter.stats
+    if config.getoption("durations"):
+        for line in seconds_by_folder(chain(*found.values())):
+            terminalreporter.write_line(line)
     reports = [each for kind in ("passed", "failed", "error") for each in found.get(kind, [])]
     counted = count_properties(reports)
     terminalreporter.write_line(proven(reports, counted))
@@ -64,6 +68,17 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     left = left_out(config.stash.get(LEFT_OUT, {}), counted)
     if left:
         terminalreporter.write_line(left)
+
+
+def seconds_by_folder(reports: Iterable[Any]) -> list[str]:
+    """Return a line for each folder, the longest first: seconds, number of tests, its name."""
+    seconds, tests = Counter[str](), defaultdict[str, set[str]](set)
+    for report in reports:
+        if isinstance(report, pytest.TestReport):
+            folder = report.nodeid.split("::")[0].rpartition("/")[0]
+            seconds[folder] += report.duration
+            tests[folder].add(report.nodeid)
+    return [f"{sum:9.1f} s  {len(tests[each]):5,}  {each}/" for each, sum in seconds.most_common()]
 
 
 def count_properties(reports: Iterable[pytest.TestReport]) -> Counter[str]:

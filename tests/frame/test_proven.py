@@ -1,6 +1,7 @@
 """./run_all.sh test: what its last lines say was proven, and what was left out."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -70,8 +71,14 @@ def test_a_short_run_says_what_it_left_out_whoever_collected_it(run, processes):
     assert left + everything in lines
 
 
-def test_a_full_run_leaves_nothing_out(run):
-    lines = run()
+def test_a_full_run_leaves_nothing_out_and_says_where_its_seconds_went(run):
+    lines = run("--durations=25")
+    sums = [each for each in lines if re.match(r" +\d+\.\d s  ", each)]
+    assert {tuple(each.split()[2:]) for each in sums} == {
+        ("5", "tests/frame/"),
+        ("2", "tests/lesson01_positional_encoding/"),
+        ("2", "tests/lesson02_b/"),
+    }
     (line,) = [each for each in lines if each.startswith("Proven: ")]
     assert "1,500 known mistakes named" in line
     assert line.endswith(", 3 of 4 other tests.")

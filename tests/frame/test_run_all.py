@@ -451,7 +451,7 @@ PLUGINS = f"--nbval -n {AT_ONCE} --dist loadscope -p shared.cli.proven"
     ("words", "called"),
     [
         ((), "--short tests lessons"),
-        (("-x", "--slowest"), "--short -p shared.cli.slowest tests lessons -x"),
+        (("-x", "--slowest"), "--short tests lessons -x --durations=25"),
         (("--all", "-x"), "tests lessons -x"),
         (("--all", "lessons"), "lessons"),
         (("lessons", "-k", "one"), "lessons -k one"),  # what is named is run whole
