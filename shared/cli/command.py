@@ -46,6 +46,7 @@ todo:
   --time-limit S    seconds after which an exercise is stopped (60)
 test:
   --all             everything, long tests and all known mistakes too; what a path names is whole
+  --changed [REV]   what a change since the last commit, or since REV, can have broken
   --slowest         in the end, the slowest tests, and the seconds by folder
 """
 MODULES = {
@@ -194,12 +195,14 @@ def run_tests(python: Path, arguments: list[str]) -> int:
     The one more computes while another waits for its ranks; from eight on, memory is the limit.
     Every exercise is solved by its reference. In a course that was given without solutions/ the
     notebooks are tested with the learner's own answers. What is marked `full` is left out, unless
-    --all or a path asks for it.
+    --all or a path asks for it. --changed selects by itself, and then becomes pytest.
     """
+    revision, arguments = _split_changed(arguments)
     has_path = any((ROOT / word.split("::")[0]).exists() for word in arguments)
-    what = [] if has_path else ["tests", "lessons"]
+    what = [] if has_path or revision else ["tests", "lessons"]
     processes = str(min(8, num_cores() + 1))
-    command = [str(python), "-m", "pytest", "--nbval", "-n", processes, "--dist", "loadscope"]
+    program = ["shared.cli.changed", revision] if revision else ["pytest"]
+    command = [str(python), "-m", *program, "--nbval", "-n", processes, "--dist", "loadscope"]
     command += ["-p", "shared.cli.proven"]
     if not has_path and "--all" not in arguments:
         command.append("--short")
@@ -216,6 +219,17 @@ def run_tests(python: Path, arguments: list[str]) -> int:
             flush=True,
         )
     return supervise([*command, *what, *arguments], env=env, grace=10.0).status
+
+
+def _split_changed(arguments: list[str]) -> tuple[str, list[str]]:
+    """Return the revision that --changed names (HEAD; "" without the word), and the other words."""
+    if "--changed" not in arguments:
+        return "", arguments
+    place = arguments.index("--changed")
+    revision = arguments[place + 1 : place + 2]
+    if not revision or revision[0].startswith("-"):
+        return "HEAD", arguments[:place] + arguments[place + 1 :]
+    return revision[0], arguments[:place] + arguments[place + 2 :]
 
 
 if __name__ == "__main__":

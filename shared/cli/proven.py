@@ -1,6 +1,6 @@
 """What a run of the tests proved, and what it left out: a pytest plugin of `./run_all.sh test`.
 
-python -m pytest -p shared.cli.proven [--short] ...
+python -m pytest -p shared.cli.proven [--short] [--cases FILE=06,10] ...
 """
 
 import re
@@ -22,19 +22,38 @@ LEFT_OUT = pytest.StashKey[dict[str, int]]()  # tests left out, by folder
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add --short, which leaves out what is marked `full`."""
+    """Add --short, which leaves out what is marked `full`, and --cases."""
     parser.addoption("--short", action="store_true", help="leave out tests that are marked full")
+    others = "leave out a file's cases of other lessons, by their ids"
+    parser.addoption("--cases", action="append", default=[], metavar="FILE=06,10", help=others)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked `full` where the run is short, and count it by folder."""
+    """Leave out other lessons' cases and, where the run is short, what is `full`: count that."""
+    _leave_out(config, items, _cases_of_others(items, config.getoption("cases")))
     full = [each for each in items if each.get_closest_marker("full")]
     if not config.getoption("short") or not full:
         return
-    kept = set(items) - set(full)
-    items[:] = [each for each in items if each in kept]
-    config.hook.pytest_deselected(items=full)
+    _leave_out(config, items, full)
     config.stash[LEFT_OUT] = Counter(each.nodeid.split("::")[0].rpartition("/")[0] for each in full)
+
+
+def _leave_out(config: pytest.Config, items: list[pytest.Item], left: list[pytest.Item]) -> None:
+    kept = set(items) - set(left)
+    items[:] = [each for each in items if each in kept]
+    config.hook.pytest_deselected(items=left)
+
+
+def _cases_of_others(items: list[pytest.Item], cases: list[str]) -> list[pytest.Item]:
+    """Return the cases, of files in `cases` ("FILE=06,10"), whose ids name other lessons only."""
+    wanted = dict(each.split("=") for each in cases)
+
+    def is_other(file: str, case: str) -> bool:
+        named = re.findall(r"lesson(\d\d)_|\[(\d\d)(?:\.\d+[a-z]?)?\]", case)
+        return bool(named) and not any(max(each) in wanted[file] for each in named)
+
+    ids = [(each, *each.nodeid.split("::", 1)) for each in items]
+    return [each for each, file, case in ids if file in wanted and is_other(file, case)]
 
 
 @pytest.hookimpl(trylast=True)
