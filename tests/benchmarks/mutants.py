@@ -217,7 +217,7 @@ def look(who: Any, number: str, mutant: Mutant | None, limit: float = LIMIT) -> 
 
 def main() -> None:
     """Print who notices each mutant, and how many each has noticed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # ty: ignore
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("room", type=Path)
     parser.add_argument("lessons", nargs="+", metavar="NN")
     parser.add_argument("--count", type=int, default=30)
