@@ -25,6 +25,7 @@ from shared.exercises.mine import put_mine_in_place
 from shared.exercises.notebook import NotSolved
 from shared.ranks.agreement import agree_on, fingerprint, gathered
 from shared.ranks.group import Rank
+from shared.ranks.logs import without_frames
 
 ROOT = Path(__file__).resolve().parent.parent
 PRESETS = ("tiny", "small", "large")
@@ -209,8 +210,8 @@ def _tell_torchrun(message: str, callstack: str) -> None:
     """
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         with contextlib.suppress(OSError):
-            more = {"py_callstack": callstack, "timestamp": str(int(time.time()))}
-            words = {"message": message, "extraInfo": more}
+            more = {"py_callstack": without_frames(callstack), "timestamp": str(int(time.time()))}
+            words = {"message": without_frames(message), "extraInfo": more}
             whole = Path(f"{path}.{os.getpid()}")  # torchrun may read while this rank is stopped
             whole.write_text(json.dumps({"message": words}), encoding="utf-8")
             whole.replace(path)

@@ -22,6 +22,7 @@ from lessons.lesson21_clusters.laboratory import small_run
 from shared.clusters.recordings import Recording, dump, from_dump, own_groups
 from shared.ranks.launching import free_port
 from shared.ranks.links import INTERFACE, Links
+from shared.ranks.logs import last_words
 from shared.ranks.processes import supervise
 
 PREFLIGHT = Path(__file__).with_name("preflight.py")
@@ -150,7 +151,8 @@ def environment_of(command: list[str]) -> list[dict[str, str]]:
         environment["BEFORE"] = json.dumps([*environment])
         log = Path(folder) / "log"
         done = supervise([*command, str(script)], env=environment, log=log, time_limit=240)
-        assert done.status == 0, f"{command[0]} left with {done.status}: {log.read_text()[-800:]}"
+        said = "\n".join(last_words(log.read_text()))
+        assert done.status == 0, f"{command[0]} left with {done.status}: {said}"
         return [json.loads(file.read_text()) for file in sorted(found.iterdir())]
 
 

@@ -17,6 +17,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
+from shared.ranks.logs import last_words
 from shared.ranks.processes import supervise
 
 STAMP = "torch-handle.json"
@@ -248,5 +249,4 @@ def _tail(log: Path, num_lines: int = NUM_LOG_LINES) -> str:
         text = log.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-    lines = [line.rsplit("\r", 1)[-1].rstrip() for line in text.splitlines() if line.strip()]
-    return "\n".join(f"  {line}" for line in lines[-num_lines:])
+    return "\n".join(f"  {line}" for line in last_words(text, num_lines))

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-import torch
-
 # A peer is gone, or is in the middle of another collective.
 _LOST = ("onnection", "Broken pipe", "recvCompletion", "preamble", "Read error", "Socket closed")
 _TO_ITSELF = "Pair is not connected"
@@ -105,6 +103,8 @@ def is_own_file(file: str) -> bool:
     Of a lesson's folder the checks and what they observe an answer in are the course's; its script
     is whose who launches it, and the notebook is the learner's.
     """
+    import torch  # here: run_all.sh reads logs without an engine
+
     shared = Path(__file__).resolve().parent.parent
     folders = (Path(os.__file__).parent, Path(torch.__file__).parent, shared)
     path, lessons = Path(file), shared.parent / "lessons"

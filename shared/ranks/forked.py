@@ -23,6 +23,7 @@ import torch.distributed as dist
 import torch.distributed.nn.functional  # while there is no group that it could keep: see group.py
 
 from shared.ranks.failures import Failure, Late, RankFailed, kind_of, own_line
+from shared.ranks.logs import without_frames
 from shared.ranks.watching import CROWDED, LOOK, IdleWatch, had_their_time
 
 GRACE = 2.0  # seconds that the other ranks get to end by themselves after one has failed
@@ -131,9 +132,10 @@ def _child(rank: int, task: _Task, pipe: Connection, stack: Path) -> None:
         except BaseException as error:
             frames = error.__traceback__
             own = frames.tb_next if frames else None  # the first frame is this function
-            outcome["error"] = "".join(traceback.format_exception(type(error), error, own))
-            outcome["summary"] = f"{type(error).__name__}: {error}"
-            outcome["name"], outcome["text"] = type(error).__name__, str(error)
+            whole = "".join(traceback.format_exception(type(error), error, own))
+            name, text = type(error).__name__, without_frames(str(error))
+            outcome["error"], outcome["summary"] = without_frames(whole), f"{name}: {text}"
+            outcome["name"], outcome["text"] = name, text
             outcome["exception"] = _travelling(error)
     outcome["printed"] = printed.getvalue()
     # A rank that failed leaves the others waiting; tearing the group down would wait with them.

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import re
 import signal
@@ -19,11 +20,12 @@ import torch
 
 from shared.ranks.group import STACKS
 from shared.ranks.links import INTERFACE, Links
-from shared.ranks.logs import last_words
+from shared.ranks.logs import last_words, place_in_the_chain
 from shared.ranks.processes import Outcome, supervise
 from shared.ranks.torchrun import node_command, torchrun_command
 
 GRACE = 5.0  # seconds that the other node gets to end by itself after one has failed
+_ENDED = Outcome(-signal.SIGINT, math.inf)
 
 
 class LaunchFailed(RuntimeError):
@@ -131,14 +133,8 @@ def _run(
     with tempfile.TemporaryDirectory(prefix="stacks_") as stacks:
         outcomes = _supervise_all(agents, Path(stacks), timeout)
         where = _stacks_in(Path(stacks), num_ranks)
-    failed = [
-        (outcome, agent)
-        for agent, outcome in zip(agents, outcomes, strict=True)
-        if outcome is not None and outcome.status != 0
-    ]
-    if failed:  # the first to fail is the cause
-        outcome, agent = min(failed, key=lambda each: each[0].seconds)
-        log = agent.log.read_text(errors="replace")
+    if cause := _cause(agents, outcomes):
+        outcome, agent, log = cause
         said = "\n".join(last_words(log))
         if outcome.timed_out:
             raise LaunchFailed(f"{path.name} was not done after {timeout:g} s:\n{said}\n{where}")
@@ -155,16 +151,33 @@ def _run(
     return result
 
 
+def _cause(
+    agents: Sequence[_Agent], outcomes: Sequence[Outcome]
+) -> tuple[Outcome, _Agent, str] | None:
+    """The node to blame, and its log; None where all went well.
+
+    By the clock alone, a node that lost the others may come before the one that failed, which may
+    even be ended before it has left by itself.
+    """
+    failed = []
+    for agent, outcome in zip(agents, outcomes, strict=True):
+        log = agent.log.read_text(errors="replace")
+        place = place_in_the_chain(log)
+        if outcome.status != 0 and (outcome != _ENDED or place == 0):
+            failed.append((place, outcome.seconds, outcome, agent, log))
+    return min(failed, key=lambda each: each[:2])[2:] if failed else None
+
+
 class _Ended(Exception):
     """Another agent failed, or the caller was interrupted."""
 
 
-def _supervise_all(agents: Sequence[_Agent], stacks: Path, timeout: float) -> list[Outcome | None]:
-    """Run every agent to its end; None for one that was ended because another had failed."""
+def _supervise_all(agents: Sequence[_Agent], stacks: Path, timeout: float) -> list[Outcome]:
+    """Run every agent to its end; _ENDED is one that was ended because another had failed."""
     over = threading.Event()
     asking, asked = threading.Lock(), threading.Event()
 
-    def run(agent: _Agent) -> Outcome | None:
+    def run(agent: _Agent) -> Outcome:
         deadline: list[float] = []
 
         def tick(seconds: float) -> None:
@@ -181,12 +194,12 @@ def _supervise_all(agents: Sequence[_Agent], stacks: Path, timeout: float) -> li
         # Before the defaults of ours: the reader's own OMP_NUM_THREADS. After: what a node needs.
         defaults = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONUNBUFFERED": "1"}
         environment = {**defaults, STACKS: str(stacks), **agent.environment}
-        outcome = None
+        outcome = _ENDED
         with contextlib.suppress(_Ended):
             outcome = supervise(
                 agent.command, env=environment, log=agent.log, time_limit=timeout, tick=tick
             )
-        if outcome is None or outcome.status != 0:
+        if outcome.status != 0:
             over.set()
         return outcome
 

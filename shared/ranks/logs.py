@@ -2,9 +2,33 @@
 
 import re
 
+from shared.ranks.failures import Failure, kind_of
+
 NUM_LINES = 25
-# After these torchrun reports about itself: a page that would push the script's own words away.
-_TORCHRUN = "torch/distributed/elastic/"
+_RANK = r"(?:\[rank\d+\]: ?)?"  # before each line of a rank that has joined a process group
+# Where torch's C++ was, with and without TORCH_SHOW_CPP_STACKTRACES.
+_FRAME = re.compile(
+    _RANK + r"(?:frame #\d+: |#\d+ .* from \S+:\d+$|<omitting python frames>"
+    r"|C\+\+ CapturedTraceback:|Exception raised from .* \(most recent call first\):)"
+)
+# What it remarks on a store or a peer that is gone or has not come yet, and torchrun on its ranks.
+_REMARK = re.compile(
+    _RANK + r"\[(?:[IW]\d{4} \S+ (?:TCPStore|socket|ProcessGroup\w*)\.cpp:\d+\]|Gloo\] Rank )"
+    r"|[A-Z]\d{4} .*torch/distributed/(?:elastic/|run\.py)"
+)
+_STORE_GONE = re.compile(r" TCPStore\.cpp:\d+\] \[c10d\] \w+ failed on ")
+# How an agent ends: with the way that an error of its own took, which may have a cause. What ranks
+# say to the signal that ends them is left out with it.
+_TRACEBACK = r"^Traceback \(most recent call last\):\n(?: .*\n)*?"
+_AGENTS_END = re.compile(
+    rf"(?:{_TRACEBACK}(?:\S.*\n){1, 9}?(?:The above exception|During handling) .*\n)*"
+    rf'{_TRACEBACK} .*torch/distributed/run\.py"'
+    r"|^.*torch/distributed/elastic/.*\] Received \w+ death signal",
+    re.MULTILINE,
+)
+_ERROR = re.compile(
+    r"(\[rank\d+\]:)? ?(?:[\w.]+\.)?(\w*(?:[Ee]rror|Exception|Failed|Solved)): (.*)"
+)
 _CAUSE = re.compile(
     r"Root Cause.*?^ +rank +: (\d+).*?^ +exitcode +: (-?\d+) +\(pid: \d+\)(?: +\((\w+)\))?",
     re.DOTALL | re.MULTILINE,
@@ -14,13 +38,53 @@ _CAUSE = re.compile(
 def last_words(log: str, num_lines: int = NUM_LINES) -> list[str]:
     """The last lines that the script itself printed, of a redrawn bar what stood there last.
 
+    Not what torch's C++ adds, nor ranks that lost a peer where another says what its error is.
     Only where it printed nothing are they torchrun's.
     """
-    lines = [line.rstrip("\r").rsplit("\r", 1)[-1].rstrip() for line in log.split("\n")]
-    lines = [line for line in lines if line]
-    marks = [number for number, line in enumerate(lines) if _TORCHRUN in line]
-    own = lines[: marks[0]] if marks else lines
+    lines = _shown(log)
+    own = _own(lines)
+    errors = _errors(own)
+    lost = {rank for rank, kind in errors if kind is Failure.PEER_LOST}
+    if failed := {rank for rank, kind in errors if kind is not Failure.PEER_LOST}:
+        hidden = tuple(lost - failed - {""})
+        own = [line for line in own if not line.startswith(hidden)]
     return (own or lines)[-num_lines:]
+
+
+def without_frames(text: str) -> str:
+    """A text without the frames of torch's C++, a page that says nothing to whom it reaches."""
+    return "\n".join(line for line in text.split("\n") if not _FRAME.match(line))
+
+
+def place_in_the_chain(log: str) -> int:
+    """Order the logs of nodes that failed from cause to consequence.
+
+    First a rank that failed by itself; last a node whose ranks lost a peer, or its agent the store.
+    """
+    if not _CAUSE.search(log):
+        return 2 if _STORE_GONE.search(log) else 1
+    kinds = {kind for _, kind in _errors(_own(_shown(log)))}
+    return 2 if kinds == {Failure.PEER_LOST} else 0
+
+
+def _shown(log: str) -> list[str]:
+    """The lines as a terminal shows them, without empty ones and frames."""
+    lines = [line.rstrip("\r").rsplit("\r", 1)[-1].rstrip() for line in log.split("\n")]
+    return [line for line in lines if line and not _FRAME.match(line)]
+
+
+def _own(lines: list[str]) -> list[str]:
+    """What is neither torchrun's nor a remark of torch's C++."""
+    text = "\n".join(lines)
+    end = _AGENTS_END.search(text)
+    lines = text[: end.start() if end else None].split("\n")
+    return [line for line in lines if line and not _REMARK.match(line)]
+
+
+def _errors(lines: list[str]) -> list[tuple[str, Failure]]:
+    """Each error's beginning ("[rank1]:" of a rank that had joined a group), and its kind."""
+    found = [match for match in map(_ERROR.match, lines) if match]
+    return [(match[1] or "", kind_of(match[2], match[3])) for match in found]
 
 
 def first_failure(log: str) -> str:

@@ -1,11 +1,14 @@
-"""The script's own last words come before torchrun's page about itself."""
+"""The script's own last words come before torchrun's page and torch's C++ frames."""
 
-from shared.ranks.logs import first_failure, last_words
+from shared.ranks.logs import first_failure, last_words, place_in_the_chain
 
 REPORT = """\
 error: --out /x cannot be written
 E1121 13:38:05 28036 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 2)
 Traceback (most recent call last):
+  File "<frozen runpy>", line 198, in _run_module_as_main
+  File "/torch/distributed/run.py", line 1032, in <module>
+    main()
 torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 ============================================================
 train.py FAILED
@@ -42,3 +45,109 @@ def test_a_killed_rank_is_named():
 def test_of_a_progress_bar_only_what_stood_there_last():
     assert last_words("a\r 10 %\r 20 %\r\nb\n\n", 2) == [" 20 %", "b"]
     assert first_failure("all is well") == ""
+
+
+# What torch 2.13 says on a node whose agent was answered by no store any more: the C++ frames of
+# each call, then torchrun's way to its end. The functions' names and the paths are shortened.
+STORE_GONE = """\
+[W1128 18:49:24.532654429 TCPStore.cpp:138] [c10d] recvValueWithTimeout failed on SocketImpl(fd=3, \
+addr=[::ffff:127.0.0.1]:42552, remote=[::ffff:127.0.0.1]:45209): Failed to recv, got 0 bytes. \
+Connection was likely closed. Did the remote server shutdown or crash?
+Exception raised from recvBytes at /pytorch/c10d/Utils.hpp:787 (most recent call first):
+frame #0: c10::Error::Error(c10::SourceLocation) + 0x9d (0x7fe3cf79eb8d in /torch/lib/libc10.so)
+frame #3: <unknown function> + 0x674888d (0x7fe3bf94888d in /torch/lib/libtorch_cpu.so)
+frame #7: c10d::TCPStore::get(std::string const&) + 0x8e (0x7fe3 in /torch/lib/libtorch_cpu.so)
+<omitting python frames>
+frame #33: __libc_start_main + 0x85 (0x7fe3d0245305 in /lib/x86_64-linux-gnu/libc.so.6)
+
+"""
+AGENT_ENDS = """\
+W1128 18:49:24.738000 28150 /torch/distributed/elastic/multiprocessing/api.py:1028] Sending \
+process 28515 closing signal SIGTERM
+Traceback (most recent call last):
+  File "/torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py", line 114, in _call_store
+    return getattr(self._store, store_op)(*args, **kwargs)
+torch.distributed.DistNetworkError: Failed to recv, got 0 bytes. Connection was likely closed.
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "<frozen runpy>", line 198, in _run_module_as_main
+  File "/torch/distributed/run.py", line 1032, in <module>
+    main()
+torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection has failed.
+"""
+OWN_ERROR = """\
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "/lessons/train.py", line 10, in <module>
+[rank1]:     run_script(main)
+[rank1]:   File "/torch/distributed/elastic/errors/__init__.py", line 367, in wrapper
+[rank1]:     return f(*args, **kwargs)
+[rank1]: KeyError: 'the cause'
+"""
+PEER_LOST = """\
+[rank0]: Traceback (most recent call last):
+[rank0]:   File "/lessons/train.py", line 12, in main
+[rank0]:     dist.all_reduce(torch.ones(3))
+[rank0]: RuntimeError: [/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:9427.
+"""
+NCCL = """\
+[rank1]:[E1128 18:49:24.533 ProcessGroupNCCL.cpp:690] [Rank 1] Watchdog caught a timeout
+terminate called after throwing an instance of 'c10::DistBackendError'
+  what():  [Rank 1] Watchdog caught a timeout: WorkNCCL(SeqNum=4, OpType=ALLREDUCE)
+Exception raised from checkTimeout at /c10d/ProcessGroupNCCL.cpp:693 (most recent call first):
+C++ CapturedTraceback:
+#4 c10::Error::Error(c10::SourceLocation, std::string) from ??:0
+"""
+
+
+def test_frames_of_torchs_own_do_not_push_out_the_words_of_the_rank():
+    words = ["error: no space left on this node"]
+    assert last_words(words[0] + "\n" + STORE_GONE * 3 + AGENT_ENDS) == words
+    assert last_words(STORE_GONE + words[0] + "\n" + STORE_GONE) == words
+    assert last_words(f"[Gloo] Rank 0 is connected to 1 peer ranks. Expected\n{words[0]}") == words
+
+
+def test_where_the_rank_said_nothing_no_frame_is_shown_either():
+    said = "\n".join(last_words(STORE_GONE + AGENT_ENDS))
+    assert said.endswith("RendezvousConnectionError: The connection has failed.")
+    for word in ("frame #", "<unknown function>", "<omitting python frames>", "most recent call f"):
+        assert word not in said
+
+
+def test_a_traceback_through_record_is_the_scripts_own():
+    report = REPORT.format(cause="1 (pid: 28035) ").split("\n", 1)[1]
+    assert last_words(OWN_ERROR + report) == OWN_ERROR.splitlines()
+
+
+def test_what_is_said_after_a_restart_is_shown():
+    first = "E1128 18:49:24 281 /torch/distributed/elastic/multiprocessing/api.py:1002] failed\n"
+    assert last_words(f"step 1\n{first}error: the second time\n{AGENT_ENDS}") == [
+        "step 1",
+        "error: the second time",
+    ]
+
+
+def test_what_ranks_say_to_a_signal_is_not_what_they_said():
+    signal = "W1128 18:49:54 2 /torch/distributed/elastic/agent/server/api.py:753] Received 2 death"
+    log = f"waiting\n{signal} signal, shutting down workers\nKeyboardInterrupt\n"
+    assert last_words(log) == ["waiting"]
+
+
+def test_ranks_that_lost_a_peer_do_not_hide_the_one_that_failed():
+    assert last_words(OWN_ERROR + PEER_LOST) == OWN_ERROR.splitlines()
+    assert last_words(PEER_LOST) == PEER_LOST.splitlines()
+    both = PEER_LOST + OWN_ERROR.replace("rank1", "rank0")  # raised while it dealt with the loss
+    assert last_words(both) == both.splitlines()
+
+
+def test_of_nccl_the_complaint_stays_and_the_frames_go():
+    assert last_words(NCCL) == NCCL.splitlines()[:3]
+
+
+def test_a_node_that_lost_the_others_comes_after_the_one_that_failed():
+    report = REPORT.format(cause="1 (pid: 28035) ")
+    failed, lost = OWN_ERROR + report, PEER_LOST + report.split("\n", 1)[1]
+    assert place_in_the_chain(failed) < place_in_the_chain("")
+    assert place_in_the_chain("") < place_in_the_chain(lost)
+    assert place_in_the_chain("") < place_in_the_chain(STORE_GONE + AGENT_ENDS)

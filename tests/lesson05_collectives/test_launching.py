@@ -9,8 +9,10 @@ import pytest
 import torch.distributed as dist
 
 from shared.errors import InputError
+from shared.ranks import launching
 from shared.ranks.group import process_group
 from shared.ranks.launching import LaunchFailed, launch, launch_nodes
+from shared.ranks.processes import Outcome
 
 PLACES = """
 import json, os, pathlib, sys
@@ -51,6 +53,32 @@ def test_a_node_that_fails_ends_the_others_and_is_named(tmp_path):
     script.write_text(FAILS)
     with pytest.raises(LaunchFailed, match=r"on node . left with(.|\n)*no space left"):
         launch_nodes(script, timeout=100)
+
+
+REPORT = """\
+error: no space left
+Traceback (most recent call last):
+  File "/torch/distributed/run.py", line 1028, in main
+Root Cause (first observed failure):
+  rank      : 1 (local_rank: 0)
+  exitcode  : 3 (pid: 28513)
+"""
+
+
+@pytest.mark.parametrize("failed", [Outcome(3, 21.9), launching._ENDED], ids=["left", "ended"])
+def test_the_node_that_failed_is_named_though_another_was_done_sooner(monkeypatch, failed):
+    said = ("[W1128 18:49:24.5 TCPStore.cpp:138] [c10d] recvValue failed on SocketImpl()", REPORT)
+
+    def supervise_all(agents, *_):
+        for agent, words in zip(agents, said, strict=True):
+            agent.log.write_text(words)
+        return [Outcome(1, 21.5), failed]
+
+    monkeypatch.setattr(launching, "_supervise_all", supervise_all)
+    with pytest.raises(
+        LaunchFailed, match=r"on node 1 left with status .*:\nerror: no space left$"
+    ):
+        launch_nodes(__file__)
 
 
 HANGS_AFTERWARDS = """

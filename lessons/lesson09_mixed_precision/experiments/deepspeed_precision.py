@@ -13,6 +13,7 @@ from typing import Any
 
 from shared.exercises.lessons import ROOT
 from shared.ranks.group import process_group
+from shared.ranks.logs import last_words
 from shared.training.quiet_deepspeed import quiet_deepspeed
 from shared.training.reference_run import (
     learning_rate,
@@ -46,9 +47,8 @@ def run_deepspeed(
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
     if not lines:
-        raise RuntimeError(
-            f"DeepSpeed's process left with {done.returncode}: {done.stderr[-2000:]}"
-        )
+        said = "\n".join(last_words(done.stderr))
+        raise RuntimeError(f"DeepSpeed's process left with {done.returncode}: {said}")
     return json.loads(lines[-1].removeprefix(MARK))
 
 

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shared.ranks.logs import last_words
 from solutions.grading.results import Limits, Stop
 from solutions.grading.sandbox import bubblewrap
 from solutions.grading.sandbox.cgroup import cgroup
 
 MAX_READ = 4 << 20  # bytes that one run may report
+MAX_LOG = 1 << 16  # characters of its complaints that are looked at, from their end
 STARTING = 120.0  # seconds for the interpreter, torch and the setup cell
 
 
@@ -72,7 +74,8 @@ def run_judge(
                 process.kill()  # bubblewrap's end is the end of all that it holds
                 process.wait()
         events = [event for event in map(_event, said.split(b"\n")) if event is not None]
-        complaint = (folder / "errors").read_text(errors="replace")[-2000:]
+        errors = (folder / "errors").read_text(errors="replace")
+        complaint = "\n".join(last_words(errors[-MAX_LOG:]))[-2000:]
         return Report(events, stop, complaint, {home: "<home>", course: "<course>"})
 
 
