@@ -142,4 +142,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(main)  # timed: --jobs runs it alone

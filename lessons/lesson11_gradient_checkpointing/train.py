@@ -146,4 +146,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    script.run_script(main)
+    script.run_script(main)  # timed: --jobs runs it alone

@@ -36,6 +36,7 @@ usage: ./run_all.sh [NN ...]              run the lessons' scripts: all, or thos
   --no-setup        use the active environment as it is
 scripts:
   --nproc N         ranks per lesson (2)
+  --jobs N          lessons at once (1); one whose headline is a time runs alone, at the end
   --preset NAME     tiny, small or large (default: by the device)
   --device NAME     cpu or cuda (default: by the machine)
   --time-limit S    seconds after which a lesson is stopped (900)
@@ -91,7 +92,7 @@ def parse(arguments: list[str], root: Path = ROOT) -> Command:
             raise UsageError(f"{action} takes no further argument, got {' '.join(rest)}")
         return Command(action, no_setup, ["--no-setup"] * no_setup)
     found = vars(_parser(action).parse_args(rest))
-    for name in ("nproc", "time_limit"):
+    for name in ("nproc", "jobs", "time_limit"):
         if name in found and not found[name] > 0:  # nor is NaN
             raise UsageError(f"--{name.replace('_', '-')} must be above 0, got {found[name]:g}")
     lessons = [find_lesson(name, root) for name in found.pop("lessons")]
@@ -104,6 +105,7 @@ def _parser(action: str) -> argparse.ArgumentParser:
     parser.add_argument("lessons", nargs="*")
     if action == "run":
         parser.add_argument("--nproc", type=int, default=2)
+        parser.add_argument("--jobs", type=int, default=1)
         parser.add_argument("--preset", choices=("tiny", "small", "large"))
         parser.add_argument("--device", choices=("cpu", "cuda"))
         parser.add_argument("--time-limit", type=float, default=900.0)

@@ -1,50 +1,31 @@
-"""Run the lessons' scripts one after the other, say how each went, and write the report.
+"""Run the lessons' scripts, one after the other or more, say how each went, write the report.
 
-python -m shared.cli.runner [lessonNN_topic ...] [--nproc N] [--preset NAME] [--device NAME]
-    [--out DIR]
+python -m shared.cli.runner [lessonNN_topic ...] [--nproc N] [--jobs N] [--preset NAME]
+    [--device NAME] [--out DIR]
 """
 
 import argparse
 import json
 import os
 import re
-import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from shared.cli.command import INTERRUPTED, ROOT, all_lessons
+from shared.cli.display import Display, Result
+from shared.cli.machine import num_cores
 from shared.cli.report import write_report
-from shared.ranks.logs import first_death, first_failure, last_words
+from shared.ranks.logs import first_death, first_failure
 from shared.ranks.processes import Outcome, raise_on_stop_signals, supervise
 from shared.ranks.torchrun import RUN, torchrun_command
 
-NUM_LOG_LINES = 12
-BAR_WIDTH = 24
-
-
-@dataclass(frozen=True)
-class Result:
-    """How one lesson's script went; `problem` is empty when all is well.
-
-    `warning` says what went wrong behind the results, which are whole.
-    """
-
-    lesson: str
-    seconds: float
-    headline: str
-    problem: str
-    log: str
-    when: str
-    warning: str = ""
-
-    @property
-    def passed(self) -> bool:
-        """Whether nothing went wrong."""
-        return not self.problem
+TIMED = "# timed:"  # in a script whose headline is a time: nothing else runs while it does
 
 
 @dataclass(frozen=True)
@@ -56,61 +37,40 @@ class Settings:
     arguments: tuple[str, ...]  # passed on to every script
     out: Path  # a folder for each lesson, and the report
     run: str  # the name of this call, which every script's numbers carry
+    jobs: int = 1  # lessons at once
 
 
-class Display:
-    """One line a lesson; on a terminal also a bar that moves while a lesson runs."""
+def run_lessons(lessons: list[str], settings: Settings) -> Generator[Result]:
+    """Run each lesson's train.py under torchrun and yield how it went; a failure stops no other.
 
-    def __init__(self, lessons: list[str]) -> None:
-        self.num_lessons = len(lessons)
-        self.width = max(map(len, lessons))
-        self.num_done = 0
-        self.moves = sys.stdout.isatty()
-        self._drawn = -1.0
-
-    def running(self, lesson: str, seconds: float) -> None:
-        """Draw the bar, about five times a second."""
-        if not self.moves or 0 <= seconds - self._drawn < 0.2:
-            return
-        self._drawn = seconds
-        filled = BAR_WIDTH * self.num_done // self.num_lessons
-        bar = "█" * filled + "░" * (BAR_WIDTH - filled)
-        line = f"{bar} {self.num_done}/{self.num_lessons}  {lesson}, {seconds:.0f} s"
-        print(f"\r\033[K{line[: shutil.get_terminal_size().columns - 1]}", end="", flush=True)
-
-    def done(self, result: Result) -> None:
-        """Print the lesson's line, and the end of its log if it failed."""
-        self.num_done += 1
-        self._drawn = -1.0
-        self.clear()
-        verdict = "pass" if result.passed else "FAIL"
-        what = result.headline if result.passed else f"{result.problem} (see {result.log})"
-        if result.warning:
-            what += f" (warning: {result.warning}; see {result.log})"
-        print(
-            f"{result.lesson:<{self.width}}  {result.seconds:6.1f} s  {verdict}  {what}", flush=True
-        )
-        if not result.passed:
-            log = Path(result.log).read_text(encoding="utf-8", errors="replace")
-            for line in last_words(log, NUM_LOG_LINES):
-                print(f"    | {line}", flush=True)
-
-    def clear(self) -> None:
-        """Take the bar off the terminal."""
-        if self.moves:
-            print("\r\033[K", end="", flush=True)
-
-
-def run_lessons(lessons: list[str], settings: Settings) -> Iterator[Result]:
-    """Run each lesson's train.py under torchrun and yield how it went; a failure stops no other."""
+    Of several at once the first to be done comes first, and those that measure time come last.
+    """
     display = Display(lessons)
+    alone = [each for each in lessons if settings.jobs == 1 or measures_time(each)]
     try:
-        for lesson in lessons:
+        with ThreadPoolExecutor(settings.jobs) as pool:
+            try:
+                others = [each for each in lessons if each not in alone]
+                started = [pool.submit(run_lesson, each, settings, display) for each in others]
+                for future in as_completed(started):
+                    display.done(future.result())
+                    yield future.result()
+            except BaseException:
+                display.over.set()
+                pool.shutdown(cancel_futures=True)
+                raise
+        for lesson in alone:  # in this thread, where Ctrl-C arrives
             result = run_lesson(lesson, settings, display)
             display.done(result)
             yield result
     finally:
         display.clear()
+
+
+def measures_time(lesson: str) -> bool:
+    """Whether a lesson's script is marked as one whose headline is a time."""
+    script = ROOT / "lessons" / lesson / "train.py"
+    return script.exists() and TIMED in script.read_text(encoding="utf-8")
 
 
 def run_lesson(lesson: str, settings: Settings, display: Display) -> Result:
@@ -211,16 +171,21 @@ def say_count(results: Sequence[Result], num_lessons: int, seconds: float) -> st
     return f"{num_passed} of {num_lessons} lessons passed in {seconds:.0f} s{warned}."
 
 
-def main() -> int:
-    """Return 0 if every lesson passed, 1 if one failed."""
+def _parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("lessons", nargs="*")
     parser.add_argument("--nproc", type=int, default=2)
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--time-limit", type=float, default=900.0)
     parser.add_argument("--preset")
     parser.add_argument("--device")
     parser.add_argument("--out", type=Path, default=Path("runs"))
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Return 0 if every lesson passed, 1 if one failed."""
+    args = _parsed()
     lessons = args.lessons or all_lessons()
     if not lessons:
         print("run_all.sh: there is no lesson in lessons/", file=sys.stderr)
@@ -239,12 +204,17 @@ def main() -> int:
     raise_on_stop_signals()
     try:
         arguments = choose_arguments(args)
-        settings = Settings(args.nproc, args.time_limit, arguments, args.out.resolve(), run)
-        for result in run_lessons(lessons, settings):
-            results.append(result)
+        if (ranks := args.jobs * args.nproc) > (cores := num_cores()) and args.jobs > 1:
+            print(f"--jobs {args.jobs}: {ranks} ranks at once, {cores} cores; each takes longer")
+        out = args.out.resolve()
+        settings = Settings(args.nproc, args.time_limit, arguments, out, run, args.jobs)
+        with closing(run_lessons(lessons, settings)) as done:
+            for result in done:
+                results.append(result)
     except KeyboardInterrupt:
         print("stopped; no process was left behind", file=sys.stderr)
         status = INTERRUPTED
+    results.sort(key=lambda result: lessons.index(result.lesson))
     num_passed = sum(result.passed for result in results)
     print(say_count(results, len(lessons), time.monotonic() - began))
     if results:

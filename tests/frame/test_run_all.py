@@ -15,7 +15,9 @@ import pytest
 
 from shared.cli import setup
 from shared.cli.command import UsageError, parse
+from shared.cli.display import Display
 from shared.cli.machine import num_cores
+from shared.cli.runner import measures_time
 from shared.ranks.processes import supervise
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,6 +53,19 @@ def finish(world_size=world_size):
     if os.environ["RANK"] == "0":
         (args.out / "metrics.json").write_text(json.dumps(record))
 """
+# A lesson that ends only beside another such one, and one that passes only if it was alone.
+MEETS = """
+(args.out / f"here{os.environ['RANK']}").touch()
+while len([*args.out.parent.glob("*_meets/here*")]) < 2 * world_size: time.sleep(0.02)
+finish()
+"""
+TIMED = """
+(args.out / f"here{os.environ['RANK']}").touch()
+time.sleep(0.3)
+others = [each.parent for each in args.out.parent.glob("*/here*") if each.parent != args.out]
+finish()
+sys.exit(not all((each / "metrics.json").exists() for each in others))  # timed: alone
+"""
 BODIES = {
     "lesson01_good": "finish()",
     "lesson02_bad": "print('the last words'); sys.exit(3)",
@@ -58,6 +73,11 @@ BODIES = {
     "lesson04_silent": "pass",
     "lesson05_slow": "print('asleep', flush=True); time.sleep(120)",
     "lesson06_leaves": "finish(); subprocess.Popen(['sleep', '120'], start_new_session=True)",
+    "lesson07_timed": TIMED,
+    "lesson08_meets": MEETS,
+    "lesson09_meets": MEETS,
+    "lesson10_timed": TIMED,
+    "lesson11_slow": "print('asleep', flush=True); time.sleep(120)",
 }
 
 AT_ONCE = min(8, num_cores() + 1)  # processes of pytest
@@ -227,6 +247,33 @@ def test_results_go_where_they_are_wanted(tree):
     assert done.stderr.startswith("run_all.sh: --out file/x: Not a directory: give a folder")
 
 
+def test_lessons_at_once_and_those_that_measure_time_alone(tree):
+    lessons = ("lesson07_timed", "lesson08_meets", "lesson09_meets", "lesson10_timed")
+    course = tree(*lessons)
+    done = course.run_lessons("--jobs", "3", "--time-limit", "30")
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line.split()[0] for line in done.stdout.splitlines() if "  pass  " in line]
+    assert sorted(lines[:2]) == ["lesson08_meets", "lesson09_meets"]
+    assert lines[2:] == ["lesson07_timed", "lesson10_timed"]
+    assert ("--jobs 3: 6 ranks at once" in done.stdout) == (num_cores() < 6)
+    page = (course.root / "runs" / "report.html").read_text()
+    assert re.findall(r'<section id="(\w+)">', page) == [*lessons]
+
+
+def test_which_lessons_measure_time_is_read_from_their_scripts():
+    assert measures_time("lesson05_collectives")
+    assert not measures_time("lesson01_positional_encoding")
+
+
+def test_the_bar_names_all_lessons_that_run(capsys):
+    display = Display(["lesson08_meets", "lesson09_meets"])
+    display.moves = True
+    display.running("lesson08_meets", 1)
+    display._drawn -= 1  # seconds
+    display.running("lesson09_meets", 2)
+    assert capsys.readouterr().out.endswith("0/2  lesson08_meets, 1 s; lesson09_meets, 2 s")
+
+
 @pytest.mark.full
 def test_a_lesson_that_takes_too_long_or_leaves_a_process_fails(tree):
     course = tree("lesson05_slow", "lesson06_leaves")
@@ -252,6 +299,19 @@ def test_stopping_leaves_no_process_and_keeps_what_was_done(tree, number):
     assert "1 of 2 lessons passed" in out
     assert course.leftovers() == []
     assert (course.root / "runs" / "report.html").exists()
+
+
+def test_stopping_several_lessons_leaves_no_process(tree):
+    course = tree("lesson01_good", "lesson05_slow", "lesson11_slow", "lesson10_timed")
+    process = course.start("--no-setup", "--jobs=2", PYTHON=sys.executable)
+    for lesson in ("lesson05_slow", "lesson11_slow"):
+        wait_for(course.root / "runs" / lesson / "run.log", "asleep")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "no process was left behind" in err
+    assert "1 of 4 lessons passed" in out
+    assert course.leftovers() == []
 
 
 def test_ctrl_c_with_the_real_torchrun(tree):
@@ -281,6 +341,8 @@ def test_wrong_words_get_a_usage_line(tree):
     [
         (["--nproc", "0"], "0"),
         (["--nproc", "two"], "two"),
+        (["--jobs", "0"], "0"),
+        (["--jobs", "many"], "many"),
         (["--preset", "huge"], "huge"),
         (["--time-limit", "-1"], "-1"),
         (["99"], "99"),
