@@ -13,6 +13,7 @@ import pytest
 
 from tests.warm.server import interpreter
 
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # for what tests launch as well: they have up to six ranks
 # Nothing here loads torch before a test asks for it: pytest's controlling process needs none, and
 # neither do the rules over files.
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from shared.exercises.lessons import lesson_folder, load_checks, solution_module
 from shared.exercises.wrong import Fault
+from shared.ranks.visible import without_gpus
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,7 @@ def main(arguments: list[str]) -> int:
     if not arguments:
         print("usage: python -m shared.exercises.mistakes NN|NN.E [...]", file=sys.stderr)
         return 2
+    without_gpus()
     failed = count = 0
     for argument in arguments:
         number, _, exercise = argument.partition(".")

@@ -6,6 +6,7 @@ solution  (TORCH_HANDLE_IMPLEMENTATION=solution) every exercise is the reference
 """
 
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -16,8 +17,12 @@ from shared.exercises.checks import ExerciseChecks
 from shared.exercises.lessons import ROOT, lesson_folder, load_checks, solution_module
 from shared.exercises.stubs import is_stub, signature_difference
 from shared.exercises.wrong import Fault
+from shared.ranks.visible import without_gpus
 
 T = TypeVar("T")
+
+if (ipython := sys.modules.get("IPython")) is not None and ipython.get_ipython() is not None:
+    without_gpus()  # a notebook forks ranks; a script that reads `--mine` keeps its GPUs
 
 
 class ShortError(Exception):

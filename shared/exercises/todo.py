@@ -38,6 +38,7 @@ from shared.exercises.lessons import lesson_folder, load_checks, solution_module
 from shared.exercises.status import ExerciseStatus, Outcome
 from shared.exercises.wrong import Fault
 from shared.ranks.failures import own_line
+from shared.ranks.visible import without_gpus
 
 GRACE = 5.0  # seconds after its time limit until a process that does not end is killed
 
@@ -190,6 +191,7 @@ def _in_short(error: BaseException) -> str:
 def main(arguments: list[str]) -> int:
     """Write a lesson's statuses to a file as they come; 2 when its notebook is of no use."""
     number, path, seconds = arguments
+    without_gpus()
     with Path(path).open("w", encoding="utf-8") as results:
 
         def write(**record: object) -> None:

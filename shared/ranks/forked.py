@@ -24,6 +24,7 @@ import torch.distributed.nn.functional  # while there is no group that it could 
 
 from shared.ranks.failures import Failure, Late, RankFailed, kind_of, own_line
 from shared.ranks.logs import without_frames
+from shared.ranks.visible import why_not_fork, without_gpus
 from shared.ranks.watching import CROWDED, LOOK, IdleWatch, had_their_time
 
 GRACE = 2.0  # seconds that the other ranks get to end by themselves after one has failed
@@ -71,14 +72,14 @@ def run_ranks(
 
     Raises RankFailed when a rank raises (its traceback is in the message), dies (the signal is
     named) or is not back after `timeout` seconds (every rank's stack is shown), and RuntimeError
-    once CUDA is initialised in this process, because a forked child cannot use it.
+    once torch has looked for this process's GPUs (a backward does): its forks are of no use then.
     """
     if world_size < 1:
         raise ValueError(f"world_size must be at least 1, got {world_size}")
-    if torch.cuda.is_initialized():
+    if why := why_not_fork():
         raise RuntimeError(
-            "run_ranks forks, and CUDA is initialised in this process: a forked child would crash "
-            "at its first CUDA call. Restart the kernel and call run_ranks first, or use launch()."
+            f"run_ranks forks, and {why}. Hide the GPUs first, as a notebook's first cell does "
+            "(restart the kernel; elsewhere: shared.ranks.visible.without_gpus), or use launch()."
         )
     folder = Path(tempfile.mkdtemp(prefix="ranks_"))
     patience = timeout if quiet is None else CROWDED * timeout
@@ -109,6 +110,7 @@ def _child(rank: int, task: _Task, pipe: Connection, stack: Path) -> None:
     """The life of one rank. Leaves by os._exit: a notebook's own exit handlers are not its."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it ends the ranks
     faulthandler.register(signal.SIGUSR1, file=stack.open("w"), all_threads=False)
+    without_gpus()  # gloo's ranks: AdamW would make each a context on the first GPU
     # OpenMP's thread pool does not survive a fork, and one thread a rank is faster here anyway.
     torch.set_num_threads(1)
     printed = io.StringIO()

@@ -24,6 +24,7 @@ import torch.distributed as dist
 import torch.distributed.nn.functional
 
 from shared.errors import InputError, NoGroup
+from shared.ranks.visible import without_gpus
 
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 ADDRESS_VARIABLES = ("MASTER_ADDR", "MASTER_PORT")
@@ -82,6 +83,8 @@ def process_group(device: str = "auto", timeout: float = 600.0) -> Generator[Ran
     GPUs: NCCL refuses two ranks on one device.
     Source: docs.pytorch.org/docs/stable/elastic/run.html, "Environment Variables".
     """
+    if device == "cpu":
+        without_gpus()  # or torch's own helpers take the GPU that is there: fully_shard, PowerSGD
     place = _place()
     chosen = _choose_device(device, place)
     backend = "nccl" if chosen.type == "cuda" else "gloo"

@@ -16,13 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from shared.ranks.group import STACKS
 from shared.ranks.links import INTERFACE, Links
 from shared.ranks.logs import last_words, place_in_the_chain
 from shared.ranks.processes import Outcome, supervise
 from shared.ranks.torchrun import node_command, torchrun_command
+from shared.ranks.visible import VISIBLE, environment_with_gpus, num_gpus
 
 GRACE = 5.0  # seconds that the other node gets to end by itself after one has failed
 _ENDED = Outcome(-signal.SIGINT, math.inf)
@@ -91,7 +90,7 @@ def launch_nodes(
             # On one machine its name need not lead back to it: say who is who.
             own = links.address(node) if links else "127.0.0.1"
             command[3:3] = [f"--local_addr={own}", f"--rdzv_conf=is_host={int(node == 0)}"]
-            environment = {"CUDA_VISIBLE_DEVICES": gpus}
+            environment = {VISIBLE: gpus}
             if max_restarts:
                 command[3:3] = [f"--max-restarts={max_restarts}"]
                 environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # see process_group
@@ -192,7 +191,8 @@ def _supervise_all(agents: Sequence[_Agent], stacks: Path, timeout: float) -> li
                         asked.set()
 
         # Before the defaults of ours: the reader's own OMP_NUM_THREADS. After: what a node needs.
-        defaults = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONUNBUFFERED": "1"}
+        mine = environment_with_gpus()
+        defaults = {"OMP_NUM_THREADS": "1", **mine, "PYTHONUNBUFFERED": "1"}
         environment = {**defaults, STACKS: str(stacks), **agent.environment}
         outcome = _ENDED
         with contextlib.suppress(_Ended):
@@ -237,8 +237,8 @@ def _stacks_in(folder: Path, num_ranks: int) -> str:
 
 def _shares_of_gpus(nodes: int, nproc: int) -> list[str]:
     """CUDA_VISIBLE_DEVICES of each node: NCCL refuses two ranks on one device."""
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = given.split(",") if given else [str(i) for i in range(torch.cuda.device_count())]
+    given = environment_with_gpus().get(VISIBLE)
+    gpus = [str(i) for i in range(num_gpus())] if given is None else given.split(",")
     if len(gpus) < nodes * nproc:
         return [""] * nodes
     return [",".join(gpus[node * nproc : (node + 1) * nproc]) for node in range(nodes)]

@@ -80,6 +80,26 @@ def misshapen(path: Path) -> Iterator[str]:
         yield f"tags that could hide a failure: {unknown}"
 
 
+# Nodes share out GPUs and take none where they are too few; 21's script is always on the CPU.
+ANY_DEVICE = ("launch_nodes(", '"--fault", "batches"')
+
+
+def test_every_launch_cell_has_its_two_ranks_beside_one_gpu():
+    launching = [
+        (path.parent.name, cell.source)
+        for path in PATHS
+        for cell in code_cells(nbformat.read(path, as_version=4))
+        if re.search(r"\blaunch(_nodes)?\(", cell.source)
+    ]
+    assert len({name for name, _ in launching}) == len(PATHS)
+    offenders = [
+        name
+        for name, source in launching
+        if '"--device", "cpu"' not in source and not any(each in source for each in ANY_DEVICE)
+    ]
+    assert not offenders, "a launch without --device cpu fails where there is one GPU"
+
+
 def test_every_stored_notebook_is_normalised_and_clean():
     offenders = [f"{path.parent.name}: {what}" for path in PATHS for what in unclean(path)]
     assert not offenders, "\n".join(offenders)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.ranks.logs import last_words
+from shared.ranks.visible import VISIBLE
 from solutions.grading.results import Limits, Stop
 from solutions.grading.sandbox import bubblewrap
 from solutions.grading.sandbox.cgroup import cgroup
@@ -114,6 +115,7 @@ def environment(home: Path, seed: int) -> dict[str, str]:
         "PYTHONHASHSEED": "0",
         "PYTHONDONTWRITEBYTECODE": "1",
         "OMP_NUM_THREADS": "1",
+        VISIBLE: "",  # answers fork ranks; the judge fell over the first backward beside a GPU
         "MALLOC_ARENA_MAX": "2",
         "MPLCONFIGDIR": str(home / ".cache" / "matplotlib"),
         "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
