@@ -23,8 +23,6 @@ def without_gpus() -> None:
     if before != "":
         os.environ |= {HIDDEN: before or "", VISIBLE: ""}
     if torch_sees_gpus():
-        if before != "":
-            os.environ.update(environment_with_gpus())
         raise InputError(
             "torch has looked for GPUs in this process, and keeps what it found: hide them "
             "before (a notebook: restart the kernel, run its first cell first; a script: "

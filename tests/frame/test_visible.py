@@ -1,0 +1,66 @@
+"""GPUs hidden where ranks are forked, and given back to what is launched; beside none here."""
+
+import os
+
+import pytest
+import torch
+
+from shared.errors import InputError
+from shared.ranks import launching, visible
+from shared.ranks.launching import LaunchFailed, launch
+from shared.ranks.visible import HIDDEN, VISIBLE, environment_with_gpus, without_gpus
+
+
+@pytest.fixture(params=[None, "2,3", ""])
+def before(request, monkeypatch):
+    """What CUDA_VISIBLE_DEVICES says: nothing, two of the GPUs, or none of them."""
+    monkeypatch.setenv(HIDDEN, "")  # so that both are as they were when the test has ended
+    monkeypatch.delenv(HIDDEN)
+    monkeypatch.setenv(VISIBLE, request.param or "")
+    if request.param is None:
+        monkeypatch.delenv(VISIBLE)
+    return request.param
+
+
+def test_what_is_launched_sees_the_gpus_that_were_hidden(before, tmp_path, monkeypatch):
+    def supervise(command, *, env, **rest):
+        given.append(env)
+        raise LaunchFailed("seen")
+
+    given = []
+    monkeypatch.setattr(launching, "supervise", supervise)
+    for _ in range(2):
+        without_gpus()
+        assert os.environ[VISIBLE] == ""
+        with pytest.raises(LaunchFailed, match="seen"):
+            launch(__file__, 1, ["--out", str(tmp_path)])
+    assert [each.get(VISIBLE) for each in given] == [before, before]
+    assert HIDDEN not in given[0]
+
+
+def test_nodes_share_out_the_gpus_that_were_hidden(before, monkeypatch):
+    monkeypatch.setattr(launching, "num_gpus", lambda: 4)
+    shares = {None: ["0,1", "2,3"], "2,3": ["", ""], "": ["", ""]}
+    without_gpus()
+    assert launching._shares_of_gpus(2, 2) == shares[before]
+
+
+def test_what_somebody_sets_later_is_not_undone(before):
+    without_gpus()
+    os.environ[VISIBLE] = "1"
+    assert environment_with_gpus()[VISIBLE] == "1"
+
+
+def test_hiding_is_refused_where_torch_has_counted(before, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(InputError, match="keeps what it found"):
+        without_gpus()
+    assert environment_with_gpus().get(VISIBLE) == before
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_a_fork_tells_whether_torch_has_counted(counted, before, monkeypatch):
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: counted)
+    why = visible.why_not_fork()
+    assert why.startswith("torch has looked for GPUs" if counted else "") and bool(why) == counted
