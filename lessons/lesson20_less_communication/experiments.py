@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shared.data.text import load_text
+from shared.ddp.wrapping import ddp_of_fixed_buffers
 from shared.less_communication.states import ErrorFeedback, LowRank, TopK
 from shared.measuring.traffic import Call, count_traffic
 from shared.model.config import TransformerConfig
@@ -104,7 +105,7 @@ def states() -> dict[str, Any]:
 
 def ddp_with(model: nn.Module, state: Any = None, hook: Any = None) -> DistributedDataParallel:
     """torch's DDP, with a hook if one is given."""
-    ddp = DistributedDataParallel(model, forward_sync_buffers=False)  # they never change here
+    ddp = ddp_of_fixed_buffers(model)
     if hook is not None:
         ddp.register_comm_hook(state, hook)
     return ddp

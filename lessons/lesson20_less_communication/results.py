@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
-from torch.nn.parallel import DistributedDataParallel
 
 from lessons.lesson20_less_communication.asking_torch import power_sgd_of_torch
 from lessons.lesson20_less_communication.experiments import wire_bytes
+from shared.ddp.wrapping import ddp_of_fixed_buffers
 from shared.errors import InputError
 from shared.less_communication.states import LowRank, TopK
 from shared.measuring.traffic import Call, Traffic
@@ -53,7 +53,7 @@ def torchs(args: argparse.Namespace, model: nn.Module) -> tuple[nn.Module, Calla
             dist.broadcast(p.detach(), 0)
         return model, lambda: averager.average_parameters(model.parameters())
     # one bucket: the hook's own callbacks send in an order of their own where there are several
-    ddp = DistributedDataParallel(model, bucket_cap_mb=10_000, forward_sync_buffers=False)
+    ddp = ddp_of_fixed_buffers(model, bucket_cap_mb=10_000)
     if args.method == "fp16":
         ddp.register_comm_hook(dist.group.WORLD, default_hooks.fp16_compress_hook)
     elif args.method == "power_sgd":

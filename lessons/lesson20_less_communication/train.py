@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from lessons.lesson20_less_communication.results import RECIPES, Seen, checked, conclude, torchs
+from shared.ddp.wrapping import ddp_of_fixed_buffers
 from shared.less_communication.hierarchical import two_levels
 from shared.less_communication.states import ErrorFeedback, LowRank, TopK, ready
 from shared.measuring.timing import synchronized_now
@@ -58,7 +58,7 @@ def wrap(
     if args.method in RARE:
         outer = (0.7, 0.9) if args.method == "diloco" else (1.0, 0.0)
         return model, LocalSGD(model.parameters(), args.every, *outer).step
-    ddp = DistributedDataParallel(model, forward_sync_buffers=False)  # they never change here
+    ddp = ddp_of_fixed_buffers(model)
     if args.method == "fp16":
         ddp.register_comm_hook(None, fp16_hook)
     elif args.method == "topk":

@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from shared.capstone.config import Config
 from shared.capstone.deepspeed_shards import DeepSpeedShards
 from shared.data.rows import Rows
+from shared.ddp.wrapping import ddp_of_fixed_buffers
 from shared.errors import InputError
 from shared.model.layers import ResidualBlock
 from shared.parallel3d.checkpoint import OnMesh
@@ -115,7 +115,7 @@ def make(mode: str, model: Any, config: Config, rank: Rank, how: How) -> Made:
             layer.compile()
     if mode == "ddp":
         on_gpu = [rank.device.index] if rank.device.type == "cuda" else None
-        model = DistributedDataParallel(model, device_ids=on_gpu, forward_sync_buffers=False)
+        model = ddp_of_fixed_buffers(model, device_ids=on_gpu)
     optimizer = torch.optim.AdamW(model.parameters(), **settings)
     ranks = 1 if mode == "single" else rank.world_size
     engine = DataParallelEngine(model, optimizer, ranks, loss=loss, name=mode)

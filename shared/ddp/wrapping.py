@@ -1,9 +1,11 @@
-"""A module around a module, which can stand in its place."""
+"""A module around a module, which can stand in its place; torch's DDP in all its versions."""
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 
 class Wrapped(nn.Module):
@@ -42,3 +44,10 @@ class Wrapped(nn.Module):
     ) -> Any:
         """Load a state whose names are the model's."""
         return self.module.load_state_dict(state_dict, strict=strict, assign=assign)
+
+
+def ddp_of_fixed_buffers(model: nn.Module, **settings: Any) -> DistributedDataParallel:
+    """torch's DDP of a model whose buffers never change: no forward sends them."""
+    known = inspect.signature(DistributedDataParallel).parameters
+    name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    return DistributedDataParallel(model, **settings, **{name: False})  # the latter before 2.13

@@ -115,8 +115,9 @@ def _empty_caches() -> None:
     if DTENSOR in sys.modules:  # it remembers by mesh, and a mesh has its groups
         from torch.distributed.tensor import _redistribute, debug
 
-        debug._clear_sharding_prop_cache()
-        _redistribute._planner_cache.clear()
+        # Neither is there before torch 2.11.
+        getattr(debug, "_clear_sharding_prop_cache", lambda: None)()
+        getattr(_redistribute, "_planner_cache", {}).clear()
     if groups := sys.modules.get("deepspeed.utils.groups"):
         groups._release_process_group_references()
     if zero3 := sys.modules.get("deepspeed.runtime.zero.parameter_offload"):

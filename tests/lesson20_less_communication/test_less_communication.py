@@ -12,6 +12,7 @@ from torch.distributed.algorithms.model_averaging.averagers import PeriodicModel
 
 from lessons.lesson20_less_communication.asking_torch import power_sgd_of_torch
 from lessons.lesson20_less_communication.laboratory import SHAPES, World, hooked
+from shared.ddp import wrapping
 from shared.errors import InputError
 from shared.less_communication.hierarchical import (
     hierarchical_all_reduce,
@@ -34,6 +35,14 @@ from shared.training.engine import reference_curve
 from shared.training.reference_run import compare_with_record, run_reference
 
 EXACT = {"rtol": 1e-11, "atol": 1e-12}
+
+
+def test_fixed_buffers_are_not_sent_by_an_older_torch_either(monkeypatch):
+    def older(module, broadcast_buffers=True):
+        return broadcast_buffers
+
+    monkeypatch.setattr(wrapping, "DistributedDataParallel", older)
+    assert wrapping.ddp_of_fixed_buffers(nn.Linear(1, 1)) is False
 
 
 def results(hook, make_state, world):
