@@ -157,6 +157,11 @@ def load_same_text(args: argparse.Namespace) -> TextCorpus:
     return corpus
 
 
+def has_bf16(device: torch.device) -> bool:
+    """Whether this is a GPU with instructions for bf16: older ones, as the T4, emulate it."""
+    return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
 def autocast(args: argparse.Namespace, device: torch.device) -> torch.autocast:
     """The context in which a forward and its loss run, by `--precision`.
 
@@ -165,7 +170,7 @@ def autocast(args: argparse.Namespace, device: torch.device) -> torch.autocast:
     """
     on_cpu = device.type == "cpu"
     if args.precision is None:
-        args.precision = "fp32" if on_cpu else "bf16"
+        args.precision = "bf16" if has_bf16(device) else "fp32"
     if on_cpu and args.precision == "bf16" and args.device != "cpu":
         raise InputError(
             "--precision bf16 on a CPU: most CPUs are slower with it than in fp32; add --device cpu"

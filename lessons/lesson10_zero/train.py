@@ -38,7 +38,7 @@ ADAMW: dict[str, Any] = {"betas": (0.9, 0.95), "weight_decay": 0.01}
 def by_hand(args: argparse.Namespace, model: LanguageModel, recipe: Recipe, rank: Rank) -> Run:
     """A stage of the lesson takes the place of AdamW, and of DDP."""
     stage = int(args.engine[-1])
-    half = args.precision == "bf16" or (not args.precision and rank.device.type == "cuda")
+    half = args.precision == "bf16" or (not args.precision and script.has_bf16(rank.device))
     if half:
         model.bfloat16()  # before the optimizer, which then makes float32 masters
     if stage == 3:

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lessons.lesson13_fsdp.experiments.results import (
     ADAMW,
     Run,
+    check_flags,
     conclude,
     config_of,
     kept_bytes,
@@ -38,6 +39,7 @@ from shared.model.language_model import LanguageModel
 from shared.ranks.group import Rank, process_group
 from shared.script import (
     choose_preset,
+    has_bf16,
     lesson_parser,
     load_same_text,
     positive_int,
@@ -59,7 +61,7 @@ def wrap(
     """Shard the model: its units first, then what is left. The optimizer comes after this."""
     units = units_of(model, args.units)
     sizes, parts = sizes_of(model, units), dist.get_world_size()
-    half = torch.bfloat16 if rank.device.type == "cuda" else None
+    half = torch.bfloat16 if has_bf16(rank.device) else None
     if name == "ddp":
         model, parts = DistributedDataParallel(model), 1
     elif name == "by_hand":
@@ -120,12 +122,7 @@ def main() -> None:
     parser.add_argument("--offload", action="store_true", help="fsdp2: shards in the CPU's memory")
     parser.add_argument("--search", type=positive_int, metavar="RANKS", help="the largest model")
     args = parser.parse_args()
-    if args.offload and args.engine != "fsdp2":
-        raise InputError(f"--offload is torch's: use --engine fsdp2, not {args.engine}")
-    if args.mesh and args.engine != "hybrid":
-        raise InputError(f"--mesh belongs to --engine hybrid, not to {args.engine}")
-    if args.steps == 1:
-        raise InputError("--steps must be 2 or more: the last step is counted, not timed")
+    check_flags(args)
     with process_group(args.device) as rank:
         prepare(args, rank, globals())
         recipe = choose_preset(args, rank.device, RECIPES)

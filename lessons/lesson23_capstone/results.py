@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
-import torch
 from matplotlib.figure import Figure
 
 from shared.capstone.config import Config
@@ -13,7 +12,6 @@ from shared.capstone.record import Record, mfu
 from shared.capstone.tasks import flops_of, model_spec, padded
 from shared.errors import InputError
 from shared.measuring.memory import peak_memory
-from shared.measuring.peak import product_flops
 from shared.planner.models import GPUS
 from shared.planner.outcomes import Choice
 from shared.planner.report import best_of_layouts, headline, near_miss, refusals, table
@@ -36,13 +34,6 @@ def find_config(given: Path) -> Path:
         return inside
     known = ", ".join(sorted(path.stem for path in CONFIGS.glob("*.toml")))
     raise InputError(f"--config {given}: no such file, and no name in configs/ ({known})")
-
-
-def peak_of(rank: Rank, precision: str) -> float:
-    """FLOP/s of large products on all ranks at once, the mean of them: what MFU is a share of."""
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    found = gathered(product_flops(rank.device, dtype))
-    return sum(found) / len(found)
 
 
 def plan_of(config: Config) -> tuple[ModelSpec, Any, list[Choice], list[str]]:

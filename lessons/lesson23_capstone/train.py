@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from lessons.lesson23_capstone.results import conclude, find_config, peak_of, print_plan
+from lessons.lesson23_capstone.results import conclude, find_config, print_plan
 from shared.capstone.config import Config, read_config
 from shared.capstone.keeping import Keeping, predicted_states
 from shared.capstone.modes import (
@@ -40,6 +40,7 @@ from shared.fault_tolerance.preemption import (
     asking_to_requeue,
     notice_of_sigterm,
 )
+from shared.measuring.peak import peak_of
 from shared.ranks.group import Rank, process_group
 from shared.script import (
     autocast,

@@ -41,7 +41,7 @@ def look_at_torch() -> Iterator[Finding]:
         return
     for index in range(torch.cuda.device_count()):
         gpu = torch.cuda.get_device_properties(index)
-        bf16 = "bf16" if torch.cuda.is_bf16_supported() else "no bf16"
+        bf16 = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "no bf16"
         found = f"{gpu.name}, {gpu.total_memory / GIB:.0f} GiB, {bf16}, CUDA {torch.version.cuda}"
         yield Finding(f"GPU {index}", GOOD, found)
     yield look_at_nccl()

@@ -104,6 +104,7 @@ def clock_offsets(rank: Rank, repeats: int = 5) -> list[float]:
         for _ in range(repeats):
             if rank.is_main:
                 dist.recv(clock, other)
+                clock.item()  # under NCCL recv only queues: wait until the question has come
                 clock.fill_(time.time())
                 dist.send(clock, other)
             elif rank.rank == other:

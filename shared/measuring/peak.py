@@ -3,6 +3,8 @@
 import torch
 
 from shared.measuring.timing import fastest_seconds
+from shared.ranks.agreement import gathered
+from shared.ranks.group import Rank
 
 
 def product_flops(
@@ -18,3 +20,10 @@ def product_flops(
     size = size or (8192 if cuda else 512)
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     return 2 * size**3 / fastest_seconds(lambda: a @ b, 30, device)
+
+
+def peak_of(rank: Rank, precision: str) -> float:
+    """FLOP/s of large products on all ranks at once, the mean of them: what MFU is a share of."""
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    found = gathered(product_flops(rank.device, dtype))
+    return sum(found) / len(found)

@@ -105,9 +105,10 @@ def reference_curve(
     The engine's model is `reference_model()`, its optimizer has `reference_optimizer`'s settings.
     """
     batches, curve = reference_batches(), Curve([], [])
+    device = next(engine.model.parameters()).device
     for i in steps:
         set_learning_rate(engine.optimizer, learning_rate(i + 1))
-        own = shard(batches[i], *engine.share)
+        own = shard(batches[i], *engine.share).to(device)
         part, norm = train_step(engine, own, batches[i].num_tokens, max_norm)
         curve.losses.append(engine.global_loss(part).item())
         if norm is not None:

@@ -205,6 +205,26 @@ def test_a_cpu_computes_in_bf16_only_if_it_is_meant():
         chosen("--precision", "bf16")
 
 
+def test_a_group_ends_in_a_torch_without_the_newer_caches(monkeypatch):
+    from torch.distributed.tensor import _redistribute, debug
+
+    monkeypatch.delattr(debug, "_clear_sharding_prop_cache")
+    monkeypatch.delattr(_redistribute, "_planner_cache")
+    with process_group("cpu"):
+        pass
+
+
+def test_a_gpu_that_only_emulates_bf16_computes_in_float32(monkeypatch):
+    def emulated(including_emulation=True):
+        return including_emulation
+
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", emulated)
+    args = lesson_parser("lesson01_x/train.py", "", precision=True).parse_args([])
+    with warnings.catch_warnings(action="ignore"):  # there is no such GPU here
+        autocast(args, torch.device("cuda"))
+    assert args.precision == "fp32"
+
+
 @pytest.mark.parametrize(("local_rank", "said"), [("0", "error: bad\n"), ("1", "")])
 def test_an_error_is_said_once_a_machine_and_left_for_torchrun(
     local_rank, said, tmp_path, monkeypatch, capsys

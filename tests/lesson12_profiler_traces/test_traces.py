@@ -1,6 +1,7 @@
 """Trace files: read with clear words, merged, remembered; answers beside torch's own tables."""
 
 import json
+from unittest import mock
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from lessons.lesson12_profiler_traces.laboratory import made_traces as made
 from lessons.lesson12_profiler_traces.laboratory import suspects
 from lessons.lesson12_profiler_traces.laboratory.suspects import FAULTS, letters
 from shared.errors import InputError
+from shared.measuring import peak
 from shared.measuring.chrome import (
     memory_timeline,
     merge_ranks,
@@ -26,6 +28,7 @@ from shared.measuring.peak import product_flops
 from shared.measuring.trace import overlap_fraction as overlap_of_messages
 from shared.measuring.trace import quiet_stderr, read_trace
 from shared.ranks.forked import run_ranks
+from shared.ranks.group import Rank
 from shared.training.reference_run import (
     checksum,
     loss_of,
@@ -197,6 +200,19 @@ def test_the_letters_are_all_faults_in_an_order_of_the_seed():
     assert all(sorted(order) == sorted(FAULTS) for order in orders)
     assert len(set(orders)) > 5
     assert letters(3) == letters(3)
+
+
+def mean_peak(rank, precision):
+    def flops(device, dtype):
+        return rank + dtype.itemsize
+
+    with mock.patch.object(peak, "product_flops", flops):
+        return peak.peak_of(Rank(rank, rank, 2, torch.device("cpu"), "gloo"), precision)
+
+
+@pytest.mark.parametrize(("precision", "flops"), [("fp32", 4.5), ("bf16", 2.5)])
+def test_the_peak_of_a_run_is_its_precisions_on_all_ranks(precision, flops):
+    assert run_ranks(mean_peak, 2, precision) == [flops, flops]
 
 
 def test_a_peak_is_a_number_of_flops():

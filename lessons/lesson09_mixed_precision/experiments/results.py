@@ -19,6 +19,7 @@ from shared.measuring.model_states import bytes_by_kind
 from shared.plots import MEANING, VARIANTS, use_style
 from shared.ranks.group import Rank
 from shared.results import write_results
+from shared.script import has_bf16
 
 PRECISIONS = ("fp32", "bf16", "fp16", "autocast_bf16", "autocast_fp16")
 
@@ -40,7 +41,7 @@ def warning_for(precision: str, device: torch.device) -> str:
     if name == "fp32":
         return ""
     if device.type == "cuda":
-        fits = name == "fp16" or torch.cuda.is_bf16_supported(including_emulation=False)
+        fits = name == "fp16" or has_bf16(device)
         return "" if fits else "this GPU has no bf16 instructions and emulates them: try fp16"
     known = {
         "bf16": torch.ops.mkldnn._is_mkldnn_bf16_supported,

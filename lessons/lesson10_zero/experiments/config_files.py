@@ -10,6 +10,7 @@ import torch
 from torch.utils.cpp_extension import get_default_build_root
 
 from shared.errors import InputError
+from shared.script import has_bf16
 
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 # The sections and keys of DeepSpeed 0.19 that a data-parallel run can use. DeepSpeed itself
@@ -151,7 +152,7 @@ def _check_precision(path: Path, config: dict[str, Any], device: torch.device) -
         raise InputError(f"{path}: bf16 and fp16 are both enabled; choose one")
     if on == ["fp16"] and device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_fp16_supported():
         raise InputError(f"{path}: fp16 is enabled, and this CPU has none; use bf16 or float32")
-    if on == ["bf16"] and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+    if on == ["bf16"] and device.type == "cuda" and not has_bf16(device):
         raise InputError(f"{path}: bf16 is enabled, and this GPU has none; use fp16")
 
 

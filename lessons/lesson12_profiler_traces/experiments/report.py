@@ -19,7 +19,7 @@ from lessons.lesson12_profiler_traces.experiments.stragglers import lateness
 from shared.errors import InputError
 from shared.measuring.chrome import memory_timeline, merge_ranks, rank_of, read_chrome, step_seconds
 from shared.measuring.memory import peak_memory
-from shared.measuring.peak import product_flops
+from shared.measuring.peak import peak_of
 from shared.measuring.trace import quiet_stderr
 from shared.model.config import TransformerConfig
 from shared.plots import save_figure, use_style
@@ -121,9 +121,9 @@ def conclude(
     slowest, memory = largest.T.tolist()
     if not all(run.losses.isfinite().all() for run in runs):
         raise InputError(f"--slow {args.slow}: a loss is not finite")
+    peak = peak_of(rank, args.precision)
     if not rank.is_main:
         return
-    peak = product_flops(rank.device)
     traces = [read_chrome(run.path) for run in runs]
     table = []
     for run, trace, seconds, used in zip(runs, traces, slowest, memory, strict=True):

@@ -2,6 +2,7 @@
 
 import argparse
 import gc
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -66,6 +67,18 @@ def sizes_of(model: nn.Module, units: list[nn.Module]) -> list[int]:
     sizes = [sum(p.numel() for p in unit.parameters()) for unit in units]
     rest = sum(p.numel() for p in model.parameters()) - sum(sizes)
     return [*sizes, *([rest] if rest else [])]
+
+
+def check_flags(args: argparse.Namespace) -> None:
+    """Raises InputError for flags that contradict each other, and for a single step."""
+    if args.offload and args.engine != "fsdp2":
+        raise InputError(f"--offload is torch's: use --engine fsdp2, not {args.engine}")
+    if args.offload and args.max_norm < math.inf:
+        raise InputError("--offload or --max-norm: NCCL adds up no gradients in the CPU's memory")
+    if args.mesh and args.engine != "hybrid":
+        raise InputError(f"--mesh belongs to --engine hybrid, not to {args.engine}")
+    if args.steps == 1:
+        raise InputError("--steps must be 2 or more: the last step is counted, not timed")
 
 
 def read_mesh(text: str, world_size: int) -> tuple[int, int]:
