@@ -342,7 +342,7 @@ def edges(checkpoint) -> None:
 
 @exercise_11_1.check("the random state of a GPU, where there is one")
 def on_a_gpu(checkpoint) -> None:
-    if not torch.cuda.is_available():
+    if not torch.cuda.is_available():  # so in a notebook, to-do list and grader: no GPU is visible
         return
     x = lab.batch(64, 64).cuda().detach().requires_grad_()
     on = lab.Noting(nn.functional.dropout, lambda x: torch.is_autocast_enabled("cuda"))

@@ -110,13 +110,13 @@ def _child(rank: int, task: _Task, pipe: Connection, stack: Path) -> None:
     """The life of one rank. Leaves by os._exit: a notebook's own exit handlers are not its."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it ends the ranks
     faulthandler.register(signal.SIGUSR1, file=stack.open("w"), all_threads=False)
-    without_gpus()  # gloo's ranks: AdamW would make each a context on the first GPU
     # OpenMP's thread pool does not survive a fork, and one thread a rank is faster here anyway.
     torch.set_num_threads(1)
     printed = io.StringIO()
     outcome: dict[str, Any] = {}
     with contextlib.redirect_stdout(printed):
         try:
+            without_gpus()  # gloo's ranks: AdamW would make each a context on the first GPU
             if task.before:
                 task.before(rank)
             # Wait until all have joined: a rank that is done at once would hang up on the others.

@@ -1,9 +1,11 @@
 """Which GPUs a process sees: none where ranks are forked, all of them in what `launch` starts."""
 
 import functools
+import inspect
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 from shared.errors import InputError
 
@@ -56,6 +58,24 @@ def num_gpus() -> int:
     ask = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
     told = subprocess.run(ask, env=environment_with_gpus(), capture_output=True, check=True)
     return int(told.stdout)
+
+
+def with_gpus(work: Callable[[], None]) -> None:
+    """Run a function of a notebook in a process of its own, which sees the GPUs; print its words.
+
+    Its text travels, so it imports what it uses. Raises RuntimeError with what it ended on.
+    """
+    program = f"{inspect.getsource(work)}\n{work.__name__}()"
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment_with_gpus(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if ended.returncode != 0:
+        raise RuntimeError(ended.stderr)
+    print(ended.stdout, end="")
 
 
 def why_not_fork() -> str:

@@ -252,7 +252,7 @@ def _torch_cuda(torch, native) -> None:
     cuda.current_stream, cuda.default_stream = current_stream, default_stream
     cuda.set_stream = set_stream
     cuda.nccl.version = lambda: (2, 29, 7)
-    cuda.nccl.is_available = lambda tensors: True
+    cuda.nccl.is_available = lambda tensors: False  # DataParallel then adds up by itself
     cuda.is_current_stream_capturing = lambda: False
 
     class StreamContext:
