@@ -5,7 +5,7 @@ import inspect
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from types import FunctionType
 
 from shared.errors import InputError
 
@@ -60,7 +60,7 @@ def num_gpus() -> int:
     return int(told.stdout)
 
 
-def with_gpus(work: Callable[[], None]) -> None:
+def with_gpus(work: FunctionType) -> None:
     """Run a function of a notebook in a process of its own, which sees the GPUs; print its words.
 
     Its text travels, so it imports what it uses. Raises RuntimeError with what it ended on.
