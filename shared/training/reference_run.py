@@ -141,13 +141,14 @@ def whole_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch)
     return loss.item()
 
 
-def run_reference(step: Step) -> list[float]:
-    """Call `step(global_batch, learning_rate)` for every batch; return the losses it gives back.
+def run_reference(step: Step, num_steps: int = NUM_STEPS) -> list[float]:
+    """Call `step(global_batch, learning_rate)` for each batch; return the losses it gives back.
 
     `step` takes its own rank's shard, updates the weights and returns the mean loss per token of
     the *global* batch, before the update.
     """
-    return [step(batch, learning_rate(i)) for i, batch in enumerate(reference_batches(), start=1)]
+    batches = reference_batches()[:num_steps]
+    return [step(batch, learning_rate(i)) for i, batch in enumerate(batches, start=1)]
 
 
 def checksum(model: nn.Module) -> str:
