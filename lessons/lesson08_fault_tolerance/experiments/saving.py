@@ -15,6 +15,7 @@ from shared.fault_tolerance.background import BackgroundSaver
 from shared.fault_tolerance.checkpoints import save_checkpoint
 from shared.fault_tolerance.elastic import elastic_content, save_elastic
 from shared.fault_tolerance.state import TakeStep, TrainingState
+from shared.measuring.timing import repetitions
 from shared.ranks.group import Rank
 from shared.results import speed
 from shared.script import progress
@@ -79,20 +80,19 @@ def time_saves(folder: Path, state: TrainingState, repeats: int = 3) -> list[dic
     for number, way in enumerate(WAYS):
         save, finish = _prepare(way, folder / str(number), state)
         stopped, complete = [], []
-        for attempt in range(repeats + 1):
+        for _ in range(repetitions(repeats + 1)):
             dist.barrier()
             began = time.perf_counter()
             save()
             returned = time.perf_counter() - began
             finish()
-            if attempt > 0:  # the first one starts threads and meets cold caches
-                stopped.append(1000 * returned)
-                complete.append(1000 * (time.perf_counter() - began))
+            stopped.append(1000 * returned)
+            complete.append(1000 * (time.perf_counter() - began))
         rows.append(
-            {
+            {  # the first one starts threads and meets cold caches
                 "way": way,
-                "stops training, ms": round(min(stopped), 1),
-                "on the disk after, ms": round(min(complete), 1),
+                "stops training, ms": round(min(stopped[1:] or stopped), 1),
+                "on the disk after, ms": round(min(complete[1:] or complete), 1),
             }
         )
     return rows
