@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from shared.data.batching import Batch
 from shared.measuring.live import count_live_bytes
 from shared.measuring.model_states import bytes_by_kind
+from shared.measuring.timing import repetitions
 from shared.measuring.traffic import count_traffic
 from shared.sharding.counting import ring_bytes
 from shared.sharding.zero_reference import SETTINGS, build_zero
@@ -131,7 +132,7 @@ def step_seconds(rank: int, stages: Stages, steps: int) -> dict[int, float]:
     step_of = {stage: stepping(rank, stages, stage, reference_model()) for stage in stages}
     times: dict[int, list[float]] = {stage: [] for stage in stages}
     batch = reference_batches()[0]
-    for _ in range(steps + 2):
+    for _ in range(repetitions(steps) + 2):
         for stage, step in step_of.items():
             dist.barrier()
             began = time.perf_counter()
