@@ -1,4 +1,4 @@
-"""Another number of ranks resumes on the same curve, from what any number of ranks wrote."""
+"""Checkpoints for any number of ranks: one run that grows (one that shrinks: the notebook)."""
 
 from functools import partial
 
@@ -15,24 +15,21 @@ from shared.training import reference_run
 def go_on(rank, folder, until):
     state, take_step = reference_training()
     return resume_training(
-        state, take_step, num_steps=until, batch_size=1, interval=10,
+        state, take_step, num_steps=until, batch_size=1, interval=5,
         save=partial(save_elastic, folder), load=partial(load_elastic, folder),
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("worlds", [(4, 1, 2), pytest.param((1, 2, 4), marks=pytest.mark.full)])
-def test_the_curve_stays(worlds, tmp_path):
-    for ranks, until in zip(worlds, (10, 30, 50), strict=True):
-        losses = run_ranks(go_on, ranks, tmp_path, until)[0]
-        assert len(losses) == until
-    assert reference_run.compare_with_record(losses) <= reference_run.TOLERANCE
-    names = [path.name for path in elastic_checkpoints_in(tmp_path)]
-    assert names == ["step_00000040", "step_00000050"]
+def test_more_ranks_resume_on_the_curve_of_one(tmp_path):
+    run_ranks(go_on, 1, tmp_path, 10)
+    losses = run_ranks(go_on, 2, tmp_path, 15)[0]
+    record = reference_run.read_record()["losses"][:15]
+    assert losses == pytest.approx(record, abs=reference_run.TOLERANCE)
 
 
 def test_each_rank_writes_a_share(tmp_path):
-    run_ranks(go_on, 4, tmp_path, 10)
-    parts = [path.stat().st_size for path in (tmp_path / "step_00000010").glob("*.distcp")]
+    run_ranks(go_on, 4, tmp_path, 5)
+    parts = [path.stat().st_size for path in (tmp_path / "step_00000005").glob("*.distcp")]
     assert len(parts) == 4
     assert max(parts) < 1.5 * min(parts)
     weights = sum(x.nbytes for x in reference_run.reference_model().state_dict().values())
@@ -51,19 +48,19 @@ def test_as_many_stay_as_are_to_be_kept(tmp_path):
 
 
 def test_an_unfinished_folder_is_passed_over(tmp_path):
-    run_ranks(go_on, 2, tmp_path, 20)
-    (tmp_path / "step_00000020" / ".metadata").unlink()
+    run_ranks(go_on, 2, tmp_path, 10)
+    (tmp_path / "step_00000010" / ".metadata").unlink()
 
     def began(rank):
         state, _ = reference_training()
         load_elastic(tmp_path, state)
         return state.step
 
-    assert run_ranks(began, 2) == [10, 10]
+    assert run_ranks(began, 2) == [5, 5]
 
 
 def test_another_model_and_damage_are_refused(tmp_path):
-    run_ranks(go_on, 2, tmp_path, 10)
+    run_ranks(go_on, 2, tmp_path, 5)
 
     def other(rank):
         state, _ = reference_training()
@@ -73,12 +70,12 @@ def test_another_model_and_damage_are_refused(tmp_path):
         return True
 
     assert run_ranks(other, 2) == [True, True]
-    for part in (tmp_path / "step_00000010").glob("*.distcp"):
+    for part in (tmp_path / "step_00000005").glob("*.distcp"):
         part.write_bytes(b"")
 
     def damaged(rank):
         state, _ = reference_training()
-        with pytest.raises(InputError, match="step_00000010 cannot be loaded"):
+        with pytest.raises(InputError, match="step_00000005 cannot be loaded"):
             load_elastic(tmp_path, state)
         return True
 
