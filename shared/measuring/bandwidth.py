@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shared.measuring.timing import fastest_seconds
+from shared.measuring.timing import fastest_seconds, repetitions
 from shared.ranks import collectives
 
 
@@ -59,7 +59,7 @@ def slowest_rank_seconds(
 ) -> float:
     """Return the seconds of the fastest of some runs of a collective, on the slowest rank."""
     dist.barrier()
-    taken = torch.tensor(fastest_seconds(run, repeats, device), device=device)
+    taken = torch.tensor(fastest_seconds(run, repetitions(repeats), device), device=device)
     dist.all_reduce(taken, op=dist.ReduceOp.MAX)
     return float(taken)
 

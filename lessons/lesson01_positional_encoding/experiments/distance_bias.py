@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
+from shared.measuring.timing import repetitions
 from shared.model.embeddings import PositionalEncoding, rotary
 
 NUM_WORDS, D_MODEL, NUM_HEADS, LONGEST = 16, 32, 8, 16
@@ -103,5 +104,5 @@ def share_out(
 ) -> dict[str, dict[int, dict[int, list[float]]]]:
     """Return what this rank's part of the variants reaches, for `run_ranks`."""
     torch.set_num_threads(1)
-    mine = VARIANTS[rank::world_size]
+    mine, seeds = VARIANTS[rank::world_size], repetitions(seeds)
     return {variant: shares_right(variant, bias, offsets, seeds, steps) for variant in mine}
