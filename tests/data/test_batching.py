@@ -1,4 +1,4 @@
-"""Batches: the shift, the masks, the budget; each pair once, on any number of ranks and workers."""
+"""Batches: the budget; each pair once, on any number of ranks and workers."""
 
 import random
 
@@ -36,52 +36,6 @@ def some_pairs(number: int, seed: int = 0) -> list[tuple[list[int], list[int]]]:
 
 
 # collate
-
-
-def test_collate_by_hand():
-    batch = collate([([5, 6], [7]), ([8], [9, 10])])
-    assert batch.src.tolist() == [[5, 6, 2], [8, 2, 0]]
-    assert batch.tgt_in.tolist() == [[1, 7, 0], [1, 9, 10]]
-    assert batch.tgt_out.tolist() == [[7, 2, 0], [9, 10, 2]]
-    assert batch.src_mask.int().tolist() == [[[[1, 1, 1]]], [[[1, 1, 0]]]]
-    assert batch.tgt_mask.int().tolist() == [
-        [[[1, 0, 0], [1, 1, 0], [1, 1, 0]]],
-        [[[1, 0, 0], [1, 1, 0], [1, 1, 1]]],
-    ]
-    assert batch.num_tokens == 5
-    assert {x.dtype for x in (batch.src, batch.tgt_in, batch.tgt_out)} == {torch.int64}
-    assert {x.dtype for x in (batch.src_mask, batch.tgt_mask)} == {torch.bool}
-
-
-def test_collate_with_other_special_ids():
-    batch = collate([([5], []), ([], [6, 7])], pad_id=90, bos_id=91, eos_id=92)
-    assert batch.src.tolist() == [[5, 92], [92, 90]]
-    assert batch.tgt_in.tolist() == [[91, 90, 90], [91, 6, 7]]
-    assert batch.tgt_out.tolist() == [[92, 90, 90], [6, 7, 92]]
-    assert batch.src_mask[1, 0, 0].tolist() == [True, False]
-
-
-@given(ENCODED)
-def test_collate_loses_nothing(encoded):
-    batch = collate(encoded)
-    B, S, T = batch.src.shape[0], batch.src.shape[1], batch.tgt_in.shape[1]
-    assert batch.src_mask.shape == (B, 1, 1, S)
-    assert batch.tgt_mask.shape == (B, 1, T, T)
-    for row, (src, tgt) in enumerate(encoded):
-        assert batch.src[row][batch.src_mask[row, 0, 0]].tolist() == [*src, 2]
-        assert batch.tgt_in[row][batch.tgt_mask[row, 0, -1]].tolist() == [1, *tgt]
-        assert batch.tgt_out[row].tolist() == [*tgt, 2] + [0] * (T - len(tgt) - 1)
-        for position in range(len(tgt) + 1):
-            seen = batch.tgt_in[row][batch.tgt_mask[row, 0, position]]
-            assert seen.tolist() == [1, *tgt][: position + 1]
-    assert batch.num_tokens == int((batch.tgt_out != 0).sum())
-    assert max(batch.src_mask.sum(-1)) == S, "padded beyond the longest sentence"
-    assert batch.tgt_mask.any(-1).all(), "a row that may look nowhere gives no attention"
-
-
-def test_collate_of_nothing():
-    with pytest.raises(InputError, match="0 pairs"):
-        collate([])
 
 
 def test_moving_a_batch_moves_every_tensor():
@@ -155,17 +109,6 @@ def test_padding_share_is_what_collate_pads():
     padded = sum(int((x == 0).sum()) for batch in collated for x in (batch.src, batch.tgt_out))
     total = sum(x.numel() for batch in collated for x in (batch.src, batch.tgt_out))
     assert padding_share(batches, lengths) == pytest.approx(padded / total)
-
-
-def test_buckets_pad_far_less():
-    draw = random.Random(0)
-    lengths = [
-        (n, max(1, n + draw.randint(-3, 3))) for n in (draw.randint(4, 40) for _ in range(3000))
-    ]
-    by_chance = padding_share(random_batches(lengths, 32, 0), lengths)
-    in_buckets = padding_share(bucketed_batches(lengths, 32 * 25, 0), lengths)
-    assert by_chance > 0.4
-    assert in_buckets < 0.15
 
 
 def test_bad_batch_arguments():

@@ -1,8 +1,6 @@
 """Lesson 02's script: the sweep is shared out to any number of ranks and counts by formula."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,52 +10,38 @@ from lessons.lesson02_attention.experiments.kept_bytes import FULL, draw_sweep, 
 from shared.exercises.lessons import ROOT
 from shared.measuring.memory import saved_bytes
 from shared.model.attention import MultiHeadAttention
-from shared.ranks.launching import launch
 
 SCRIPT = ROOT / "lessons" / "lesson02_attention" / "train.py"
-TINY = ["--preset", "tiny", "--device", "cpu"]
+TINY = ("--preset", "tiny", "--device", "cpu")
 
 
-@pytest.fixture(scope="module")
-def by_ranks() -> dict[int, dict]:
-    return {n: launch(SCRIPT, nproc=n, args=TINY) for n in (2, 4)}
-
-
-def test_every_case_is_measured_once_and_shared_evenly(by_ranks) -> None:
-    for world_size, metrics in by_ranks.items():
-        assert metrics["world_size"] == world_size
-        assert [row["L"] for row in metrics["table"]] == [32, 64, 128]
-        shares = [sum(row["rank"] == rank for row in metrics["table"]) for rank in range(4)]
-        assert max(shares[:world_size]) - min(shares[:world_size]) <= 1
-
-
-def test_bytes_do_not_depend_on_who_counted_and_are_the_formula(by_ranks) -> None:
-    for row in by_ranks[2]["table"] + by_ranks[4]["table"]:
+def test_four_ranks_count_each_case_once_and_by_the_formula(launch_on) -> None:
+    """The notebook launches two."""
+    metrics = launch_on(SCRIPT, (4,), *TINY)[4][1]
+    assert metrics["world_size"] == 4
+    assert [row["L"] for row in metrics["table"]] == [32, 64, 128]
+    assert len({row["rank"] for row in metrics["table"]}) == 3
+    for row in metrics["table"]:
         for name, fused in (("by hand MiB", False), ("fused MiB", True)):
             want = kept_by_module(1, row["L"], 32, row["heads"], fused=fused)
             assert row[name] * 2**20 == want
         assert row["difference"] < 1e-6
 
 
-def run_alone(*args: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(SCRIPT), *TINY, *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
-
-
-def test_plain_python_with_all_flags(tmp_path: Path) -> None:
+def test_plain_python_with_all_flags(run_script, tmp_path: Path) -> None:
     flags = "--dtype bfloat16 --causal --heads 2 4 --steps 1"
-    done = run_alone(*flags.split(), "--out", str(tmp_path))
-    assert done.returncode == 0, done.stderr
+    done = run_script(SCRIPT, *TINY, *flags.split(), "--out", tmp_path)
+    assert done.status == 0, done.err
     metrics = json.loads((tmp_path / "metrics.json").read_text())
     assert [(row["heads"], row["L"]) for row in metrics["table"]][-1] == (4, 128)
     assert metrics["dtype"] == "bfloat16"
     assert (tmp_path / "attention_sweep.png").stat().st_size > 10_000
 
 
-def test_heads_that_do_not_divide_are_one_line(tmp_path: Path) -> None:
-    done = run_alone("--heads", "3", "--out", str(tmp_path))
-    assert done.returncode == 2
-    assert done.stderr.strip().splitlines() == ["error: --heads 3: d_model is 32; take a divisor"]
+def test_heads_that_do_not_divide_are_one_line(run_script, tmp_path: Path) -> None:
+    done = run_script(SCRIPT, *TINY, "--heads", 3, "--out", tmp_path)
+    words = "error: --heads 3: d_model is 32; take a divisor\n"
+    assert (done.status, done.err) == (2, words)
 
 
 @pytest.mark.parametrize("fused", [False, True])

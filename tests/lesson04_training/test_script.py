@@ -1,4 +1,4 @@
-"""The script: the same run on one, two and four ranks, translating, and bad input."""
+"""The script: the same run on one and four ranks, translating, and bad input."""
 
 import json
 
@@ -14,17 +14,16 @@ TINY = ("--preset", "tiny", "--device", "cpu")
 
 @pytest.fixture(scope="module")
 def trained(launch_on):
-    """Folders and metrics of the tiny preset on 1, 2 and 4 ranks."""
-    return launch_on(SCRIPT, (1, 2, 4), *TINY)
+    """Folders and metrics of the tiny preset on 1 and 4 ranks."""
+    return launch_on(SCRIPT, (1, 4), *TINY)
 
 
 def test_ranks_share_one_run(trained):
     alone = trained[1][1]["losses"]
     assert len(alone) == 10
     assert alone[-1] < alone[0]
-    for ranks in (2, 4):
-        assert trained[ranks][1]["world_size"] == ranks
-        torch.testing.assert_close(trained[ranks][1]["losses"], alone, rtol=1e-3, atol=1e-3)
+    assert trained[4][1]["world_size"] == 4
+    torch.testing.assert_close(trained[4][1]["losses"], alone, rtol=1e-3, atol=1e-3)
 
 
 def test_what_a_run_leaves_behind(trained):
@@ -45,7 +44,7 @@ def test_what_a_run_leaves_behind(trained):
 def test_it_translates_with_what_it_has_saved(trained, run_script):
     sentences = ["The man sleeps.", "Today the woman buys a book."]
     for beam in (1, 3):
-        args = ("--out", trained[2][0], "--beam", beam, "--translate", *sentences)
+        args = ("--out", trained[4][0], "--beam", beam, "--translate", *sentences)
         status, out, err = run_script(SCRIPT, *args)
         assert (status, err) == (0, "")
         assert len(out.splitlines()) >= 1

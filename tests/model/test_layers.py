@@ -1,4 +1,4 @@
-"""Layer norm, feed-forward, encoder and decoder layer, against torch.nn."""
+"""Layer norms against torch's, what a layer keeps, and configurations that are refused."""
 
 from dataclasses import replace
 
@@ -11,13 +11,10 @@ from shared.errors import InputError
 from shared.measuring.memory import saved_bytes
 from shared.model.config import TransformerConfig
 from shared.model.layers import (
-    DecoderLayer,
     EncoderLayer,
     FusedLayerNorm,
     LayerNorm,
-    PositionwiseFeedForward,
 )
-from shared.model.torch_twin import layer_tensors
 
 CONFIG = TransformerConfig(11, d_model=12, num_heads=3, num_layers=1, d_ff=20, dropout=0.0)
 
@@ -33,65 +30,6 @@ def test_layer_norm_equals_torch(kind, dtype):
     want = F.layer_norm(x, (9,), norm.weight, norm.bias, 1e-3)
     tolerance = {"atol": 6e-2, "rtol": 2e-2} if dtype == torch.bfloat16 else {}
     torch.testing.assert_close(norm(x), want, **tolerance)
-
-
-def test_layer_norm_gradients_are_right():
-    norm = LayerNorm(5).double()
-    x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(norm, (x,))
-
-
-def test_layer_norm_of_a_constant_vector_is_its_bias():
-    norm = LayerNorm(4)
-    assert torch.equal(norm(torch.full((2, 4), 7.0)), torch.zeros(2, 4))
-
-
-def test_feed_forward_drops_hidden_units_in_training_alone():
-    ffn = PositionwiseFeedForward(6, 50, dropout=0.9)
-    x = torch.randn(3, 6)
-    assert not torch.equal(ffn(x), ffn(x))
-    ffn.eval()
-    assert torch.equal(ffn(x), ffn.linear2(F.relu(ffn.linear1(x))))
-
-
-def torchs_own(kind: type[nn.Module], layer: EncoderLayer | DecoderLayer, norm: str) -> nn.Module:
-    """PyTorch's layer of this kind, with the weights of ours."""
-    options = {"dropout": 0.0, "batch_first": True, "dtype": torch.float64}
-    engine = kind(12, 3, 20, norm_first=norm == "pre", **options)
-    engine.load_state_dict(layer_tensors(layer, lambda parameter: parameter))
-    return engine
-
-
-@pytest.mark.parametrize("norm", ["pre", "post"])
-@pytest.mark.parametrize("fused", [True, False])
-def test_encoder_layer_equals_torch(norm, fused):
-    config = replace(CONFIG, norm=norm, fused=fused)
-    layer = EncoderLayer(config).double()
-    engine = torchs_own(nn.TransformerEncoderLayer, layer, norm)
-    x = torch.randn(2, 7, 12, dtype=torch.float64)
-    kept = torch.arange(7) < torch.tensor([[7], [4]])
-    torch.testing.assert_close(
-        layer(x, kept[:, None, None]), engine(x, src_key_padding_mask=~kept), atol=1e-12, rtol=0
-    )
-    later = torch.ones(7, 7, dtype=torch.bool).triu(1)
-    torch.testing.assert_close(layer(x, causal=True), engine(x, src_mask=later), atol=1e-12, rtol=0)
-
-
-@pytest.mark.parametrize("norm", ["pre", "post"])
-@pytest.mark.parametrize("fused", [True, False])
-def test_decoder_layer_equals_torch(norm, fused):
-    config = replace(CONFIG, norm=norm, fused=fused)
-    layer = DecoderLayer(config).double()
-    engine = torchs_own(nn.TransformerDecoderLayer, layer, norm)
-    x, memory = torch.randn(2, 5, 12).double(), torch.randn(2, 7, 12).double()
-    kept = torch.arange(7) < torch.tensor([[7], [4]])
-    want = engine(
-        x,
-        memory,
-        tgt_mask=torch.ones(5, 5, dtype=torch.bool).triu(1),
-        memory_key_padding_mask=~kept,
-    )
-    torch.testing.assert_close(layer(x, memory, kept[:, None, None]), want, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
