@@ -44,7 +44,7 @@ class Preset:
 
 PRESETS = {
     "tiny": Preset(steps=20, seeds=1, batch=16, length=8, d_model=16, num_layers=1),
-    "small": Preset(steps=300, seeds=3, batch=64, length=16, d_model=32, num_layers=2),
+    "small": Preset(steps=300, seeds=1, batch=64, length=16, d_model=32, num_layers=2),
     "large": Preset(steps=1000, seeds=3, batch=256, length=64, d_model=128, num_layers=2),
 }
 
