@@ -10,7 +10,7 @@ weights, the same steps, the same global batch. Workers hide a tenth of the char
 
 import warnings
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 
 import torch
@@ -57,7 +57,7 @@ def make_loader(pitfall: str, data: CharacterData, batch: int, seed: int, rank: 
 
 
 def train(
-    pitfall: str, data: CharacterData, preset: Preset, seed: int, rank: Rank, cast: torch.autocast
+    pitfall: str, seed: int, data: CharacterData, preset: Preset, rank: Rank, cast: torch.autocast
 ) -> tuple[nn.Module, float, *tuple[Tensor, ...]]:
     """Train one model; return it, seconds, and this rank's indices and hidden places by step."""
     torch.manual_seed(seed)  # the same first weights on every rank
@@ -92,10 +92,11 @@ def padded_evaluation(score, test, rank: Rank) -> float:
     return float(hits[0] / hits[1])
 
 
-def run(job: tuple[str, int], data, validation: list, preset: Preset, rank: Rank, cast) -> dict:
-    """Train and evaluate once; return what the ranks saw and what came of it."""
+def run(job: tuple[str, int], learned, validation: list, preset: Preset, rank: Rank) -> dict:
+    """Evaluate what one way has `learned`; return what the ranks saw and what came of it."""
     pitfall, seed = job
-    model, seconds, *seen = train(pitfall, data, preset, seed, rank, cast)
+    # A padded evaluation is another look at the model of the right way.
+    model, seconds, *seen = learned("none" if pitfall == "padded_eval" else pitfall, seed)
     everyone: list = [None] * rank.world_size
     dist.all_gather_object(everyone, seen)
     indices, hidden = (torch.stack(each) for each in zip(*everyone, strict=True))
@@ -129,8 +130,10 @@ def main() -> None:
         corpus = script.load_same_corpus(args)
         data, validation = next_character.character_data(corpus, preset.samples)
         jobs = [(name, args.seed + i) for name in args.pitfall for i in range(preset.seeds)]
-        jobs, cast = script.progress(jobs, rank, "runs"), script.autocast(args, rank.device)
-        runs = [run(job, data, [*validation], preset, rank, cast) for job in jobs]
+        fixed = {"data": data, "preset": preset, "rank": rank}
+        learned = cache(partial(train, **fixed, cast=script.autocast(args, rank.device)))
+        jobs = script.progress(jobs, rank, "runs")
+        runs = [run(job, learned, [*validation], preset, rank) for job in jobs]
         if rank.is_main:
             rows, figures = pitfalls.tabulate(runs), {"pitfalls.png": pitfalls.draw_runs(runs)}
             words = pitfalls.headline(rows)
