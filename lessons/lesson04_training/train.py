@@ -42,7 +42,7 @@ from shared.training.decoding import (
 )
 from shared.training.loop import average_weights, global_batches, mean_loss, mean_over_ranks
 from shared.training.loss import label_smoothed_loss
-from shared.training.recipes import TRANSLATION, Recipe
+from shared.training.recipes import SHORT_TRANSLATION, TRANSLATION, Recipe
 from shared.training.schedules import cosine_schedule, set_learning_rate, warmup_schedule
 from shared.training.scoring import score_table
 from shared.training.translator_files import load_translator, save_translator
@@ -84,7 +84,8 @@ def train(
 
 def run(args: argparse.Namespace, rank: Rank, decode: Decode) -> None:
     """Train, save, translate the test sentences and write down how well."""
-    recipe = choose_preset(args, rank.device, TRANSLATION)
+    presets = TRANSLATION if args.steps else SHORT_TRANSLATION
+    recipe = choose_preset(args, rank.device, presets)
     args.steps, args.max_tokens = args.steps or recipe.steps, args.max_tokens or recipe.max_tokens
     corpus = load_same_corpus(args, recipe.num_train)
     tokenizer = Tokenizer.train((text for pair in corpus.train for text in pair), recipe.vocab_size)

@@ -23,7 +23,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("flags", nargs="*", help="flags for train.py, after --")
     args = parser.parse_args()
-    flags = ["--preset", "small", "--max-tokens", "2000", "--steps", str(STEPS), *args.flags]
+    flags = ["--preset", "small", "--steps", str(STEPS), *args.flags]
     metrics = launch(SCRIPT, nproc=args.ranks, args=flags, timeout=3600)
     bleu, exact = metrics["scores"][0], metrics["scores"][-1]
     seconds = metrics["training_seconds"]
