@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from shared.data.text import load_text
 from shared.ddp.wrapping import ddp_of_fixed_buffers
 from shared.less_communication.states import ErrorFeedback, LowRank, TopK
+from shared.measuring.timing import repetitions
 from shared.measuring.traffic import Call, count_traffic
 from shared.model.config import TransformerConfig
 from shared.model.language_model import LanguageModel
@@ -28,7 +29,10 @@ from shared.training.schedules import set_learning_rate
 RECIPE = Recipe(64, 1, 4, 500, 16, 16, 150, 200_000, peak=3e-3)
 NEAR = 10  # steps over which a loss is averaged
 METHODS = ("all-reduce", "fp16", "top-k 1 %", "one bit", "PowerSGD 2", "local SGD 8", "DiLoCo 8")
+LOSSY = ("fp16", "PowerSGD 2", "one bit", "top-k 1 %", "local SGD, every 1", "local SGD, every 8")
+CURVES = LOSSY[-repetitions(len(LOSSY)) :]
 EVERY = 8
+SEEDS = range(repetitions(5))
 
 
 @dataclass(frozen=True)
@@ -142,7 +146,7 @@ def message_seconds(
     for name, steps in calls.items():
         dist.all_reduce(torch.zeros(2**18))
         taken = []
-        for _ in range(repeats):
+        for _ in range(repetitions(repeats)):
             dist.barrier()
             began = time.perf_counter()
             for call in (call for step in steps for call in step):

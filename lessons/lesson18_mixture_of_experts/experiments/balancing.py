@@ -11,6 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from shared.measuring.timing import repetitions
 from shared.mixture_of_experts.layer import MoELayer
 from shared.mixture_of_experts.models import expert_layers, give_experts, share_out
 from shared.mixture_of_experts.routing import (
@@ -30,6 +31,7 @@ TOPICS = (0.55, 0.25, 0.15, 0.05)  # how often a row is of each: text is not eve
 SWITCH = {"loss 0.01": 0.01, "loss 0.1": 0.1}  # the loss's weight (Fedus et al.), ten times that
 RATE = 0.01  # what a bias moves by in a step
 VARIANTS = ("dense", "nothing", *SWITCH, "bias")
+SEEDS = repetitions(5)
 
 
 @dataclass

@@ -13,6 +13,7 @@ from shared.errors import InputError
 from shared.lora.counting import Tuning
 from shared.lora.layers import LoRALinear, add_lora
 from shared.lora.qlora import QLoRALinear
+from shared.measuring.timing import repetitions
 from shared.model.config import TransformerConfig
 from shared.model.language_model import LanguageModel
 from shared.training.language_recipes import rows
@@ -20,6 +21,7 @@ from shared.training.schedules import cosine_schedule, set_learning_rate
 
 NAMES = ("w_q", "w_k", "w_v", "w_o", "linear1", "linear2")  # all of a layer's matrices
 KINDS = {"lora": LoRALinear, "qlora": QLoRALinear}
+SEEDS = range(repetitions(5))
 Tokens = Int[Tensor, "tokens"]
 
 
