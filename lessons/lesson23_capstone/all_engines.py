@@ -1,5 +1,6 @@
 """Every engine of the course by its name: the one loss curve, and bytes predicted and counted."""
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -170,6 +171,7 @@ def run_all(steps: int, names: list[str] | None = None) -> dict[str, Seen]:
     import_for("deepspeed", "cpu")  # before there is a group, which its defaults would keep
 
     def work(rank: int, own: list[str]) -> list[tuple[list[float], int]]:
+        gc.freeze()  # what the parent made is not looked through again with every engine
         return [look(rank, name, steps) for name in own]
 
     alone = [name for name in chosen if name == "one process"]

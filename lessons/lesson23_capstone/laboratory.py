@@ -1,6 +1,7 @@
 """A plan, run: forked ranks take two steps of it, and what they keep and send is counted."""
 
 import functools
+import gc
 import statistics
 import time
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from shared.capstone.config import ModelTable
 from shared.capstone.keeping import Keeping
 from shared.capstone.tasks import build_model, model_spec
 from shared.data.rows import Text
+from shared.measuring.timing import repetitions
 from shared.measuring.traffic import Traffic, count_traffic
 from shared.parallel3d.engine import Parallel3D
 from shared.parallel3d.mesh import build_mesh, make_groups
@@ -70,6 +72,7 @@ def run_plan(table: ModelTable, plan: Plan) -> Counted:
     """Train two steps by a plan on forked ranks; the second is counted."""
 
     def work(rank: int) -> tuple[int, int]:
+        gc.freeze()  # what the parent made is not looked through
         keeping = Keeping()
         engine, batch = engine_of(table, plan)
         keeping.watch(engine)
@@ -88,12 +91,12 @@ def step_seconds(table: ModelTable, plan: Plan, mbit: float | None, steps: int =
     def work(rank: int) -> float:
         engine, batch = engine_of(table, plan)
         taken = []
-        for _ in range(steps + 1):
+        for _ in range(repetitions(steps + 1)):
             dist.barrier()
             began = time.perf_counter()
             train_step(engine, batch)
             taken.append(time.perf_counter() - began)
-        return statistics.median(taken[1:])
+        return statistics.median(taken[-steps:])  # the first has what later ones find ready
 
     if mbit is None:
         return max(run_ranks(work, plan.num_gpus, timeout=120))

@@ -37,6 +37,7 @@ class Keeping:
 
     def __init__(self) -> None:
         self.most, self.steps = 0, 0
+        self.thaws = not gc.get_freeze_count()  # what others froze before stays so
         gc.collect()
         gc.freeze()
 
@@ -52,7 +53,8 @@ class Keeping:
             self.steps += 1
             if self.steps == 2:
                 engine.average_gradients = average  # ty: ignore[invalid-assignment]
-                gc.unfreeze()
+                if self.thaws:
+                    gc.unfreeze()
 
         engine.average_gradients = counted  # ty: ignore[invalid-assignment]
 
