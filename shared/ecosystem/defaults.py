@@ -2,7 +2,7 @@
 
 from typing import Any
 
-# What transformers 5.24 takes for an argument that nobody gives; a test compares.
+# What transformers 5.24 takes for an argument that nobody gives; the notebook compares.
 DEFAULTS: dict[str, Any] = {
     "per_device_train_batch_size": 8,
     "gradient_accumulation_steps": 1,
