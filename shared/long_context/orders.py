@@ -51,11 +51,3 @@ def positions_of(order: Order, rank: int, length: int) -> Int[Tensor, "part"]:
 def cut_sequence(x: Tensor, order: Order, rank: int, dim: int) -> Tensor:
     """A rank's part of a whole sequence, which lies along `dim`."""
     return x.index_select(dim, positions_of(order, rank, x.shape[dim]).to(x.device))
-
-
-def joined_sequence(parts: Sequence[Tensor], order: Order, dim: int) -> Tensor:
-    """The whole sequence from the parts of all ranks."""
-    length = sum(part.shape[dim] for part in parts)
-    whole = torch.cat(list(parts), dim)
-    places = torch.cat([positions_of(order, rank, length) for rank in range(len(order))])
-    return whole.index_select(dim, places.argsort().to(whole.device))

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lessons.lesson17_long_context.experiments.torch_ring import torch_ring
-from shared.long_context.exchange import all_to_all_attention
 from shared.long_context.models import Way, context_parallel, sum_gradients
 from shared.long_context.orders import Order, balanced_order, cut_sequence, plain_order
 from shared.long_context.ring import ring_attention
@@ -106,18 +105,6 @@ def compared(rank: int, attends: Any, length: int = 48) -> list[tuple[float, flo
         part = mine[1].nbytes
         found.append((gap, forward.bytes_of(op) / part, back.bytes_of(op) / part))
     return found
-
-
-def our_engines() -> list[Any]:
-    """The room's own, in the order of ENGINES."""
-
-    def ring(q: Tensor, k: Tensor, v: Tensor, order: Order) -> Tensor:
-        return ring_attention(q, k, v, None, True, order)
-
-    def exchange(q: Tensor, k: Tensor, v: Tensor, order: Order) -> Tensor:
-        return all_to_all_attention(q, k, v, None, True)
-
-    return [ring, ring, exchange]
 
 
 def beside_torch(rank: int, length: int = 48) -> tuple[float, list[str]]:

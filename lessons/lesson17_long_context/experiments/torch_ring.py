@@ -14,9 +14,6 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.experimental._context_parallel import _attention as ring
-from torch.distributed.tensor.experimental._context_parallel._load_balancer import (
-    _HeadTailLoadBalancer,
-)
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 aten = torch.ops.aten
@@ -58,8 +55,3 @@ def torch_ring(
         group, 2, backward, gradient, "grad_out", q, k, v, out, logsumexp, True
     )
     return out, found[0], found[1], found[2]
-
-
-def head_tail_order(length: int, ranks: int) -> Tensor:
-    """The positions in torch's order, rank after rank."""
-    return _HeadTailLoadBalancer(length, ranks, "cpu")._generate_indices().flatten()
