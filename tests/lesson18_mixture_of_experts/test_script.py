@@ -21,11 +21,7 @@ def test_ranks_share_the_experts_and_not_the_curve(by_ranks):
         (row,) = metrics["table"]
         assert (row["dp"], row["ep"]) == (1, ranks)
         assert metrics["losses"] == pytest.approx(by_ranks[1][1]["losses"], abs=1e-3)
-        assert row["all_to_alls a step"] == (10 if ranks > 1 else 0)
         assert {path.name for path in out.iterdir()} == {"metrics.json", "experts.png"}
-    one, two = (by_ranks[n][1]["table"][0]["parameters a rank"] for n in (1, 2))
-    experts = 2 * 12 * (2 * 32 * 128 + 128 + 32)  # layers, experts, d_model 32, d_ff 128
-    assert one - two == experts // 2
 
 
 @pytest.mark.parametrize(
