@@ -13,7 +13,6 @@ TINY = ("--preset", "tiny")
 @pytest.mark.parametrize(
     ("ranks", "args", "words"),
     [
-        (2, ("--fault", "batches", "--timeout", "4"), "no. 21 waits for rank 1"),
         (3, ("--fault", "none"), "nothing found"),
         pytest.param(3, ("--fault", "mismatch", "--timeout", "4"), "call no. 21: rank 2 and",
                      marks=pytest.mark.full),
