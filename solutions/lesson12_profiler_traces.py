@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.profiler import profile, record_function, schedule
 
 from shared.errors import InputError
+from shared.measuring.trace import file_alone
 from shared.model.config import TransformerConfig
 from shared.ranks.group import current_rank
 
@@ -55,9 +56,8 @@ def profile_training(
     def write(profiler: profile) -> None:
         profiler.export_chrome_trace(str(path))
 
-    # acc_events changes nothing where there is one cycle, but torch 2.11 warns without it.
     waiting, steps = iter(batches), 0
-    with profile(schedule=plan, on_trace_ready=write, acc_events=True) as profiler:
+    with profile(schedule=plan, on_trace_ready=write, **file_alone()) as profiler:
         while True:
             with record_function("data"):
                 batch = next(waiting, _END)

@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from shared.errors import InputError
 from shared.measuring.timing import synchronized_now
-from shared.measuring.trace import quiet_stderr
+from shared.measuring.trace import file_alone, quiet_stderr
 from shared.ranks.group import Rank
 from shared.training.checkpoint_files import cause_of
 from shared.training.engine import Engine
@@ -142,7 +142,7 @@ def tracing(
     activities += [ProfilerActivity.CUDA] if rank.device.type == "cuda" else []
     when = schedule(wait=max(0, before - 1), warmup=min(1, before), active=1, repeat=1)
     file = out / f"trace_rank_{rank.rank}.json"
-    with quiet_stderr(), profile(activities=activities, schedule=when, acc_events=True) as profiler:
+    with quiet_stderr(), profile(activities=activities, schedule=when, **file_alone()) as profiler:
         profiler.on_trace_ready = lambda done: done.export_chrome_trace(str(file))
         yield profiler.step
 

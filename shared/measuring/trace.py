@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import torch
 from matplotlib.axes import Axes
+from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
 from shared.plots import MEANING
@@ -61,13 +62,24 @@ def record_trace(run: Callable[[], Any], device: torch.device | str = "cpu") -> 
         activities.append(ProfilerActivity.CUDA)
     with tempfile.TemporaryDirectory(prefix="trace_") as folder:
         path = Path(folder) / "trace.json"
-        # acc_events changes nothing where there is one cycle, but torch 2.11 warns without it.
-        with quiet_stderr(), profile(activities=activities, acc_events=True) as profiler:
+        with quiet_stderr(), profile(activities=activities, **file_alone()) as profiler:
             run()
             if torch.device(device).type == "cuda":
                 torch.cuda.synchronize()
         profiler.export_chrome_trace(str(path))
         return read_trace(json.loads(path.read_text()))
+
+
+def file_alone() -> dict[str, Any]:
+    """Arguments of a profiler whose trace is written to a file, and that makes no table.
+
+    Without them torch makes a Python object of every event, which takes ten times as long as all
+    the rest. Older versions cannot leave it out; there, acc_events silences a warning of 2.11.
+    """
+    try:
+        return {"experimental_config": _ExperimentalConfig(trace_only=True)}
+    except TypeError:
+        return {"acc_events": True}
 
 
 @contextlib.contextmanager

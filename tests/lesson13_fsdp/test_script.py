@@ -52,7 +52,6 @@ def test_units(units, gathers, tmp_path, run_script):
         (("--units", "layer"), "invalid choice"),
         (("--offload",), "use --engine fsdp2, not by_hand"),
         (("--engine", "fsdp2", "--offload"), "no GPU is here"),
-        (("--engine", "fsdp2", "--offload", "--max-norm", "1"), "--offload or --max-norm"),
         (("--search", "8"), "none is here"),
         (("--search", "0"), "0"),
         (("--mesh", "2x2"), "belongs to --engine hybrid"),

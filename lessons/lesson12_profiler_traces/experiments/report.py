@@ -20,7 +20,7 @@ from shared.errors import InputError
 from shared.measuring.chrome import memory_timeline, merge_ranks, rank_of, read_chrome, step_seconds
 from shared.measuring.memory import peak_memory
 from shared.measuring.peak import peak_of
-from shared.measuring.trace import quiet_stderr
+from shared.measuring.trace import file_alone, quiet_stderr
 from shared.model.config import TransformerConfig
 from shared.plots import save_figure, use_style
 from shared.ranks.group import Rank
@@ -90,7 +90,7 @@ def recorded_memory(rank: Rank, folder: Path, step: Callable[[], Any]) -> float:
         torch.cuda.memory._record_memory_history(enabled=None)
         torch.cuda.reset_peak_memory_stats(rank.device)
         return most
-    with quiet_stderr(), profile(profile_memory=True, acc_events=True) as profiler:
+    with quiet_stderr(), profile(profile_memory=True, **file_alone()) as profiler:
         step()
     path = folder / f"memory_{rank.rank}.json"
     profiler.export_chrome_trace(str(path))

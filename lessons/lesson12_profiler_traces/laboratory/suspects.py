@@ -20,7 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import profile, record_function, schedule
 
 from shared.measuring.chrome import read_chrome, step_spans
-from shared.measuring.trace import quiet_stderr
+from shared.measuring.timing import repetitions
+from shared.measuring.trace import file_alone, quiet_stderr
 from shared.ranks.failures import RankFailed
 from shared.ranks.forked import run_ranks
 
@@ -116,7 +117,7 @@ def train_with_fault(rank: int, name: str) -> Recorded:
 
         with (
             quiet_stderr(),
-            profile(schedule=plan, on_trace_ready=write, acc_events=True) as profiler,
+            profile(schedule=plan, on_trace_ready=write, **file_alone()) as profiler,
         ):
             for number in range(1, 1 + sum(STEPS.values())):
                 began = time.perf_counter()
@@ -147,7 +148,7 @@ def ratios(rounds: int, names: tuple[str, ...] = FAULTS) -> dict[str, float]:
     """
     import torch._dynamo  # noqa: F401
 
-    return run_ranks(_take_turns, 2, rounds, names, timeout=600)[0]
+    return run_ranks(_take_turns, 2, repetitions(rounds), names, timeout=600)[0]
 
 
 def _take_turns(rank: int, rounds: int, names: tuple[str, ...]) -> dict[str, float]:
