@@ -1,4 +1,4 @@
-"""Trace files: read with clear words, merged, remembered; answers beside torch's own tables."""
+"""Trace files: read with clear words, merged, refused."""
 
 import json
 from unittest import mock
@@ -6,8 +6,6 @@ from unittest import mock
 import pytest
 import torch
 import torch._dynamo  # what optimizers import: once here, not in every forked rank
-from torch.nn.parallel import DistributedDataParallel
-from torch.profiler import profile, record_function, schedule
 
 from lessons.lesson12_profiler_traces.experiments.stragglers import lateness
 from lessons.lesson12_profiler_traces.laboratory import made_traces as made
@@ -23,25 +21,11 @@ from shared.measuring.chrome import (
     step_seconds,
     step_spans,
 )
-from shared.measuring.memory import saved_bytes
 from shared.measuring.peak import product_flops
 from shared.measuring.trace import overlap_fraction as overlap_of_messages
-from shared.measuring.trace import quiet_stderr, read_trace
-from shared.ranks.forked import run_ranks
+from shared.measuring.trace import read_trace
 from shared.ranks.group import Rank
-from shared.training.reference_run import (
-    checksum,
-    loss_of,
-    reference_batches,
-    reference_model,
-    reference_optimizer,
-    whole_step,
-)
-from solutions.lesson12_profiler_traces import (
-    data_stall_fraction,
-    overlap_fraction,
-    profile_training,
-)
+from solutions.lesson12_profiler_traces import overlap_fraction
 
 
 def of_rank(rank, pid, base=1_000_000_000):
@@ -56,11 +40,6 @@ def of_rank(rank, pid, base=1_000_000_000):
     moved = [{**event, "pid": event["pid"] and pid} for event in content["traceEvents"]]
     here = {"baseTimeNanoseconds": base, "distributedInfo": {"rank": rank}}
     return {**content, **here, "traceEvents": moved}
-
-
-def whole_loss(model, batch):
-    """The reference run's loss of a whole batch."""
-    return loss_of(model, batch, batch.num_tokens)
 
 
 def test_merged_ranks_are_processes_whose_threads_and_arrows_stay_apart():
@@ -125,72 +104,7 @@ def test_overlap_of_moments_and_of_messages_agree_where_one_message_travels_at_a
     assert overlap_of_messages(read_trace(whole)) == pytest.approx(20 / 60)
 
 
-def test_the_data_stall_is_the_quotient_of_torchs_table(tmp_path):
-    def write(profiler):
-        profiler.export_chrome_trace(str(tmp_path / "trace.json"))
-
-    plan = schedule(wait=0, warmup=1, active=2, repeat=1)
-    with quiet_stderr(), profile(schedule=plan, on_trace_ready=write, acc_events=True) as profiler:
-        for _ in range(3):
-            with record_function("data"):
-                x = torch.ones(300, 300)
-            with record_function("forward"):
-                x @ x
-            profiler.step()
-    table = {row.key: row for row in profiler.key_averages()}
-    want = table["data"].cpu_time_total / table["ProfilerStep*"].cpu_time_total
-    got = data_stall_fraction(read_chrome(tmp_path / "trace.json"))
-    assert got == pytest.approx(want, abs=1e-6)
-
-
-def test_the_reference_run_under_the_profiler_keeps_its_weights_bit_for_bit(tmp_path):
-    models = reference_model(), reference_model()
-    optimizers = [reference_optimizer(list(model.parameters())) for model in models]
-    for optimizer in optimizers:
-        optimizer.param_groups[0]["lr"] = 1e-3
-    batches = reference_batches()[:6]
-    with quiet_stderr():
-        profile_training(models[0], optimizers[0], batches, whole_loss, tmp_path)
-    for batch in batches:
-        whole_step(models[1], optimizers[1], batch)
-    assert checksum(models[0]) == checksum(models[1])
-
-
-def profiled_rank(rank, folder):
-    model = DistributedDataParallel(reference_model())
-    optimizer = reference_optimizer(list(model.parameters()))
-    with quiet_stderr():
-        return profile_training(
-            model, optimizer, reference_batches()[:4], whole_loss, folder, active=2
-        )
-
-
-def test_two_ranks_write_a_trace_each_whose_messages_begin_in_the_backward(tmp_path):
-    traces = [read_chrome(path) for path in run_ranks(profiled_rank, 2, tmp_path)]
-    assert [rank_of(trace) for trace in traces] == [0, 1]
-    assert len({e["pid"] for e in merge_ranks(traces)["traceEvents"]}) == 2
-    for trace in traces:
-        spans = [e for e in trace["traceEvents"] if e["ph"] == "X"]
-        backward = [(e["ts"], e["ts"] + e["dur"]) for e in spans if e["name"] == "backward"]
-        messages = [e["ts"] for e in spans if e["name"] == "gloo:all_reduce"]
-        assert len(messages) >= 2
-        assert all(any(a <= at <= b for a, b in backward) for at in messages)
-
-
-def test_memory_in_use_after_the_forward_is_what_autograd_keeps(tmp_path):
-    model, batch = reference_model(), reference_batches()[0]
-    whole_loss(model, batch)
-    with quiet_stderr(), profile(profile_memory=True, acc_events=True) as profiler:
-        loss = whole_loss(model, batch)
-    profiler.export_chrome_trace(str(tmp_path / "memory.json"))
-    content = json.loads((tmp_path / "memory.json").read_text())
-    timeline = memory_timeline(content)
-    first = next(e["args"] for e in content["traceEvents"] if e["name"] == "[memory]")
-    kept = timeline[-1][1] - first["Total Allocated"] + first["Bytes"]
-    known = (*model.parameters(), *(x for x in vars(batch).values() if torch.is_tensor(x)))
-    counted = saved_bytes(lambda: whole_loss(model, batch), ignore=known)
-    assert loss.requires_grad
-    assert 0 <= kept - counted <= 1024  # the loss and other single numbers
+def test_a_trace_without_memory_is_refused():
     with pytest.raises(InputError, match="profile_memory"):
         memory_timeline(made.planted_stall())
 
