@@ -10,10 +10,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from lessons.lesson14_tensor_parallel.experiments.counting import (
-    kept_bytes,
     layer_traffic,
     replica_traffic,
-    sequence_traffic,
 )
 from lessons.lesson14_tensor_parallel.experiments.races import column_backward
 from shared.errors import InputError
@@ -24,7 +22,6 @@ from shared.model.modern import ModernConfig, ModernModel
 from shared.ranks.forked import RankFailed, run_ranks
 from shared.tensor_parallel.blocks import parallel_block, sequence_parallel_block
 from shared.tensor_parallel.conjugates import gather_sequence, scatter_sum
-from shared.tensor_parallel.engine import reference_engine
 from shared.tensor_parallel.models import (
     cut_vocabulary,
     make_mesh,
@@ -34,14 +31,11 @@ from shared.tensor_parallel.models import (
 )
 from shared.tensor_parallel.torch_twin import torch_parallel_block, whole_gradients
 from shared.tensor_parallel.vocabulary import vocab_parallel_cross_entropy
-from shared.training.engine import reference_curve
-from shared.training.reference_run import compare_with_record
 from solutions.alternatives.lesson14_tensor_parallel import ALTERNATIVES
 
 CONFIG = TransformerConfig(
     vocab_size=60, d_model=48, num_heads=12, num_layers=2, d_ff=96, dropout=0.0, max_len=24
 )
-ROUNDING = 5e-6  # as for the other engines: another order of additions
 
 
 def torch_plan(block, mesh):
@@ -58,9 +52,6 @@ def part_of(whole, like, rank, ranks):
 @pytest.mark.parametrize(
     ("kind", "norm", "ranks"),
     [
-        (EncoderLayer, "pre", 2),
-        (EncoderLayer, "pre", 3),
-        (EncoderLayer, "pre", 4),
         (EncoderLayer, "post", 2),
         (DecoderLayer, "pre", 2),
         (DecoderLayer, "post", 3),
@@ -108,9 +99,8 @@ def test_a_layer_is_the_whole_one_forward_and_every_gradient(kind, norm, ranks):
         assert max(seen) < 1e-13, cut.__name__
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_messages_and_bytes_of_a_layer_are_the_formulas(ranks):
-    batch, length, width = 2, 12, 48
+def test_messages_and_bytes_of_a_layer_are_the_formulas():
+    ranks, batch, length, width = 3, 2, 12, 48  # the notebook has 2 and 4 as well
     number = 8 * batch * length * width * (ranks - 1) // ranks
     twice = ["all_reduce"] * 2
     seen = run_ranks(layer_traffic, ranks, parallel_block, batch, length, width)
@@ -122,13 +112,6 @@ def test_messages_and_bytes_of_a_layer_are_the_formulas(ranks):
     assert (forward, backward) == (twice, ["all_reduce"] * 4)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_sequence_parallelism_sends_10_in_place_of_8(ranks):
-    ops, sent = run_ranks(sequence_traffic, ranks, 2, 12, 48)[0]
-    assert (ops.count("all_gather"), ops.count("reduce_scatter"), len(ops)) == (6, 4, 10)
-    assert sent == 4 * 10 * 2 * 12 * 48 * (ranks - 1) // ranks
-
-
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_backward_that_overlaps_has_the_same_gradients(overlap):
     for took, x_gradient, w_gradient in run_ranks(column_backward, 2, 24, 16, overlap, 1):
@@ -138,24 +121,6 @@ def test_a_backward_that_overlaps_has_the_same_gradients(overlap):
         assert took > 0
         torch.testing.assert_close(x_gradient, (upstream @ weights).sum(0))
         assert any(torch.allclose(w_gradient, g.T @ x, atol=1e-5) for g in upstream)
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_kept_bytes_of_a_layer_with_and_without_sequence_parallel(ranks):
-    token, square = 48 * 2 * 64, 4 * 48 * 48 * 2  # s b h, and a s^2 b
-    cut = int(token * (12.125 + 16 / ranks) + 6 * square / ranks)
-    parts = int((token * 28.125 + 6 * square) / ranks)
-    assert run_ranks(kept_bytes, ranks, parallel_block) == [cut] * ranks
-    assert run_ranks(kept_bytes, ranks, sequence_parallel_block, 48, True) == [parts] * ranks
-
-
-@pytest.mark.parametrize(("ranks", "sequence_parallel"), [(4, False), (2, True)])
-def test_the_curve_is_lesson_04s(ranks, sequence_parallel):
-    def losses(rank):
-        return reference_curve(reference_engine(sequence_parallel)).losses
-
-    for curve in run_ranks(losses, ranks, timeout=250):
-        assert compare_with_record(curve) <= ROUNDING
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,12 @@
 """Pipelines by hand: schedules against their formulas, training against the whole model."""
 
 import itertools
-import random
-from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from lessons.lesson15_pipeline_parallel.experiments.counting import simulate
-from lessons.lesson15_pipeline_parallel.experiments.runs import curve
 from shared.errors import InputError
 from shared.measuring.traffic import count_traffic
 from shared.model.config import TransformerConfig
@@ -23,12 +20,10 @@ from shared.pipeline.schedules import (
     interleaved_schedule,
     one_f_one_b_schedule,
     peak_in_flight,
-    prerequisites,
     timetable,
 )
 from shared.pipeline.stages import parts_of, split_stages
 from shared.ranks.forked import run_ranks
-from shared.training import reference_run
 
 SIZES = list(itertools.product((1, 2, 3, 4), range(1, 9)))
 
@@ -52,15 +47,6 @@ def test_the_simulated_step_is_the_table_and_a_message_is_waited_for():
     assert simulate(one_f_one_b_schedule(2, 1), backward=2, message=0.5)[0] == 1 + 0.5 + 3 + 0.5 + 2
     assert simulate(one_f_one_b_schedule(4, 8), message=0.5)[0] == 30
     assert simulate(gpipe_schedule(4, 8), message=0.5)[0] == 25
-
-
-def test_every_piece_of_work_is_there_once_and_after_what_it_needs():
-    for table, p, m, v in every_table():
-        slots = {c: at for row in table for at, c in enumerate(row) if c is not None}
-        assert len(slots) == 2 * m * p * v == sum(c is not None for row in table for c in row)
-        assert all(c.stage % p == rank for rank, row in enumerate(table) for c in row if c)
-        for cell, at in slots.items():
-            assert all(slots[each] < at for each in prerequisites(cell, p * v)), (p, m, v, cell)
 
 
 def test_idle_slots_are_the_formulas_bubble():
@@ -94,23 +80,6 @@ def test_an_order_that_cannot_be_done_is_called_a_deadlock():
 def test_sizes_that_are_none_are_refused(make, sizes, says):
     with pytest.raises(InputError, match=says):
         make(*sizes)
-
-
-def test_the_cut_is_the_best_of_all():
-    draw = random.Random(0)
-    for count in range(1, 8):
-        for stages in range(1, count + 1):
-            costs = [draw.choice((0, 1, 2, 5, 9)) for _ in range(count)]
-            cuts = split_stages(costs, stages)
-            assert [i for cut in cuts for i in cut] == list(range(count))
-            assert len(cuts) == stages
-            assert all(cuts)
-            inner = itertools.combinations(range(1, count), stages - 1)
-            best = min(
-                max(sum(costs[a:b]) for a, b in itertools.pairwise((0, *ends, count)))
-                for ends in inner
-            )
-            assert max(sum(costs[i] for i in cut) for cut in cuts) == best
 
 
 def test_more_stages_than_parts_and_costs_below_nothing_are_refused():
@@ -202,21 +171,6 @@ def test_gradients_are_those_of_the_whole_model(kind, p, m):
         assert seen.keys() == wanted.keys()
         for name, grad in wanted.items():
             torch.testing.assert_close(seen[name], grad, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("schedule", "p", "stages", "m"),
-    [
-        (gpipe_schedule, 1, 1, 4),
-        (gpipe_schedule, 2, 2, 4),
-        (one_f_one_b_schedule, 2, 2, 4),
-        (one_f_one_b_schedule, 4, 4, 8),
-        (partial(interleaved_schedule, num_chunks=2), 2, 4, 4),
-    ],
-)
-def test_the_curve_is_the_one_loss_curve(schedule, p, stages, m):
-    for losses in run_ranks(curve, p, schedule, stages, m, reference_run.NUM_STEPS, timeout=200):
-        assert reference_run.compare_with_record(losses) <= 5e-6
 
 
 def wrong_cuts(rank: int) -> list[str]:

@@ -1,7 +1,6 @@
-"""The 3D engine against one process: the curve, clipping, every ZeRO stage, and bad input."""
+"""The 3D engine against one process: clipping, every ZeRO stage, and bad input."""
 
 import copy
-import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,11 +13,8 @@ import torch.nn.functional as F
 from lessons.lesson16_parallelism_3d.experiments.wrong_norms import (
     clip_all_squares,
     clip_by_own_norm,
-    clip_copies_often,
-    clip_tied_often,
     clipped_otherwise,
     clipped_runs,
-    first_norms,
 )
 from shared.data.rows import Text, own_rows
 from shared.errors import InputError
@@ -28,39 +24,17 @@ from shared.model.language_model import LanguageModel
 from shared.parallel3d.cutting import cut_stages
 from shared.parallel3d.engine import Parallel3D
 from shared.parallel3d.mesh import AXES, build_mesh, make_groups
-from shared.parallel3d.norm import clip_gradients, gradient_norm
+from shared.parallel3d.norm import clip_gradients
 from shared.ranks.forked import run_ranks
-from shared.sharding.zero_reference import SETTINGS
-from shared.training.engine import Curve, DataParallelEngine, reference_curve, train_step
+from shared.training.engine import train_step
 from shared.training.reference_run import (
-    compare_with_record,
     reference_model,
-    reference_optimizer,
 )
 
-ROUNDING = 5e-6  # as for the other engines: another order of additions
 LIMIT = 0.5  # below the norms of the first steps, which are 2 to 6
 
 
 # The mesh
-
-
-@pytest.mark.parametrize("order", list(itertools.permutations(AXES)))
-def test_groups_are_the_lines_of_a_box_of_ranks(order):
-    for dp, tp, pp in itertools.product((1, 2, 3), (1, 2, 4), (1, 2)):
-        sizes = {"dp": dp, "tp": tp, "pp": pp}
-        box = torch.arange(dp * tp * pp).view([sizes[axis] for axis in order])
-        found = build_mesh(dp, tp, pp, order=order)
-        for axis in AXES:
-            lines = box.movedim(order.index(axis), -1).reshape(-1, sizes[axis]).tolist()
-            assert found[axis] == sorted(lines), (axis, order, sizes)
-
-
-def test_sixteen_ranks_of_the_lesson():
-    mesh = build_mesh(dp=2, tp=2, pp=4, world_size=16)
-    assert mesh["tp"][:2] == [[0, 1], [2, 3]]
-    assert mesh["dp"][:2] == [[0, 2], [1, 3]]
-    assert mesh["pp"] == [[0, 4, 8, 12], [1, 5, 9, 13], [2, 6, 10, 14], [3, 7, 11, 15]]
 
 
 @pytest.mark.parametrize(
@@ -76,37 +50,6 @@ def test_sixteen_ranks_of_the_lesson():
 def test_meshes_that_are_none_are_refused(args, says):
     with pytest.raises(InputError, match=says):
         build_mesh(*args)
-
-
-# Eight ranks: lesson 04's curve
-
-
-def reference_losses(mesh, steps: int, max_norm: float | None, **options: Any) -> Curve:
-    engine = Parallel3D(reference_model(), mesh, torch.optim.AdamW, **options, **SETTINGS)
-    return reference_curve(engine, range(steps), max_norm)
-
-
-def eight(rank: int) -> dict[str, Any]:
-    mesh = make_groups(build_mesh(2, 2, 2, dist.get_world_size()))
-    more = {"zero": 3, "checkpoint": True, "sequence_parallel": True}
-    return {
-        "plain": reference_losses(mesh, 50, None, num_micro_batches=2).losses,
-        "clipped": reference_losses(mesh, 4, LIMIT, num_micro_batches=2),
-        "everything": reference_losses(mesh, 4, LIMIT, num_micro_batches=2, **more),
-    }
-
-
-def test_two_by_two_by_two_has_lesson_04s_curve_and_with_clipping_the_twins():
-    model = reference_model()
-    engine = DataParallelEngine(model, reference_optimizer(list(model.parameters())))
-    losses, norms = reference_curve(engine, range(4), LIMIT)
-    assert min(norms) > LIMIT
-    ranks = run_ranks(eight, 8, timeout=200)
-    assert all(rank == ranks[0] for rank in ranks)  # to the last bit
-    assert compare_with_record(ranks[0]["plain"]) <= ROUNDING
-    for kind in ("clipped", "everything"):
-        assert ranks[0][kind].losses == pytest.approx(losses, abs=ROUNDING)
-        assert ranks[0][kind].norms == pytest.approx(norms, rel=1e-6)
 
 
 # Four ranks: a language model under many plans, in float64
@@ -295,50 +238,7 @@ def test_messages_between_replicas_by_stage():
     ]
 
 
-# The norm by itself
-
-
-def norms_by_hand(rank: int) -> dict[str, float]:
-    """The functions of exercise 16.2 on this rank's parameters of tp 2 and of pp 2."""
-    found = {}
-    for name, sizes in {"tp": (1, 2, 1), "pp": (1, 1, 2)}.items():
-        mesh = make_groups(build_mesh(*sizes, 2))
-        torch.manual_seed(0)
-        engine = Parallel3D(Plan(sizes, {}).model(), mesh, torch.optim.AdamW, num_micro_batches=2)
-        engine.forward_backward(rows(0))
-        given = list(engine.pipeline.parameters())
-        group = {name: getattr(mesh, name).group}
-        with count_traffic() as traffic:
-            found[name] = gradient_norm(iter(given), **group).item()
-        assert [(c.op, c.num_bytes) for c in traffic.calls] == [("all_reduce", 4)]
-        found[f"{name} clipped"] = clip_gradients(iter(given), 0.1, **group).item()
-        found[f"{name} then"] = gradient_norm(given, **group).item()
-    return found
-
-
-def test_the_norm_over_tp_and_over_pp_is_torchs_on_the_whole_model():
-    torch.manual_seed(0)
-    model = Plan((1, 1, 1), {}).model()
-    batch = rows(0)
-    F.cross_entropy(model(batch.tokens).flatten(0, 1), batch.targets.flatten()).backward()
-    whole = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]).item()
-    for found in run_ranks(norms_by_hand, 2):
-        for axis in ("tp", "pp"):
-            assert found[axis] == pytest.approx(whole, rel=1e-6)
-            assert found[f"{axis} clipped"] == found[axis]
-            assert found[f"{axis} then"] == pytest.approx(0.1, rel=1e-5)
-
-
-def test_of_all_squares_the_tied_weight_is_most_of_the_excess():
-    clips = [clip_gradients, clip_all_squares, clip_copies_often, clip_tied_often]
-    for right, everything, copies, tied in run_ranks(
-        first_norms, 4, build_mesh(1, 2, 2), range(5), clips, timeout=200
-    )[0]:
-        assert 1.16 < everything / right < 1.21
-        assert 1.01 < copies / right < 1.03
-        assert 1.15 < tied / right < 1.20
-        excess = [x**2 / right**2 - 1 for x in (copies, tied, everything)]
-        assert excess[0] + excess[1] == pytest.approx(excess[2], rel=1e-3)
+# Wrong clipping
 
 
 def test_wrong_clipping_moves_the_loss_and_by_own_norms_takes_copies_apart():
@@ -363,27 +263,6 @@ def test_adam_hides_most_of_a_wrong_factor_and_sgd_does_not():
             differences.append(max(abs(a - b) for a, b in zip(right, wrong, strict=True)))
         assert 0.001 < differences[0] < 0.003
         assert 0.15 < differences[1] < 0.25
-
-
-def test_the_norm_of_one_process_is_in_float32_and_needs_no_groups():
-    parameters = [torch.nn.Parameter(torch.ones(1000, dtype=torch.bfloat16)) for _ in range(3)]
-    assert gradient_norm(parameters) == 0
-    for parameter in parameters[:2]:
-        parameter.grad = torch.full_like(parameter, 0.1)
-    twins = copy.deepcopy(parameters)
-    for parameter, twin in zip(parameters[:2], twins, strict=False):
-        twin.grad = parameter.grad.clone()
-    norm = gradient_norm(parameters)
-    assert norm.dtype == torch.float32
-    value = torch.tensor(0.1, dtype=torch.bfloat16).item()
-    assert norm.item() == pytest.approx(value * 2000**0.5, rel=1e-6)
-    clip_gradients(parameters, 1.0)
-    torch.nn.utils.clip_grad_norm_(twins, 1.0)
-    for parameter, twin in zip(parameters[:2], twins, strict=False):
-        torch.testing.assert_close(parameter.grad, twin.grad, rtol=1e-2, atol=0)
-    assert parameters[2].grad is None
-    with pytest.raises(InputError, match="max_norm must be 0 or more, got -1"):
-        clip_gradients(parameters, -1)
 
 
 # The cut into stages, and bad input
