@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shared.ddp.averaging import average_flat
+from shared.measuring.timing import repetitions
 from shared.model.single_layer import make_block
 from shared.tensor_parallel.blocks import parallel_block, sequence_parallel_block
 from shared.tensor_parallel.models import make_mesh, sum_partial_gradients
@@ -123,7 +124,7 @@ def column_backward(
     weight = torch.randn(2, 2 * width, width)[rank].requires_grad_()
     x.requires_grad_()
     seconds = []
-    for _ in range(steps):
+    for _ in range(repetitions(steps)):
         x.grad = weight.grad = None
         y = _Column.apply(x, weight, overlap)
         dist.barrier()
