@@ -88,9 +88,11 @@ _WARM = contextlib.ExitStack()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Where tests run on several processes, torchrun's programs start from a warm interpreter."""
+    """Where tests run on several processes, ranks and kernels start from a warm interpreter."""
     if sys.platform == "linux" and getattr(config.option, "numprocesses", None):
         folder = _WARM.enter_context(tempfile.TemporaryDirectory(prefix="warm_"))
+        paths = filter(None, [folder, os.environ.get("JUPYTER_PATH")])
+        os.environ["JUPYTER_PATH"] = os.pathsep.join(paths)
         os.environ["PYTHON_EXEC"] = str(_WARM.enter_context(interpreter(Path(folder))))
 
 

@@ -1,5 +1,6 @@
-"""The warm interpreter that the tests give torchrun does what a cold one does."""
+"""The warm interpreter that the tests give torchrun and Jupyter does what a cold one does."""
 
+import ast
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from jupyter_client.manager import start_new_kernel
 
 from tests.warm.server import interpreter
 
@@ -29,7 +31,11 @@ else:
 
 @pytest.fixture(scope="module")
 def warm(tmp_path_factory):
-    with interpreter(tmp_path_factory.mktemp("warm")) as program:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        interpreter(tmp_path_factory.mktemp("warm")) as program,
+    ):
+        patch.setenv("OMP_NUM_THREADS", "1")  # as the server has it, whoever runs this
         until = time.monotonic() + 120
         while not (program.parent / "socket").exists() and time.monotonic() < until:
             time.sleep(0.1)
@@ -84,6 +90,10 @@ def test_a_signal_reaches_the_script_and_nothing_is_left(warm, script, number):
         assert pid != process.pid  # a fork of the server, not the program that was started
         os.killpg(process.pid, number)
         assert process.wait(timeout=20) == -number
+    expect_gone(pid)
+
+
+def expect_gone(pid):
     until = time.monotonic() + 20
     while Path(f"/proc/{pid}").exists() and time.monotonic() < until:
         time.sleep(0.05)
@@ -104,3 +114,63 @@ def test_what_a_fork_could_not_have_gets_a_cold_interpreter(
     assert run(warm, "script.py", "print('torch' in sys.modules)", cwd=tmp_path)[1] == "True\n"
     environment = os.environ | environment
     assert run(warm, *arguments, cwd=tmp_path, env=environment) == (0, "False\n", "")
+
+
+def seen(client, expression, code=""):
+    """What a kernel's expression is after this cell."""
+    wanted = {"user_expressions": {"it": expression}, "output_hook": str}
+    content = client.execute_interactive(code, timeout=60, **wanted)["content"]
+    assert content["status"] == "ok", content
+    return ast.literal_eval(content["user_expressions"]["it"]["data"]["text/plain"])
+
+
+STATE = """
+import os, sys
+modules = {name for name in ("torch", "shared", "matplotlib.pyplot") if name in sys.modules}
+"""
+RANKS = """
+from shared.ranks.forked import run_ranks
+ranks = run_ranks(lambda rank: 10 * rank, 2)
+"""
+
+
+@pytest.fixture
+def kernel(warm, tmp_path, monkeypatch):
+    """A kernel's manager and client; started as nbclient and nbval start it."""
+    monkeypatch.setenv("JUPYTER_PATH", str(warm.parent))
+    manager, client = start_new_kernel(cwd=str(tmp_path), env=os.environ | {"WORD": "x"})
+    yield manager, client
+    client.stop_channels()
+    manager.shutdown_kernel(now=True)
+
+
+def test_a_kernel_is_warm_runs_cells_and_ranks_and_is_interrupted(kernel, tmp_path):
+    manager, client = kernel
+    assert seen(client, "modules", STATE) == {"torch", "matplotlib.pyplot"}
+    assert seen(client, "os.getcwd(), os.environ['WORD']") == (str(tmp_path), "x")
+    assert "backend_inline" in seen(client, "plt.get_backend()", "import matplotlib.pyplot as plt")
+    assert seen(client, "ranks", RANKS) == [0, 10]
+    client.execute("print(1, flush=True)\nimport time\ntime.sleep(60)")
+    while client.get_iopub_msg(timeout=60)["msg_type"] != "stream":
+        pass
+    manager.interrupt_kernel()
+    assert client.get_shell_msg(timeout=20)["content"]["ename"] == "KeyboardInterrupt"
+    pid = seen(client, "os.getpid()")
+    assert pid != manager.provisioner.pid
+    manager.shutdown_kernel(now=True)
+    expect_gone(pid)
+
+
+def test_a_kernel_ends_with_whoever_started_it(warm):
+    code = """
+from jupyter_client.manager import start_new_kernel
+_, client = start_new_kernel()
+code = {"user_expressions": {"it": "__import__('os').getpid()"}, "timeout": 60}
+it = client.execute_interactive("", **code)["content"]["user_expressions"]["it"]
+print(it["data"]["text/plain"], flush=True)
+__import__("os")._exit(0)
+"""
+    environment = os.environ | {"JUPYTER_PATH": str(warm.parent)}
+    status, out, err = run(sys.executable, "-c", code, env=environment)
+    assert status == 0, err
+    expect_gone(int(out))

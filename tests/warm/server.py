@@ -1,11 +1,12 @@
-"""A warm interpreter for the tests: ranks are forked from one that has imported torch already.
+"""A warm interpreter for the tests: ranks and kernels are forked from one that has imported torch.
 
 An interpreter that imports torch, what an optimizer's first step imports, and matplotlib uses five
 seconds of a processor before it does anything, and the tests start hundreds. torchrun takes another
-interpreter from PYTHON_EXEC (docs.pytorch.org/docs/stable/elastic/run.html): `interpreter` makes
-one that asks this server to fork, hands over its arguments, folder, environment and streams, passes
-signals on, and ends as the fork ends. Nothing of the course is imported before the fork, and what
-differs from its very start (namespaces, limits, threads, options) gets a cold interpreter.
+interpreter from PYTHON_EXEC (docs.pytorch.org/docs/stable/elastic/run.html), Jupyter from the first
+kernelspec on JUPYTER_PATH: `interpreter` makes one that asks this server to fork, hands over its
+arguments, folder, environment and streams, passes signals on, and ends as the fork ends. Nothing of
+the course is imported before the fork, and what differs from its very start (namespaces, limits,
+threads, options) gets a cold interpreter.
 """
 
 import array
@@ -26,19 +27,27 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 NUM_STREAMS = 3
+KERNEL = ["-m", "ipykernel_launcher"]
 
 
 @contextlib.contextmanager
 def interpreter(folder: Path, *, lazily: bool = False) -> Iterator[Path]:
     """Make a program in `folder` that stands for this interpreter; warm until the block ends.
 
-    `lazily` leaves to the program what torch imports with the first optimizer, and with it when.
+    Beside it lies the kernelspec "python3" that starts it, for JUPYTER_PATH. `lazily` leaves to the
+    program what torch imports with the first optimizer, and with it when.
     """
     address, program = folder / "socket", folder / "python"
     words = [sys.executable, "-I", "-S", HERE / "client.py", address, sys.executable]
     program.write_text("#!/bin/sh\nexec " + " ".join(f"'{word}'" for word in words) + ' "$@"\n')
     program.chmod(0o755)
+    argv = [str(program), *KERNEL, "-f", "{connection_file}"]
+    spec = {"argv": argv, "display_name": "Python 3 (warm)", "language": "python"}
+    (folder / "kernels" / "python3").mkdir(parents=True)
+    (folder / "kernels" / "python3" / "kernel.json").write_text(json.dumps(spec))
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    for name in ("PYTHONPATH", "MPLBACKEND"):  # a fork's own hold
+        environment.pop(name, None)
     command = [sys.executable, __file__, str(address), *["lazily"] * lazily]
     with subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL) as server:
         try:
@@ -77,7 +86,7 @@ def serve(address: str) -> dict | None:
                 case socket.socket() as connection, None:
                     if not (said := connection.recv(1)):  # the client was killed
                         selector.unregister(connection)
-                    os.kill(pids[connection], said[0] if said else signal.SIGKILL)
+                    _signal(pids[connection], said[0] if said else signal.SIGKILL)
                 case int() as pidfd, connection:
                     _, status = os.waitpid(pids.pop(connection), 0)
                     selector.unregister(pidfd)
@@ -105,6 +114,14 @@ def _receive(connection: socket.socket) -> dict:
         return {}
 
 
+def _signal(pid: int, number: int) -> None:
+    """Send a signal to a fork and what it has forked: Jupyter means a kernel's ranks as well."""
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:  # it does not lead its group yet
+        os.kill(pid, number)
+
+
 def _close_all(selector: selectors.BaseSelector) -> None:
     """Close what a fork has of the server's."""
     for key in list(selector.get_map().values()):
@@ -129,6 +146,13 @@ def become(request: dict) -> None:
     sys.executable = request["executable"]
     unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
     sys.stdout.reconfigure(line_buffering=os.isatty(1), write_through=unbuffered)
+    if request["arguments"][:2] == KERNEL:
+        os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
+        # Which would have been read from the environment; a kernel ends with its parent.
+        request["arguments"].append(f"--IPKernelApp.parent_handle={os.getppid()}")
+    sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    if backend := os.environ.get("MPLBACKEND"):
+        matplotlib.rcParams["backend"] = backend
 
 
 def die_of(interrupted: list[int]) -> None:
@@ -144,7 +168,8 @@ if __name__ == "__main__":
     from client import surroundings
 
     sys.path.pop(0)
-    import matplotlib.pyplot  # noqa: F401
+    import ipykernel.kernelapp  # noqa: F401
+    import matplotlib.pyplot
     import torch.distributed.run
     import torch.nn.parallel
     import torch.profiler
@@ -164,7 +189,7 @@ if __name__ == "__main__":
         try:
             if words[0] == "-m":
                 sys.argv = words[1:]
-                del sys.modules[words[1]]  # which it is to be again, as __main__
+                sys.modules.pop(words[1], None)  # which it is to be again, as __main__
                 sys.path.insert(0, os.getcwd())
                 runpy.run_module(words[1], run_name="__main__", alter_sys=True)
             else:
