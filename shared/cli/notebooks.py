@@ -18,10 +18,9 @@ from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
 from shared.cli.command import ROOT, UsageError, all_lessons, find_lesson
-from shared.exercises.answers import EXERCISE
+from shared.exercises.answers import CHECK, EXERCISE
 from shared.exercises.lessons import load_checks
 
-CHECK = re.compile(r"^check\(\s*['\"]([0-9]{2}\.[0-9]+[a-z]?)['\"]", re.MULTILINE)
 CELL_ID = re.compile(r"^c-[0-9a-f]{8}(-\d+)?$")
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 

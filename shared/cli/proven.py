@@ -3,6 +3,7 @@
 python -m pytest -p shared.cli.proven [--short] [--cases FILE=06,10] ...
 """
 
+import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -10,6 +11,8 @@ from itertools import chain
 from typing import Any
 
 import pytest
+
+from shared.exercises.answers import CHECK
 
 # What tests put on record by `record_property`: how many known answers were tried, or were not.
 EXERCISES = "exercises whose reference is right"
@@ -26,6 +29,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--short", action="store_true", help="leave out tests that are marked full")
     others = "leave out a file's cases of other lessons, by their ids"
     parser.addoption("--cases", action="append", default=[], metavar="FILE=06,10", help=others)
+
+
+def exercise_checked(item: Any) -> str:
+    """The exercise whose reference this test puts before its checks; "" if it is no such cell."""
+    found = CHECK.search(item.cell.source) if hasattr(item, "cell") else None
+    solved = os.environ.get("TORCH_HANDLE_IMPLEMENTATION") == "solution"
+    return found[1] if found and solved else ""
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Put on record what a notebook's cell proves where it passes."""
+    if exercise_checked(item):
+        item.user_properties.append((EXERCISES, 1))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -17,6 +17,7 @@ from types import CodeType, ModuleType
 from shared.errors import InputError
 
 EXERCISE = re.compile(r"^@exercise\(\s*['\"]([0-9]{2}\.[0-9]+[a-z]?)['\"]\s*\)", re.MULTILINE)
+CHECK = re.compile(r"^check\(\s*['\"]([0-9]{2}\.[0-9]+[a-z]?)['\"]", re.MULTILINE)
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ import nbformat
 import pytest
 from nbformat import NotebookNode
 
-from shared.cli.notebooks import CHECK, execute, normalise
+from shared.cli.notebooks import execute, normalise
 from shared.exercises import notebook as exercises
-from shared.exercises.answers import new_module, read_cells, run_cell
+from shared.exercises.answers import CHECK, new_module, read_cells, run_cell
 from shared.exercises.lessons import ROOT, load_checks, solution_module
 
 PATHS = sorted((ROOT / "lessons").glob("*/lesson.ipynb"))

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -106,6 +107,18 @@ def test_what_a_failed_test_has_tried_is_not_proven():
     counted = proven.count_properties(reports)
     assert (counted[MISTAKES], counted[STYLES]) == (7, 2)
     assert proven.proven([], proven.count_properties([])) == "Proven: nothing."
+
+
+@pytest.mark.parametrize(("mode", "proven_right"), [("solution", 1), ("", 0)])
+def test_a_check_cell_that_passes_is_a_reference_that_is_right(mode, proven_right, monkeypatch):
+    monkeypatch.setenv("TORCH_HANDLE_IMPLEMENTATION", mode)
+    reports = []
+    for good, source in ((True, 'check("01.1", f)'), (True, "f(3)"), (False, "check('01.2b', F)")):
+        item = SimpleNamespace(cell=SimpleNamespace(source=source), user_properties=[])
+        proven.pytest_itemcollected(item)
+        reports.append(Report("lessons/a/lesson.ipynb::Cell", good, **dict(item.user_properties)))
+    assert proven.count_properties(reports)[EXERCISES] == proven_right
+    assert proven.exercise_checked(item) == ("01.2b" if mode else "")
 
 
 def test_known_answers_alone_may_be_left_out():
