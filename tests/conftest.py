@@ -6,11 +6,13 @@ import runpy
 import sys
 import tempfile
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from tests.threads import expect_no_gloo, telling, told_in
 from tests.warm.server import interpreter
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # for what tests launch as well: they have up to six ranks
@@ -55,30 +57,30 @@ def run_script(capfd, monkeypatch):
 
 @pytest.fixture
 def threads(tmp_path, monkeypatch):
-    """A function that says what was told: who -> names of its threads at its end."""
-    (tmp_path / "threads").mkdir()
-    monkeypatch.setenv("THREADS", str(tmp_path / "threads"))
-
-    def told() -> dict[str, set[str]]:
-        files = (tmp_path / "threads").iterdir()
-        found = {file.name: set(file.read_text().split()) for file in files}
-        for file in (tmp_path / "threads").iterdir():
-            file.unlink()
-        return found
-
-    return told
+    """A function that says what programs have told of their threads, see told_in()."""
+    folder = tmp_path / "threads"
+    folder.mkdir()
+    monkeypatch.setenv("THREADS", str(folder))
+    return partial(told_in, folder)
 
 
 @pytest.fixture(scope="session")
 def launch_on(tmp_path_factory):
-    """Run a script under torchrun once on each number of ranks: number -> (folder, metrics)."""
+    """Run a script under torchrun once on each number of ranks: number -> (folder, metrics).
+
+    No rank may end with a thread of gloo: what is started for its results is counted as well.
+    """
     from shared.ranks.launching import launch
 
     def launched(script: Path, counts: tuple[int, ...], *args: str) -> dict[int, tuple[Path, dict]]:
         runs = {}
         for ranks in counts:
-            out = tmp_path_factory.mktemp(f"ranks_{ranks}")
-            runs[ranks] = out, launch(script, nproc=ranks, args=[*args, "--out", str(out)])
+            out, told = (tmp_path_factory.mktemp(name) for name in (f"ranks_{ranks}", "threads"))
+            program = telling(script, tmp_path_factory.mktemp("program"))
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("THREADS", str(told))
+                runs[ranks] = out, launch(program, nproc=ranks, args=[*args, "--out", str(out)])
+            expect_no_gloo(told_in(told), *map(str, range(ranks)))
         return runs
 
     return launched

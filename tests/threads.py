@@ -36,9 +36,17 @@ runpy.run_path(script, run_name="__main__")
 
 def telling(script: Path, folder: Path) -> Path:
     """Write a program into `folder` that runs this script and tells its threads; return it."""
-    program = folder / "telling.py"
+    program = folder / script.name  # which errors name
     program.write_text(TELLS + RUNS.format(script=str(script)))
     return program
+
+
+def told_in(folder: Path) -> dict[str, set[str]]:
+    """What was told in this folder since the last call: who -> names of its threads at its end."""
+    found = {file.name: set(file.read_text().split()) for file in folder.iterdir()}
+    for name in found:
+        (folder / name).unlink()
+    return found
 
 
 def expect_no_gloo(told: dict[str, set[str]], *who: str) -> None:

