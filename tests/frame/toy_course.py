@@ -148,7 +148,7 @@ class ToyCourse:
     def run(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run `python COMMAND` at the toy's root, with only these course variables set."""
         return subprocess.run(
-            [sys.executable, *command],
+            [os.environ.get("PYTHON_EXEC", sys.executable), *command],
             cwd=self.root,
             env=self.environment(**environment),
             capture_output=True,
