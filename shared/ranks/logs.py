@@ -17,22 +17,19 @@ _REMARK = re.compile(
     r"|[A-Z]\d{4} .*torch/distributed/(?:elastic/|run\.py)"
 )
 _STORE_GONE = re.compile(r" TCPStore\.cpp:\d+\] \[c10d\] \w+ failed on ")
-# How an agent ends: with the way that an error of its own took, which may have a cause. What ranks
-# say to the signal that ends them is left out with it.
-_TRACEBACK = r"^Traceback \(most recent call last\):\n(?: .*\n)*?"
-_AGENTS_END = re.compile(
-    rf"(?:{_TRACEBACK}(?:\S.*\n){1, 9}?(?:The above exception|During handling) .*\n)*"
-    rf'{_TRACEBACK} .*torch/distributed/run\.py"'
-    r"|^.*torch/distributed/elastic/.*\] Received \w+ death signal",
-    re.MULTILINE,
-)
+_TRACEBACK = "Traceback (most recent call last):"
+_CHAINED = ("The above exception", "During handling of")
+_AGENTS_FRAME = re.compile(r' .*torch/distributed/run\.py"')
+_SIGNAL = re.compile(r".*torch/distributed/elastic/.*\] Received \w+ death signal")
 _ERROR = re.compile(
-    r"(\[rank\d+\]:)? ?(?:[\w.]+\.)?(\w*(?:[Ee]rror|Exception|Failed|Solved)): (.*)"
+    r"(\[rank\d+\]:)? ?(?:[\w.]+\.)?(\w*(?:Error|Exception|Failed|Solved)|error): (.*)"
 )
 _CAUSE = re.compile(
     r"Root Cause.*?^ +rank +: (\d+).*?^ +exitcode +: (-?\d+) +\(pid: \d+\)(?: +\((\w+)\))?",
     re.DOTALL | re.MULTILINE,
 )
+# Of a rank that nobody ended: an agent sends SIGTERM, and NCCL aborts where it has lost a peer.
+_KILLED = re.compile(r"^ +exitcode +: -\d+ \(pid: \d+\) +\((?!SIGTERM|SIGABRT)", re.MULTILINE)
 
 
 def last_words(log: str, num_lines: int = NUM_LINES) -> list[str]:
@@ -64,7 +61,7 @@ def place_in_the_chain(log: str) -> int:
     if not _CAUSE.search(log):
         return 2 if _STORE_GONE.search(log) else 1
     kinds = {kind for _, kind in _errors(_own(_shown(log)))}
-    return 2 if kinds == {Failure.PEER_LOST} else 0
+    return 2 if kinds == {Failure.PEER_LOST} and not _KILLED.search(log) else 0
 
 
 def _shown(log: str) -> list[str]:
@@ -75,10 +72,27 @@ def _shown(log: str) -> list[str]:
 
 def _own(lines: list[str]) -> list[str]:
     """What is neither torchrun's nor a remark of torch's C++."""
-    text = "\n".join(lines)
-    end = _AGENTS_END.search(text)
-    lines = text[: end.start() if end else None].split("\n")
-    return [line for line in lines if line and not _REMARK.match(line)]
+    return [line for line in lines[: _agents_end(lines)] if not _REMARK.match(line)]
+
+
+def _agents_end(lines: list[str]) -> int:
+    """How many lines come before the agent's end: the way that an error of its own took.
+
+    That may have a cause, whose way stands first. What ranks say to the signal that ends them is
+    left out with it. Line by line: the grader reads what answers have said.
+    """
+    begin, inside, before = 0, False, ""
+    for number, line in enumerate(lines):
+        if _SIGNAL.match(line):
+            return number
+        if line == _TRACEBACK:
+            begin, inside = begin if before.startswith(_CHAINED) else number, True
+        elif not line.startswith(" "):
+            inside = False
+        elif inside and _AGENTS_FRAME.match(line):
+            return begin
+        before = line
+    return len(lines)
 
 
 def _errors(lines: list[str]) -> list[tuple[str, Failure]]:

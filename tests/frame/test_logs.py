@@ -115,6 +115,18 @@ def test_where_the_rank_said_nothing_no_frame_is_shown_either():
         assert word not in said
 
 
+def test_an_agents_cause_may_say_several_lines():
+    ends = AGENT_ENDS.replace("Connection was likely closed.", "Closed.\nDid the server\n crash?")
+    assert ends != AGENT_ENDS
+    assert last_words("error: mine\n" + ends) == ["error: mine"]
+
+
+def test_a_stack_that_is_no_error_hides_nothing():
+    frame = '  File "/torch/distributed/run.py", line 9 in f'
+    told = [*OWN_ERROR.replace("[rank1]: ", "").splitlines(), "Thread 0x7fe3 (stack):", frame]
+    assert last_words("\n".join(told)) == told
+
+
 def test_a_traceback_through_record_is_the_scripts_own():
     report = REPORT.format(cause="1 (pid: 28035) ").split("\n", 1)[1]
     assert last_words(OWN_ERROR + report) == OWN_ERROR.splitlines()
@@ -139,6 +151,8 @@ def test_ranks_that_lost_a_peer_do_not_hide_the_one_that_failed():
     assert last_words(PEER_LOST) == PEER_LOST.splitlines()
     both = PEER_LOST + OWN_ERROR.replace("rank1", "rank0")  # raised while it dealt with the loss
     assert last_words(both) == both.splitlines()
+    result = "mean_error: 0.01\n"  # is none
+    assert last_words(result + PEER_LOST) == (result + PEER_LOST).splitlines()
 
 
 def test_of_nccl_the_complaint_stays_and_the_frames_go():
@@ -151,3 +165,7 @@ def test_a_node_that_lost_the_others_comes_after_the_one_that_failed():
     assert place_in_the_chain(failed) < place_in_the_chain("")
     assert place_in_the_chain("") < place_in_the_chain(lost)
     assert place_in_the_chain("") < place_in_the_chain(STORE_GONE + AGENT_ENDS)
+    killed = REPORT.format(cause="-9 (pid: 28035)  (SIGKILL)").split("\n", 1)[1]
+    assert place_in_the_chain(PEER_LOST + killed) == place_in_the_chain(failed)
+    aborted = PEER_LOST + killed.replace("KILL", "ABRT")
+    assert place_in_the_chain(aborted) == place_in_the_chain(lost)
