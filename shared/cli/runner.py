@@ -186,7 +186,7 @@ def _parsed() -> argparse.Namespace:
 def main() -> int:
     """Return 0 if every lesson passed, 1 if one failed."""
     args = _parsed()
-    lessons = args.lessons or all_lessons()
+    lessons = list(dict.fromkeys(args.lessons)) or all_lessons()  # two in one folder would meet
     if not lessons:
         print("run_all.sh: there is no lesson in lessons/", file=sys.stderr)
         return 1
@@ -204,10 +204,10 @@ def main() -> int:
     raise_on_stop_signals()
     try:
         arguments = choose_arguments(args)
-        if (ranks := args.jobs * args.nproc) > (cores := num_cores()) and args.jobs > 1:
-            print(f"--jobs {args.jobs}: {ranks} ranks at once, {cores} cores; each takes longer")
-        out = args.out.resolve()
-        settings = Settings(args.nproc, args.time_limit, arguments, out, run, args.jobs)
+        jobs, cores = min(args.jobs, len(lessons)), num_cores()
+        if jobs > 1 and (ranks := jobs * args.nproc) > cores:
+            print(f"--jobs {jobs}: {ranks} ranks at once, {cores} cores; each takes longer")
+        settings = Settings(args.nproc, args.time_limit, arguments, args.out.resolve(), run, jobs)
         with closing(run_lessons(lessons, settings)) as done:
             for result in done:
                 results.append(result)

@@ -260,6 +260,13 @@ def test_lessons_at_once_and_those_that_measure_time_alone(tree):
     assert re.findall(r'<section id="(\w+)">', page) == [*lessons]
 
 
+def test_a_lesson_named_twice_is_run_once(tree):
+    done = tree("lesson01_good").run_lessons("01", "lesson01_good", "--jobs", "9")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 of 1 lessons passed" in done.stdout
+    assert "ranks at once" not in done.stdout
+
+
 def test_which_lessons_measure_time_is_read_from_their_scripts():
     assert measures_time("lesson05_collectives")
     assert not measures_time("lesson01_positional_encoding")
