@@ -237,8 +237,9 @@ def _place() -> dict[str, int]:
 def _choose_device(device: str, place: dict[str, int]) -> torch.device:
     if device not in ("auto", "cpu", "cuda"):
         raise InputError(f"--device {device!r}: it can be auto, cpu or cuda")
-    gpus = torch.cuda.device_count()
-    if device == "cpu" or (device == "auto" and gpus == 0):
+    # Not asked for the CPU: where NVML does not answer, torch counts for good, see without_gpus().
+    gpus = 0 if device == "cpu" else torch.cuda.device_count()
+    if device != "cuda" and gpus == 0:
         return torch.device("cpu")
     if gpus == 0:
         raise InputError("--device cuda: torch sees no CUDA device here; use --device cpu")

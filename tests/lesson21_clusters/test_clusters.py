@@ -306,6 +306,7 @@ def test_every_rank_looks_at_its_own_gpu(monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert own_device() == torch.device("cuda", 1)
+    monkeypatch.setattr(torch.cuda, "device_count", None)  # it is not asked
     assert own_device("cpu") == torch.device("cpu")
 
 
