@@ -93,6 +93,23 @@ def test_a_signal_reaches_the_script_and_nothing_is_left(warm, script, number):
     expect_gone(pid)
 
 
+def test_a_signal_that_comes_with_the_end_does_not_end_the_server(warm, script):
+    pids = "print(os.getpid(), os.getppid(), flush=True); time.sleep(60)"
+    with subprocess.Popen([warm, script, pids], stdout=subprocess.PIPE, text=True) as process:
+        pid, server = map(int, process.stdout.readline().split())
+        os.kill(server, signal.SIGSTOP)  # it will learn of both at once
+        try:
+            os.kill(pid, signal.SIGKILL)
+            while ") Z " not in Path(f"/proc/{pid}/stat").read_text():
+                time.sleep(0.01)
+            process.terminate()
+            time.sleep(0.3)
+        finally:
+            os.kill(server, signal.SIGCONT)
+        assert process.wait(timeout=20) == -signal.SIGKILL
+    assert run(warm, script, "print('torch' in sys.modules)")[1] == "True\n"
+
+
 def expect_gone(pid):
     until = time.monotonic() + 20
     while Path(f"/proc/{pid}").exists() and time.monotonic() < until:

@@ -83,7 +83,7 @@ def serve(address: str) -> dict | None:
                         _close_all(selector)
                         connection.close()
                         return request
-                case socket.socket() as connection, None:
+                case socket.socket() as connection, None if connection in pids:  # not just ended
                     if not (said := connection.recv(1)):  # the client was killed
                         selector.unregister(connection)
                     _signal(pids[connection], said[0] if said else signal.SIGKILL)
