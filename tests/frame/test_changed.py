@@ -40,7 +40,11 @@ shared/exercises/signatures.json            frame/signatures           data/hub
 shared/book/glossary.toml                   book/book                  notebook06
 lessons/lesson10_zero/ds_zero1.json         lesson10_zero/deepspeed    notebook06
 lessons/lesson21_clusters/start/hostfile    lesson21_clusters/clusters notebook06
-tests/threads.py                            frame/threads_at_exit      frame/checks
+shared/exercises/todo.py                    frame/todo                 data/hub
+solutions/nbgrader_config.py                grading/nbgrader           data/hub
+tests/pretend_gpu/sitecustomize.py          pretend_gpu/pretend_gpu    data/hub
+tests/threads.py                            frame/threads_at_exit      notebook06
+tests/data/stand_in_hub.py                  data/hub                   frame/checks
 tests/frame/conftest.py                     frame/todo                 data/hub
 tests/frame/toy_course.py                   frame/todo                 data/hub
 shared/cli/runner.py                        frame/run_all              frame/checks
@@ -174,6 +178,8 @@ def test_prose_is_what_leaves_the_code_as_it_was(repository):
     for text, prose in [(notebook("new"), True), (notebook("said", code="2"), False)]:
         (root / "a.ipynb").write_text(text)
         assert only_prose_changed(root, "HEAD", "a.ipynb") is prose
+    (root / "a.ipynb").write_text("<<<<<<< HEAD")
+    assert not only_prose_changed(root, "HEAD", "a.ipynb")
     assert not only_prose_changed(root, "HEAD", "d.py")
     (root / "new.ipynb").write_text(notebook("new"))
     assert not only_prose_changed(root, "HEAD", "new.ipynb")
@@ -208,7 +214,7 @@ def run(monkeypatch, capsys, course):
 
 
 def test_what_is_selected_is_said_with_its_reason_before_pytest_begins(run):
-    status, said, _, became = run("solutions/mistakes/lesson06_ddp.py", "tests/threads.py")
+    status, said, _, became = run("solutions/mistakes/lesson06_ddp.py", "tests/data/test_hub.py")
     assert status == 0
     assert became[:3] == ["pytest", "--short", "-x"]
     assert "tests/frame/test_checks.py" in became
