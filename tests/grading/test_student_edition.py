@@ -60,6 +60,18 @@ def test_no_answers(edition, tmp_path, capsys):
     assert needy == {"test_links"}, "the others run scripts or checks, which need answers"
 
 
+def test_nothing_imports_what_is_left_out(edition):
+    imports = re.compile(r"^ *(?:from|import) ((?:shared|tests)\b[\w.]*)", re.MULTILINE)
+    gone = [
+        f"{path.relative_to(edition)}: {name}"
+        for path in edition.rglob("*.py")
+        for name in imports.findall(path.read_text(encoding="utf-8"))
+        for place in [edition / name.replace(".", "/")]
+        if not place.is_dir() and not place.with_suffix(".py").exists()
+    ]
+    assert gone == []
+
+
 def test_what_is_left_out_is_there():
     """What was renamed must not leave its line behind, and so get out under its new name."""
     lines = (ROOT / ".gitattributes").read_text().splitlines()
