@@ -20,7 +20,7 @@ _STORE_GONE = re.compile(r" TCPStore\.cpp:\d+\] \[c10d\] \w+ failed on ")
 _TRACEBACK = "Traceback (most recent call last):"
 _CHAINED = ("The above exception", "During handling of")
 _AGENTS_FRAME = re.compile(r' .*torch/distributed/run\.py"')
-_SIGNAL = re.compile(r".*torch/distributed/elastic/.*\] Received \w+ death signal")
+_CTRL_C = re.compile(r".*torch/distributed/elastic/.*\] Received 2 death signal")
 _ERROR = re.compile(
     r"(\[rank\d+\]:)? ?(?:[\w.]+\.)?(\w*(?:Error|Exception|Failed|Solved)|error): (.*)"
 )
@@ -78,12 +78,12 @@ def _own(lines: list[str]) -> list[str]:
 def _agents_end(lines: list[str]) -> int:
     """How many lines come before the agent's end: the way that an error of its own took.
 
-    That may have a cause, whose way stands first. What ranks say to the signal that ends them is
-    left out with it. Line by line: the grader reads what answers have said.
+    That may have a cause, whose way stands first. What ranks say to Ctrl-C, as which `supervise`
+    ends them, is left out with it. Line by line: the grader reads what answers have said.
     """
     begin, inside, before = 0, False, ""
     for number, line in enumerate(lines):
-        if _SIGNAL.match(line):
+        if _CTRL_C.match(line):
             return number
         if line == _TRACEBACK:
             begin, inside = begin if before.startswith(_CHAINED) else number, True

@@ -140,10 +140,13 @@ def test_what_is_said_after_a_restart_is_shown():
     ]
 
 
-def test_what_ranks_say_to_a_signal_is_not_what_they_said():
+def test_what_ranks_say_to_ctrl_c_is_not_what_they_said():
     signal = "W1128 18:49:54 2 /torch/distributed/elastic/agent/server/api.py:753] Received 2 death"
     log = f"waiting\n{signal} signal, shutting down workers\nKeyboardInterrupt\n"
     assert last_words(log) == ["waiting"]
+    preempted = "error: --save cannot be written"  # SIGTERM is answered by a checkpoint
+    log = f"waiting\n{signal.replace(' 2 ', ' 15 ')} signal\n{preempted}\n"
+    assert last_words(log)[-1] == preempted
 
 
 def test_ranks_that_lost_a_peer_do_not_hide_the_one_that_failed():
