@@ -212,6 +212,7 @@ def run_tests(python: Path, arguments: list[str]) -> int:
     arguments = [each for each in arguments if each != "--all"]
     # Once is enough where no output is compared: see repetitions() in shared/measuring/timing.py.
     env = {"OMP_NUM_THREADS": "1", "TORCH_HANDLE_QUICK": "1", **os.environ}
+    env["CUDA_VISIBLE_DEVICES"] = ""  # see shared/ranks/visible.py; a class has no conftest.py
     if (ROOT / "solutions").is_dir():
         env["TORCH_HANDLE_IMPLEMENTATION"] = "solution"
     else:

@@ -86,7 +86,7 @@ AT_ONCE = min(8, num_cores() + 1)  # processes of pytest
 PYTEST = """
 import os, sys
 print(os.environ.get("TORCH_HANDLE_IMPLEMENTATION", "unset"), *sys.argv[1:])
-sys.exit(5)
+sys.exit(5 if os.environ["CUDA_VISIBLE_DEVICES"] == "" else "tests fork ranks: no GPU for them")
 """
 
 # A Python whose venv and pip do nothing but write down that they were called.
@@ -530,7 +530,8 @@ def test_the_test_command_is_pytest_in_solution_mode(tree, words, called):
     course = tree("lesson01_good")
     (course.root / "solutions").mkdir()
     (course.root / "pytest.py").write_text(PYTEST)
-    done = course.run("test", *words, "--no-setup", PYTHON=sys.executable)
+    words += ("--no-setup",)
+    done = course.run("test", *words, PYTHON=sys.executable, CUDA_VISIBLE_DEVICES="0")
     assert done.stdout.strip() == f"solution {PLUGINS} {called}"
     assert done.returncode == 5
 
