@@ -79,8 +79,8 @@ def process_group(device: str = "auto", timeout: float = 600.0) -> Generator[Ran
     its process: that is how a hang is looked at.
 
     Raises InputError for a half-set or contradictory launcher environment, for a port in use, for
-    ranks that never arrived, for "cuda" without CUDA, and for more ranks on this machine than
-    GPUs: NCCL refuses two ranks on one device.
+    ranks that never arrived, for "cuda" without CUDA, for "cpu" once torch has counted GPUs, and
+    for more ranks on this machine than GPUs: NCCL refuses two ranks on one device.
     Source: docs.pytorch.org/docs/stable/elastic/run.html, "Environment Variables".
     """
     if device == "cpu":
