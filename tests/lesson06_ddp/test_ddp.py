@@ -52,7 +52,7 @@ def gradients(rank, engine, steps=3):
     return found
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_every_gradient_of_every_step_is_torchs(world_size):
     theirs = run_ranks(gradients, world_size, DistributedDataParallel)
     for engine in (*BY_HAND, lambda net: BucketedDDP(net, 0.0002)):

@@ -75,12 +75,12 @@ def test_killed_before_random_steps(way, untouched, tmp_path):
 def test_killed_within_a_save(share, way, untouched, tmp_path):
     with pytest.raises(RankFailed, match="rank 0 of 2 was ended by SIGKILL"):
         run_ranks(on_rank, 2, tmp_path, way, None, (20, share))
-    assert [path.name for path in checkpoints_in(tmp_path)] == [
-        "step_00000012.pt",
-        "step_00000018.pt",
-    ]
+    whole = checkpoints_in(tmp_path)
+    assert [path.name for path in whole] == ["step_00000012.pt", "step_00000018.pt"]
     torn = list(tmp_path.glob(".step_*.part"))
     assert [path.name.split(".")[1] for path in torn] == ["step_00000024"]
+    if share == 0.0:  # the newest whole one is torn afterwards: it costs one interval more
+        whole[-1].write_bytes(whole[-1].read_bytes()[:-1000])
     assert run_ranks(on_rank, 2, tmp_path, way) == untouched
     assert not list(tmp_path.glob(".step_*")), "what the dead left is cleared away"
 

@@ -1,10 +1,26 @@
-"""Masters whose gradients are float32: the way of bf16 under torch's own AdamW."""
+"""Masters whose gradients are float32, under torch's own AdamW; micro-batches of four ranks."""
 
+import pytest
 import torch
+import torch._dynamo  # what optimizers import: once here, not in every forked rank
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from shared.measuring.model_states import bytes_by_kind
-from shared.training.precision import MasterCopies
+from shared.ranks.forked import run_ranks
+from shared.training.precision import DynamicLossScaler, MasterCopies
+from shared.training.reference_run import (
+    checksum,
+    loss_of,
+    read_record,
+    reference_model,
+    reference_optimizer,
+    run_reference,
+    shard,
+)
+from shared.training.schedules import set_learning_rate
+from solutions.lesson09_mixed_precision import accumulate
 
 
 def test_eighteen_bytes_with_float32_gradients():
@@ -18,3 +34,31 @@ def test_eighteen_bytes_with_float32_gradients():
     sizes = bytes_by_kind(model, optimizer)
     assert sum(sizes.values()) == 18 * sum(p.numel() for p in model.parameters())
     assert torch.equal(model.weight, copies.masters[0].bfloat16())
+
+
+def accumulated(rank, steps):
+    """The reference run's first losses from two micro-batches a rank, scaled, and the weights."""
+    model, scaler = reference_model(), DynamicLossScaler()
+    ddp = DistributedDataParallel(model)
+    optimizer = reference_optimizer(list(model.parameters()))
+
+    def step(batch, rate):
+        set_learning_rate(optimizer, rate)
+        optimizer.zero_grad()
+        mine = shard(batch, rank, 4)
+        parts = [shard(mine, part, 2) for part in range(2)]
+        loss = accumulate(ddp, parts, lambda m, b: loss_of(m, b, b.num_tokens), scaler)
+        scaler.step(optimizer)
+        scaler.update()
+        dist.all_reduce(loss)
+        return loss.item()
+
+    return run_reference(step, steps), checksum(model)
+
+
+@pytest.mark.full
+def test_scaled_micro_batches_of_four_ranks_follow_the_curve():
+    """The notebook has two ranks, without a scale."""
+    curves = run_ranks(accumulated, 4, 6)
+    assert curves[0][0] == pytest.approx(read_record()["losses"][:6], abs=5e-6)
+    assert len({weights for _, weights in curves}) == 1
