@@ -1,4 +1,4 @@
-"""DeepSpeed on the course's model: offloading, checkpoints, configurations."""
+"""DeepSpeed on the course's model: one loss, worst moments, checkpoints, configurations."""
 
 from pathlib import Path
 
@@ -6,7 +6,9 @@ import pytest
 
 from lessons.lesson10_zero.experiments.asking_deepspeed import (
     OFFLOAD,
+    STACK,
     ask_deepspeed,
+    counting_config,
     parity_config,
     read_file,
 )
@@ -15,6 +17,7 @@ from lessons.lesson10_zero.experiments.config_files import (
     compiling_words,
     read_config,
 )
+from lessons.lesson10_zero.laboratory.deepspeed_configs import worst
 from shared.exercises.lessons import ROOT
 from shared.training.reference_run import read_record
 
@@ -25,8 +28,37 @@ def test_offloading_changes_no_loss():
     section = read_file(OFFLOAD)["zero_optimization"]
     config = parity_config(section.pop("stage"), **section)
     config["zero_force_ds_cpu_optimizer"] = False
-    losses = ask_deepspeed("curve", 2, config=config, steps=4)[0]
-    assert losses == pytest.approx(read_record()["losses"][:4], abs=ROUNDING)
+    first, second = ask_deepspeed("curve", 2, config=config, steps=4)
+    assert first == second
+    assert first == pytest.approx(read_record()["losses"][:4], abs=ROUNDING)
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(4, marks=pytest.mark.full)])
+def test_the_worst_moment_of_every_rank_is_the_formula_and_the_buckets(ranks):
+    """The notebook has rank 0's, of two ranks and four; check 10.5 asks about one as well."""
+    configs = [counting_config(stage) for stage in range(4)]
+    for each in ask_deepspeed("count", ranks, configs=configs, **STACK):
+        for stage, found in enumerate(each):
+            most = max(sum(kinds.values()) for kinds in found["moments"].values())
+            assert worst(stage, ranks) - 1e-6 <= most <= worst(stage, ranks) + 0.3
+
+
+@pytest.mark.full
+def test_messages_of_four_ranks_to_the_digit():
+    """The notebook rounds those of two."""
+    more = {"gradient_accumulation_steps": 2}
+    to_owner = more | {"use_multi_rank_bucket_allreduce": False}
+    configs = [counting_config(stage, **more) for stage in range(4)]
+    configs += [counting_config(stage, **to_owner) for stage in (1, 2)]
+    seen = ask_deepspeed("sent", 4, configs=configs, **STACK)[0]
+    assert seen == [
+        {"all_reduce": pytest.approx(2)},
+        {"all_reduce": pytest.approx(2), "all_gather": pytest.approx(1)},
+        {"all_reduce": pytest.approx(4), "all_gather": pytest.approx(1)},
+        {"reduce_scatter": pytest.approx(2), "all_gather": pytest.approx(4)},
+        {"reduce": pytest.approx(1), "all_gather": pytest.approx(1)},
+        {"reduce": pytest.approx(2), "all_gather": pytest.approx(1)},
+    ]
 
 
 def test_a_universal_checkpoint_moves_between_numbers_of_ranks(tmp_path):
