@@ -84,8 +84,7 @@ def train(
 
 def run(args: argparse.Namespace, rank: Rank, decode: Decode) -> None:
     """Train, save, translate the test sentences and write down how well."""
-    presets = TRANSLATION if args.steps else SHORT_TRANSLATION
-    recipe = choose_preset(args, rank.device, presets)
+    recipe = choose_preset(args, rank.device, TRANSLATION if args.steps else SHORT_TRANSLATION)
     args.steps, args.max_tokens = args.steps or recipe.steps, args.max_tokens or recipe.max_tokens
     corpus = load_same_corpus(args, recipe.num_train)
     tokenizer = Tokenizer.train((text for pair in corpus.train for text in pair), recipe.vocab_size)

@@ -35,11 +35,7 @@ from shared.capstone.tasks import (
     model_spec,
     own_share,
 )
-from shared.fault_tolerance.preemption import (
-    Preempted,
-    asking_to_requeue,
-    notice_of_sigterm,
-)
+from shared.fault_tolerance.preemption import Preempted, asking_to_requeue, notice_of_sigterm
 from shared.measuring.peak import peak_of
 from shared.ranks.group import Rank, process_group
 from shared.script import (

@@ -17,8 +17,7 @@ from typing import Any, Literal
 
 import torch
 from matplotlib.axes import Axes
-from torch._C._profiler import _ExperimentalConfig
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, _ExperimentalConfig, profile
 
 from shared.plots import MEANING
 

@@ -24,7 +24,7 @@ import torch.distributed.nn.functional  # while there is no group that it could 
 
 from shared.ranks.failures import Failure, Late, RankFailed, kind_of, own_line
 from shared.ranks.logs import without_frames
-from shared.ranks.visible import why_not_fork, without_gpus
+from shared.ranks.visible import HIDE_FIRST, why_not_fork, without_gpus
 from shared.ranks.watching import CROWDED, LOOK, IdleWatch, had_their_time
 
 GRACE = 2.0  # seconds that the other ranks get to end by themselves after one has failed
@@ -77,10 +77,7 @@ def run_ranks(
     if world_size < 1:
         raise ValueError(f"world_size must be at least 1, got {world_size}")
     if why := why_not_fork():
-        raise RuntimeError(
-            f"run_ranks forks, and {why}. Hide the GPUs first, as a notebook's first cell does "
-            "(restart the kernel; elsewhere: shared.ranks.visible.without_gpus), or use launch()."
-        )
+        raise RuntimeError(f"run_ranks forks, and {why}. {HIDE_FIRST}")
     folder = Path(tempfile.mkdtemp(prefix="ranks_"))
     patience = timeout if quiet is None else CROWDED * timeout
     task = _Task(fn, args, world_size, folder, patience, before)

@@ -11,6 +11,10 @@ from shared.errors import InputError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 HIDDEN = "TORCH_HANDLE_HIDDEN_DEVICES"  # what it said before; empty where it was not set
+HIDE_FIRST = (
+    "Hide the GPUs first, as a notebook's first cell does (restart the kernel; elsewhere: "
+    "shared.ranks.visible.without_gpus), or use launch()."
+)
 
 
 def without_gpus() -> None:
