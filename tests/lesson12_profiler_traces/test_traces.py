@@ -24,6 +24,7 @@ from shared.measuring.chrome import (
 from shared.measuring.peak import product_flops
 from shared.measuring.trace import overlap_fraction as overlap_of_messages
 from shared.measuring.trace import read_trace
+from shared.ranks.forked import run_ranks
 from shared.ranks.group import Rank
 from solutions.lesson12_profiler_traces import overlap_fraction
 
