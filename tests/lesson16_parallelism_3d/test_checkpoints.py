@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -64,11 +65,10 @@ def pipelined(rank: int):
     return CutModel(pipeline, named=named), PipelineEngine(pipeline, table, optimizer)
 
 
-def on_mesh(rank: int, tp: int = 2, pp: int = 2, zero: int = 0):
+def on_mesh(rank: int, tp: int = 2, pp: int = 2, **options: Any):
     mesh = make_groups(build_mesh(2, tp, pp))
-    engine = Parallel3D(
-        reference_model(), mesh, torch.optim.AdamW, num_micro_batches=2, zero=zero, **SETTINGS
-    )
+    settings = {"num_micro_batches": 2, **options, **SETTINGS}
+    engine = Parallel3D(reference_model(), mesh, torch.optim.AdamW, **settings)
     return OnMesh(engine), engine
 
 
@@ -78,16 +78,17 @@ def optimizer_of(layout, engine):
 
 
 Engine = tuple[str, int, Callable]
+ALL_OF_IT = {"zero": 3, "checkpoint": True, "sequence_parallel": True}
 RELAY: list[Engine] = [
     ("fsdp", 4, sharded),
     ("tensor parallel", 2, tensor_parallel),
     ("one process", 1, one_process),
-    ("dp 2 x tp 2 x pp 2", 8, on_mesh),
+    ("dp 2 x tp 2 x pp 2, all of it", 8, partial(on_mesh, **ALL_OF_IT)),
     ("fsdp on fewer", 2, sharded),
     ("pipeline", 2, pipelined),
     ("dp 2 x pp 2, zero 1", 4, partial(on_mesh, tp=1, zero=1)),
     ("sequence parallel", 2, partial(tensor_parallel, sequence_parallel=True)),
-    ("dp 2 x tp 2, zero 3", 4, partial(on_mesh, pp=1, zero=3)),
+    ("dp 2 x tp 2", 4, partial(on_mesh, pp=1)),
 ]
 
 

@@ -27,9 +27,7 @@ from shared.parallel3d.mesh import AXES, build_mesh, make_groups
 from shared.parallel3d.norm import clip_gradients
 from shared.ranks.forked import run_ranks
 from shared.training.engine import train_step
-from shared.training.reference_run import (
-    reference_model,
-)
+from shared.training.reference_run import reference_model
 
 LIMIT = 0.5  # below the norms of the first steps, which are 2 to 6
 
@@ -88,6 +86,9 @@ PLANS = {
     "zero 3, dp": Plan((4, 1, 1), {"num_micro_batches": 1, "zero": 3}, positions="rotary"),
     "interleaved": Plan(
         (1, 2, 2), {**M2, "schedule": "interleaved", "chunks": 2, "checkpoint": True}
+    ),
+    "sequence in parts, pp": Plan(
+        (1, 2, 2), {**M2, "sequence_parallel": True, "checkpoint": True}, norm="post"
     ),
     "four stages": Plan((1, 1, 4), {"num_micro_batches": 5}, tied=False, positions="sinusoidal"),
 }
