@@ -50,6 +50,7 @@ def test_an_adapted_model_is_peft_s_through_steps_of_adam(dtype):
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
     assert len(trained(ours)) == len(trained(theirs))
     merged, by_peft = merge(ours), theirs.merge_and_unload()
+    assert not trained(merged)
     for name, weight in by_peft.state_dict().items():
         # PEFT casts the update to the weight's dtype first, and so rounds twice.
         bounds = {"rtol": 1e-2, "atol": 1e-3} if dtype == BF16 else {}
@@ -114,8 +115,9 @@ def test_predicted_bytes_are_the_counted_ones_on_each_of_three_ranks():
             assert counted == want, case
 
 
-def test_the_reference_run_with_codes_that_are_sharded_is_one_curve():
+def test_the_reference_run_with_codes_is_one_curve_sharded_and_under_ddp():
     alone = run_ranks(reference_losses, 1, "qlora", "single")[0]
     assert alone[-1] < 0.8 * alone[0]
-    for losses in run_ranks(reference_losses, 2, "qlora", "fsdp2", timeout=200):
-        assert losses == pytest.approx(alone, abs=5e-6)
+    for engine, steps in (("fsdp2", 50), ("ddp", 8)):
+        found = run_ranks(reference_losses, 2, "qlora", engine, False, steps, timeout=200)
+        assert found == [pytest.approx(alone[:steps], abs=5e-6)] * 2, engine

@@ -18,10 +18,7 @@ from shared.measuring.traffic import Traffic, count_traffic
 from shared.model.config import TransformerConfig
 from shared.model.language_model import LanguageModel
 from shared.training.engine import DataParallelEngine, reference_curve
-from shared.training.reference_run import (
-    reference_model,
-    reference_optimizer,
-)
+from shared.training.reference_run import NUM_STEPS, reference_model, reference_optimizer
 
 
 def under(engine: str, model: nn.Module, device: torch.device) -> nn.Module:
@@ -61,8 +58,10 @@ def start_alike(ours: nn.Module, peft: nn.Module) -> None:
                 theirs[f"base_model.model.{name}.lora_{letter}.default.weight"].copy_(own)
 
 
-def reference_losses(rank: int, method: str, engine: str, peft: bool = False) -> list[float]:
-    """The reference run's 50 losses with adapters of rank 4; `engine` is single, ddp, fsdp2."""
+def reference_losses(
+    rank: int, method: str, engine: str, peft: bool = False, steps: int = NUM_STEPS
+) -> list[float]:
+    """The reference run's losses with adapters of rank 4; `engine` is single, ddp, fsdp2."""
     model: nn.Module = reference_model()
     plain = copy.deepcopy(model)
     torch.manual_seed(19)  # the adapters' start, on every rank the same
@@ -74,7 +73,7 @@ def reference_losses(rank: int, method: str, engine: str, peft: bool = False) ->
     if engine != "single":
         model = under(engine, model, torch.device("cpu"))
     optimizer = reference_optimizer(trained(model))
-    return reference_curve(DataParallelEngine(model, optimizer, ranks)).losses
+    return reference_curve(DataParallelEngine(model, optimizer, ranks), range(steps)).losses
 
 
 def small_model(dtype: torch.dtype = torch.float32) -> LanguageModel:
