@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from shared.capstone.config import ModelTable
@@ -10,10 +11,21 @@ from shared.capstone.tasks import build_model, model_spec
 from shared.errors import InputError
 from shared.model.modern import (
     ModernConfig,
+    RMSNorm,
     SwiGLU,
     fused_grouped_attention,
     grouped_attention,
 )
+
+
+def test_the_gradients_of_rms_norm_are_torchs():
+    torch.manual_seed(0)
+    x, weight = torch.randn(3, 5, 7, dtype=torch.float64), torch.randn(7, dtype=torch.float64)
+    own = RMSNorm(7).double()
+    own.weight.data = weight
+    leaves = x.requires_grad_(), own.weight
+    ys = own(x), F.rms_norm(x, (7,), own.weight, own.eps)
+    torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), leaves) for y in ys))
 
 
 def test_swiglu_is_its_formula_with_torchs_silu():
@@ -46,7 +58,8 @@ def test_heads_that_cannot_share_are_refused():
 @pytest.mark.parametrize("masked", [False, True])
 def test_fused_queries_are_the_last_positions_as_by_hand(length, masked):
     torch.manual_seed(0)
-    q, k, v = (torch.randn(2, n, t, 4) for n, t in ((4, length), (2, 6), (2, 6)))
+    sizes = ((4, length), (2, 6), (2, 6))
+    q, k, v = (torch.randn(2, n, t, 4, dtype=torch.float64).requires_grad_() for n, t in sizes)
     mask = None
     if masked:
         mask = torch.ones(2, 1, 1, 6, dtype=torch.bool)
@@ -54,7 +67,9 @@ def test_fused_queries_are_the_last_positions_as_by_hand(length, masked):
     own, fused = (
         f(q, k, v, mask, causal=True) for f in (grouped_attention, fused_grouped_attention)
     )
-    assert torch.allclose(own, fused, atol=1e-6)
+    torch.testing.assert_close(own, fused)
+    grads = (torch.autograd.grad(y.square().sum(), (q, k, v)) for y in (own, fused))
+    torch.testing.assert_close(*grads)
 
 
 def test_a_part_of_nothing_is_empty():
