@@ -2,6 +2,7 @@
 
 import pytest
 
+from lessons.lesson17_long_context.experiments.results import exchange_bytes, ring_bytes
 from shared.exercises.lessons import ROOT
 
 SCRIPT = ROOT / "lessons" / "lesson17_long_context" / "train.py"
@@ -35,6 +36,10 @@ def test_ranks_share_the_sequence_and_not_the_curve(ranks, args, alone, launch_o
         part = 4 * (120 // ranks) * 48 * 4  # rows, positions, width, bytes
         assert counted["measured"] == 2 * (6 * ranks - 4) * part
     assert {path.name for path in out.iterdir()} == {"metrics.json", "long_context.png"}
+
+
+def test_of_one_rank_nothing_is_predicted_to_be_sent():
+    assert ring_bytes(4, 1) == exchange_bytes(4, 1) == 0
 
 
 @pytest.mark.parametrize(
