@@ -1,4 +1,4 @@
-"""The proofs: the unsharded twin, torch's own engine, messages and bytes by formula, the curve."""
+"""The proofs: the unsharded twin, torch's own engine, messages and bytes by formula."""
 
 import copy
 from functools import partial

@@ -12,12 +12,8 @@ from torch.distributed.algorithms.model_averaging.averagers import PeriodicModel
 from lessons.lesson20_less_communication.laboratory import World, hooked
 from shared.ddp import wrapping
 from shared.errors import InputError
-from shared.less_communication.hierarchical import (
-    two_levels,
-)
-from shared.less_communication.hooks import (
-    fp16_hook,
-)
+from shared.less_communication.hierarchical import two_levels
+from shared.less_communication.hooks import fp16_hook
 from shared.less_communication.local_sgd import LocalSGD
 from shared.less_communication.packing import orthonormal, pack_signs, unpack_signs
 from shared.less_communication.reference import local_reference
