@@ -93,21 +93,30 @@ def test_a_signal_reaches_the_script_and_nothing_is_left(warm, script, number):
     expect_gone(pid)
 
 
-def test_a_signal_that_comes_with_the_end_does_not_end_the_server(warm, script):
+@pytest.mark.parametrize("late", ["server", "client"])
+def test_a_signal_that_comes_with_the_end_ends_neither_server_nor_client(warm, script, late):
     pids = "print(os.getpid(), os.getppid(), flush=True); time.sleep(60)"
     with subprocess.Popen([warm, script, pids], stdout=subprocess.PIPE, text=True) as process:
         pid, server = map(int, process.stdout.readline().split())
-        os.kill(server, signal.SIGSTOP)  # it will learn of both at once
+        late = server if late == "server" else process.pid  # it will learn of both at once
+        os.kill(late, signal.SIGSTOP)
         try:
             os.kill(pid, signal.SIGKILL)
-            while ") Z " not in Path(f"/proc/{pid}/stat").read_text():
+            while runs(pid):
                 time.sleep(0.01)
+            time.sleep(0.3)
             process.terminate()
             time.sleep(0.3)
         finally:
-            os.kill(server, signal.SIGCONT)
+            os.kill(late, signal.SIGCONT)
         assert process.wait(timeout=20) == -signal.SIGKILL
     assert run(warm, script, "print('torch' in sys.modules)")[1] == "True\n"
+
+
+def runs(pid):
+    """Whether it is there, and more than a status that nobody has asked for."""
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and ") Z " not in stat.read_text()
 
 
 def expect_gone(pid):

@@ -28,6 +28,14 @@ def surroundings() -> dict[str, object]:
     return {"environment": early, "spaces": spaces, "limits": limits, "user": os.getuid()}
 
 
+def forward(connection: socket.socket, number: int) -> None:
+    """Pass a signal on, unless the fork has just ended by itself."""
+    try:
+        connection.send(bytes([number]))
+    except OSError:
+        return  # the status is there to be read
+
+
 def main(address: str, python: str, arguments: list[str]) -> int:
     """Return the exit status of `python *arguments`; end by the signal that ended it."""
     words = [word for word in arguments if word != "-u"]
@@ -43,7 +51,7 @@ def main(address: str, python: str, arguments: list[str]) -> int:
     except OSError:
         os.execv(python, [python, *arguments])
     for number in FORWARDED:
-        signal.signal(number, lambda number, _frame: connection.send(bytes([number])))
+        signal.signal(number, lambda number, _frame: forward(connection, number))
     request = {"arguments": words, "folder": os.getcwd(), "environment": dict(os.environ)}
     request |= {"umask": os.umask(0), "executable": python}
     os.umask(request["umask"])
