@@ -141,9 +141,13 @@ def test_a_cell_that_measures_a_gpu_does_it_in_a_process_of_its_own(lesson, besi
     assert "not measured here" not in said
 
 
-def test_on_the_cpu_torchs_own_helpers_leave_the_gpus_alone(beside, tmp_path):
+@pytest.mark.parametrize(
+    ("lesson", "engine"),
+    [("13", "fsdp2"), ("10", "zero2"), ("10", "deepspeed")],  # 10 imports what looks for GPUs
+)
+def test_on_the_cpu_torchs_own_helpers_leave_the_gpus_alone(lesson, engine, beside, tmp_path):
     args = ["--preset", "tiny", "--device", "cpu", "--out", str(tmp_path)]
-    beside(2, *TORCHRUN, script("13"), *args, "--engine", "fsdp2")
+    beside(2, *TORCHRUN, script(lesson), *args, "--engine", engine)
     assert json.loads((tmp_path / "metrics.json").read_text())["device"] == "cpu"
 
 

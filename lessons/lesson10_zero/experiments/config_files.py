@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.cpp_extension import get_default_build_root
 
 from shared.errors import InputError
 from shared.script import has_bf16
@@ -82,6 +81,8 @@ def _switched_on(optimizer: dict[str, Any]) -> set[str]:
 
 def compiling_words(config: dict[str, Any], file: Path) -> str:
     """What to say before DeepSpeed compiles in silence; "" where it compiles nothing."""
+    from torch.utils.cpp_extension import get_default_build_root  # it looks for a GPU
+
     kernel = compiled_kernel(config)
     root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
     if not kernel or any(root.rglob(f"{kernel}/{kernel}.so")):
