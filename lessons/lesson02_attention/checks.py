@@ -50,9 +50,10 @@ def no_mask(attention) -> None:
         root, whole = math.sqrt(size), math.sqrt(h * size)
         scaled = partial(lab.formula, q, k, v)
         output, weights = attend(attention, q, k, v)
+        want = torch_attention(q, k, v)
         expect_close(
             output,
-            torch_attention(q, k, v),
+            want,
             what="the output",
             looks_like={
                 "the scores are not scaled": scaled(1.0),
@@ -69,6 +70,7 @@ def no_mask(attention) -> None:
                 "the softmax is computed in float32: float64 inputs keep their digits": (
                     (q @ k.mT / root).float().softmax(-1).double() @ v
                 ),
+                LAST_DIGITS: lab.nearly(output, want),
             },
             hint="softmax(Q K^T / sqrt(K)) V; K is the last dim of the query",
         )

@@ -558,9 +558,6 @@ def decoder_norm_mistakes(
     """The decoder layer with right sub-layers, and a norm in the wrong place."""
     wired, (first, second, third) = partial(twin.wired, x, back, look), twin.norms
     return {
-        "norm2 is not used: the cross-attention reads and leaves x as it is": (
-            wired(norms=[first, nn.Identity(), third])
-        ),
         "norm2 and norm3 are exchanged: they stand in the order of use": (
             wired(norms=[first, third, second])
         ),

@@ -242,7 +242,7 @@ def odd_sizes(ring_reduce_scatter: Any) -> None:
             recognise(
                 {
                     f"the last {numel % case.n} of {numel} numbers are lost: the "
-                    "size is divided and rounded down": short and rank == 0,
+                    "size is divided and rounded down": short and rank == 0 and numel % case.n > 0,
                     "the chunks are not of one size: the padding is missing or cut off": short,
                 },
                 expected=f"{what} of {len(want)} numbers",
@@ -383,12 +383,12 @@ def looks_displaced(case: Case, total: Tensor, own: Tensor) -> dict[str, Tensor]
     flat, missing = total.reshape(-1), -total.numel() % case.n
     even = total.numel() // case.n * case.n
     shifted = torch.cat([flat[missing:], flat.new_zeros(missing)])[: len(flat)]
-    few = torch.cat([flat[:even], own.reshape(-1)[even:]])
-    rows = {
-        "the padding is cut off at the front: it stands behind the numbers": shifted,
-        f"the last {len(flat) - even} of {len(flat)} numbers are not summed: the size is divided "
-        "and rounded down": few,
-    }
+    rows = {"the padding is cut off at the front: it stands behind the numbers": shifted}
+    if 0 < even < len(flat):
+        rows[
+            f"the last {len(flat) - even} of {len(flat)} numbers are not summed: the size is "
+            "divided and rounded down"
+        ] = torch.cat([flat[:even], own.reshape(-1)[even:]])
     rows = {words: value.view(case.shape) for words, value in rows.items()}
     if len(case.shape) == 2:
         rows[

@@ -17,6 +17,7 @@ from shared.exercises.answers import CHECK
 # What tests put on record by `record_property`: how many known answers were tried, or were not.
 EXERCISES = "exercises whose reference is right"
 STYLES, MISTAKES = "right answers in another style", "known mistakes"
+VALUES = "recognised values told by their own words"
 UNTRIED = "not tried: "  # before one of the last two
 NEVER_FAILED = "check that no known mistake fails"  # of an exercise whose mistakes were all tried
 
@@ -144,6 +145,7 @@ def proven(reports: Iterable[pytest.TestReport], counted: Counter[str]) -> str:
         f"{counted[EXERCISES]:,} {EXERCISES}" if counted[EXERCISES] else "",
         f"{counted[STYLES]:,} {STYLES} right" if counted[STYLES] else "",
         f"{counted[MISTAKES]:,} {MISTAKES} named in their own words" if counted[MISTAKES] else "",
+        f"{counted[VALUES]:,} {VALUES}" if counted[VALUES] else "",
         _so_many(others, "other tests"),
     ]
     return f"Proven: {', '.join(part for part in parts if part) or 'nothing'}."

@@ -55,6 +55,21 @@ def scaled_dot_product_attention(query, key, value, mask=None):
     return weights @ value, weights
 
 
+@mistake("02.1", says="an epsilon is added to a sum of weights")
+def scaled_dot_product_attention(query, key, value, mask=None):
+    _, weights = right.scaled_dot_product_attention(query, key, value, mask)
+    weights = weights / (weights.sum(-1, keepdim=True) + 1e-7)
+    return weights @ value, weights
+
+
+@mistake("02.1", says="a row without any key looks at all of them alike")
+def scaled_dot_product_attention(query, key, value, mask=None):
+    scores = query @ key.mT / math.sqrt(query.shape[-1])
+    if mask is not None:
+        scores = scores - 1e4 * ~mask
+    return attention_with(scores, value)
+
+
 @mistake("02.1", says="a square mask is read by columns")
 def scaled_dot_product_attention(query, key, value, mask=None):
     if mask is not None and mask.shape[-1] == mask.shape[-2]:

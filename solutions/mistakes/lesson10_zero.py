@@ -137,6 +137,23 @@ class ShardedOptimizer(right.ShardedOptimizer):
         self._part.grad = torch.zeros_like(self._part)
 
 
+@mistake("10.2", says="some weights stay as they were")
+class ShardedOptimizer(right.ShardedOptimizer):
+    def step(self, closure=None):
+        last = self._trained[-1]
+        before = last.detach().clone()
+        super().step()
+        last.data.copy_(before)
+
+
+@mistake("10.2", says="are rounded to float32 on their way")
+class ShardedOptimizer(right.ShardedOptimizer):
+    def step(self, closure=None):
+        super().step()
+        for parameter in self._trained:
+            parameter.data.copy_(parameter.data.float())
+
+
 @mistake("10.2", says="gradients are all-reduced")
 class ShardedOptimizer(right.ShardedOptimizer):
     def step(self, closure=None):

@@ -234,6 +234,13 @@ class RowParallelLinear(Rows):
         return self.leave(F.linear(x, self.weight, self.bias), self.group)
 
 
+@mistake("14.3", says="one rank alone adds the bias")
+class RowParallelLinear(Rows):
+    def forward(self, x):
+        bias = self.bias if dist.get_rank(self.group) == 0 else None
+        return self.leave(F.linear(x, self.weight, bias), self.group)
+
+
 @mistake("14.3", says="other ranks than the first have a bias of zeros")
 class RowParallelLinear(Rows):
     def __init__(self, linear, group, leave):

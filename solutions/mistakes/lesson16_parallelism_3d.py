@@ -207,6 +207,12 @@ def clip_gradients(parameters, max_norm, tp=None, pp=None):
     return norm
 
 
+@mistake("16.2b", says="no gradient is scaled")
+def clip_gradients(parameters, max_norm, tp=None, pp=None):
+    limited(max_norm)
+    return right.gradient_norm(list(parameters), tp, pp)
+
+
 @mistake("16.2b", says="max_norm -1.5 is accepted")
 def clip_gradients(parameters, max_norm, tp=None, pp=None):
     return right.clip_gradients(parameters, abs(max_norm), tp, pp)

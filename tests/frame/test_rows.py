@@ -1,0 +1,78 @@
+"""Values that a check recognises: in the answer's place, each hears its own words."""
+
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from shared.cli.proven import VALUES
+from shared.exercises import expecting
+from shared.exercises.lessons import ROOT, lesson_folder, load_checks
+from shared.exercises.mistakes import hear_references, known_mistakes
+from shared.exercises.wrong import Wrong
+
+NUMBERS = sorted(path.parent.name[6:8] for path in (ROOT / "lessons").glob("*/checks.py"))
+
+
+@pytest.fixture
+def heard(monkeypatch) -> Callable[[str], dict[str, Counter[str]]]:
+    """What each recognised value of a lesson's checks heard, by its words.
+
+    While the reference is checked, the value is asked about where the answer's was.
+    """
+
+    def asking(ask: Callable[..., None], told: dict[str, Counter[str]]) -> Callable[..., None]:
+        def asked(got: Any, want: Any, **given: Any) -> None:
+            for words, value in (given.get("looks_like") or {}).items():
+                told[words][_hears(ask, value, want, given)] += 1
+            ask(got, want, **given)
+
+        return asked
+
+    def listen(number: str) -> dict[str, Counter[str]]:
+        told = defaultdict[str, Counter[str]](Counter)
+        load_checks(number)
+        for module in _written_with(number):
+            for name in ("expect_close", "expect_equal"):
+                original = getattr(expecting, name)
+                if vars(module).get(name) is original:
+                    monkeypatch.setattr(module, name, asking(original, told))
+        refused = [each.exercise for each in hear_references(number) if not each.as_expected]
+        assert not refused, f"references that are refused: {refused}"
+        return told
+
+    return listen
+
+
+def _written_with(number: str) -> list[ModuleType]:
+    """Modules whose checks are the lesson's: its own, and the course's that ask in their name."""
+    names = (f"lessons.{lesson_folder(number).name}.", "shared.exercises.")
+    found = [module for name, module in sys.modules.items() if name.startswith(names)]
+    return [module for module in found if module is not expecting]
+
+
+def _hears(ask: Callable[..., None], value: Any, want: Any, given: dict[str, Any]) -> str:
+    made = value() if callable(value) else value
+    if isinstance(made, Tensor) and isinstance(want, Tensor):
+        made = made.to(want.dtype)
+    try:
+        ask(made, want, **given)
+    except Wrong as wrong:
+        return wrong.mistake or f"nothing: {wrong}"
+    return "right"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_recognised_value_hears_its_own_words(number, heard, record_property):
+    told = heard(number)
+    record_property(VALUES, len(told))
+    silent = {words: set(others) for words, others in told.items() if words not in others}
+    # What is made of the answer itself is right where that is: a known mistake says it.
+    said = [each.says for each in known_mistakes(number)]
+    unheard = [words for words in silent if not any(says in words for says in said)]
+    assert not unheard, "\n".join(f"{words!r} heard {silent[words]}" for words in unheard)
