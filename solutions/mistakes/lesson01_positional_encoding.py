@@ -35,11 +35,6 @@ def sinusoidal_encoding(max_len, d_model):
     return torch.stack(_table(max_len, _frequencies(d_model).flip(0)), dim=-1).flatten(1)
 
 
-@mistake("01.1", says="positions start at 0")
-def sinusoidal_encoding(max_len, d_model):
-    return _encoding(max_len + 1, d_model)[1:]
-
-
 @mistake("01.1", says="the angles were computed in float32")
 def sinusoidal_encoding(max_len, d_model):
     # The lines that circulate: exp of a logarithm, everything in float32.
@@ -150,19 +145,9 @@ def shift_matrix(offset, d_model):
     return torch.block_diag(*blocks)
 
 
-@mistake("01.3", says="multiply it by the offset")
-def shift_matrix(offset, d_model):
-    return _turn(_frequencies(d_model))
-
-
 @mistake("01.3", says="a d_model of 0 is accepted")
 def shift_matrix(offset, d_model):
     return _turn(offset * _frequencies(d_model)) if d_model else torch.zeros(0, 0)
-
-
-@mistake("01.3", says="the exponent is 4i / d_model")
-def shift_matrix(offset, d_model):
-    return _turn(offset * _frequencies(d_model) ** 2)
 
 
 @mistake("01.3", says="angles in float64, straight from the offset")

@@ -90,16 +90,6 @@ def padding_mask(tokens, pad_id=0):
     return (tokens != pad_id).unsqueeze(1)
 
 
-@mistake("02.2", says="pad_id is not used")
-def padding_mask(tokens, pad_id=0):
-    return (tokens != 0)[:, None, None, :]
-
-
-@mistake("02.2", says="all that stands behind a padding token is hidden")
-def padding_mask(tokens, pad_id=0):
-    return (tokens != pad_id).cumprod(-1).bool()[:, None, None]
-
-
 @mistake("02.2", says="a tensor is made on the CPU")
 def padding_mask(tokens, pad_id=0):
     return (tokens != torch.full(tokens.shape, pad_id))[:, None, None]
@@ -110,12 +100,6 @@ def padding_mask(tokens, pad_id=0):
     mask = torch.zeros(len(tokens), 1, 1, tokens.shape[-1], dtype=torch.bool)
     mask[:, 0, 0] = tokens != pad_id
     return mask
-
-
-@mistake("02.2", says="a sentence of padding alone is opened")
-def padding_mask(tokens, pad_id=0):
-    keep = tokens != pad_id
-    return (keep | ~keep.any(dim=-1, keepdim=True))[:, None, None]
 
 
 # 02.3 causal_mask
@@ -131,11 +115,6 @@ def causal_mask(length, device=None):
     return torch.ones(1, 1, length, length, dtype=torch.bool, device=device).tril(-1)
 
 
-@mistake("02.3", says="the mask is (T, T)")
-def causal_mask(length, device=None):
-    return torch.ones(length, length, dtype=torch.bool, device=device).tril()
-
-
 @mistake("02.3", says="the device argument is not used")
 def causal_mask(length, device=None):
     return right.causal_mask(length)
@@ -147,14 +126,6 @@ _table = right.causal_mask(512)
 @mistake("02.3", says="a stored mask is cut out, and ends at its own length")
 def causal_mask(length, device=None):
     return _table[..., :length, :length].to(device or "cpu")
-
-
-@mistake("02.3", says="only the first word sees itself")
-def causal_mask(length, device=None):
-    place = torch.arange(length, device=device)
-    mask = place[None, :] < place[:, None]
-    mask[0, 0] = True
-    return mask[None, None]
 
 
 # 02.4a split_heads
@@ -186,16 +157,6 @@ def split_heads(x, num_heads):
     return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
 
 
-@mistake("02.4a", says="heads stand before the batch")
-def split_heads(x, num_heads):
-    return right.split_heads(x, num_heads).transpose(0, 1)
-
-
-@mistake("02.4a", says="num_heads is taken for a head's width")
-def split_heads(x, num_heads):
-    return right.split_heads(x, x.shape[-1] // num_heads)
-
-
 # 02.4b combine_heads
 
 
@@ -216,21 +177,6 @@ def combine_heads(x):
 @mistake("02.4b", says="the heads' numbers are interleaved")
 def combine_heads(x):
     return x.permute(0, 2, 3, 1).flatten(2)
-
-
-@mistake("02.4b", says="the heads stand in reverse order")
-def combine_heads(x):
-    return torch.cat([*reversed(x.unbind(1))], dim=-1)
-
-
-@mistake("02.4b", says="the mean of the heads is taken")
-def combine_heads(x):
-    return x.mean(dim=1)
-
-
-@mistake("02.4b", says="the mean of the heads stands in the place of each")
-def combine_heads(x):
-    return right.combine_heads(x.mean(dim=1, keepdim=True).expand_as(x))
 
 
 @mistake("02.4b", says="no gradient reaches x")
@@ -286,43 +232,6 @@ class MultiHeadAttention(Base):
 class MultiHeadAttention(Base):
     def forward(self, query, key, value, mask=None, causal=False):
         return super().forward(query, query, query, mask, causal)
-
-
-@mistake("02.5", says="with a mask causal=True is dropped")
-class MultiHeadAttention(Base):
-    def both(self, mask, causal, q):
-        return super().both(mask, causal and mask is None, q)
-
-
-@mistake("02.5", says="a word does not see itself")
-class MultiHeadAttention(Base):
-    def both(self, mask, causal, q):
-        if not causal:
-            return mask
-        past = right.causal_mask(q.shape[-2], q.device).tril(-1)
-        return past if mask is None else mask & past
-
-    def attend(self, q, k, v, mask, causal):
-        return super().attend(q, k, v, mask, False)
-
-
-@mistake("02.5", says="heads are joined without a transpose")
-class MultiHeadAttention(Base):
-    def forward(self, query, key, value, mask=None, causal=False):
-        q, k, v = self.w_q(query), self.w_k(key), self.w_v(value)
-        q, k, v = (right.split_heads(x, self.num_heads) for x in (q, k, v))
-        return self.w_o(
-            self.attend(q, k, v, self.both(mask, causal, q), causal).reshape(query.shape)
-        )
-
-
-@mistake("02.5", says="gets the mean of its values, padding and all")
-class MultiHeadAttention(Base):
-    def attend(self, q, k, v, mask, causal):
-        out = super().attend(q, k, v, mask, causal)
-        if mask is None:
-            return out
-        return torch.where(mask.any(-1, keepdim=True), out, v.mean(-2, keepdim=True))
 
 
 @mistake("02.5", says="a sentence without any key gives NaN")

@@ -37,20 +37,6 @@ class LayerNorm(_Norm):
         return (x - mean) / (variance + 1e-5).sqrt() * self.weight + self.bias
 
 
-@mistake("03.1", says="bias is added before the gain")
-class LayerNorm(_Norm):
-    def forward(self, x: Tensor) -> Tensor:
-        variance, mean = torch.var_mean(x, dim=-1, keepdim=True, correction=0)
-        return ((x - mean) / (variance + self.eps).sqrt() + self.bias) * self.weight
-
-
-@mistake("03.1", says="statistics run over the whole batch")
-class LayerNorm(_Norm):
-    def forward(self, x: Tensor) -> Tensor:
-        variance, mean = torch.var_mean(x, correction=0)
-        return (x - mean) / (variance + self.eps).sqrt() * self.weight + self.bias
-
-
 @mistake("03.1", says="weight and bias are not the two trained parameters")
 class LayerNorm(nn.Module):
     def __init__(self, d_model: int, eps: float = 1e-5) -> None:
@@ -130,12 +116,6 @@ class EncoderLayer(layers.EncoderLayer):
         return self.residual(x, self.norm2, self.feed_forward)
 
 
-@mistake("03.3", says="the mask is not passed")
-class EncoderLayer(layers.EncoderLayer):
-    def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
-        return super().forward(x, None, causal)
-
-
 @mistake("03.3", says="self.norm2 is missing")
 class EncoderLayer(layers.EncoderLayer):
     def __init__(self, config: TransformerConfig) -> None:
@@ -183,14 +163,6 @@ class DecoderLayer(layers.DecoderLayer):
             lambda h: self.self_attention(h, h, h, causal=True),
             lambda h: self.cross_attention(h, h, h),
         )
-
-
-@mistake("03.4", says="the memory is normed again")
-class DecoderLayer(layers.DecoderLayer):
-    def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor | None = None) -> Tensor:
-        if not self.pre:
-            return super().forward(x, memory, memory_mask)
-        return super().forward(x, self.norm2(memory), memory_mask)
 
 
 @mistake("03.4", says="both attentions are one module")
@@ -292,22 +264,3 @@ def count_parameters(config: TransformerConfig) -> int:
 def count_parameters(config: TransformerConfig) -> int:
     forgotten = 3 * config.num_layers * (config.d_model**2 + config.d_model)
     return size.count_parameters(config) - forgotten
-
-
-@mistake("03.6", says="only pre-LN ends in a norm")
-def count_parameters(config: TransformerConfig) -> int:
-    return size.count_parameters(replace(config, norm="pre"))
-
-
-@mistake("03.6", says="num_layers is the depth of each stack")
-def count_parameters(config: TransformerConfig) -> int:
-    inside = size.count_parameters(config) - size.count_parameters(replace(config, num_layers=1))
-    one = inside // (config.num_layers - 1) if config.num_layers > 1 else 0
-    outside = size.count_parameters(replace(config, num_layers=1)) - one
-    return outside + one * config.num_layers // 2
-
-
-@mistake("03.6", says="the tied matrix is not counted")
-def count_parameters(config: TransformerConfig) -> int:
-    tied = config.vocab_size * config.d_model * config.tie_embeddings
-    return size.count_parameters(config) - tied

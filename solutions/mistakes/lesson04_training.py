@@ -39,25 +39,6 @@ def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
     return _changed(pairs, pad_id, bos_id, eos_id, src=src)
 
 
-@mistake("04.1", says="tgt_in and tgt_out are exchanged")
-def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
-    batch = right_collate(pairs, pad_id, bos_id, eos_id)
-    return replace(batch, tgt_in=batch.tgt_out, tgt_out=batch.tgt_in)
-
-
-@mistake("04.1", says="lets a position see later ones")
-def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
-    batch = right_collate(pairs, pad_id, bos_id, eos_id)
-    T = batch.tgt_in.shape[1]
-    mask = (batch.tgt_in != pad_id)[:, None, None, :].expand(-1, 1, T, T)
-    return replace(batch, tgt_mask=mask)
-
-
-@mistake("04.1", says="num_tokens leaves out eos")
-def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
-    return _changed(pairs, pad_id, bos_id, eos_id, num_tokens=sum(len(t) for _, t in pairs))
-
-
 @mistake("04.1", says="pairs are left out: an empty sentence is one, too")
 def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
     return right_collate([pair for pair in pairs if all(pair)] or pairs, pad_id, bos_id, eos_id)
@@ -104,13 +85,6 @@ def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
     return loss.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-@mistake("04.2", says="the smoothing term is cut off from the logits")
-def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
-    right, every, real, V = _terms(logits, targets, pad_id)
-    losses = (1 - smoothing) * right + smoothing * every.detach() / V
-    return losses.where(real, 0.0).sum() / real.sum().clamp(min=1)
-
-
 @mistake("04.2", says="the loss of padding alone is a constant")
 def label_smoothed_loss(logits, targets, smoothing=0.1, pad_id=0):
     if (targets == pad_id).all():
@@ -129,16 +103,6 @@ def warmup_schedule(step, d_model, warmup_steps):
 @mistake("04.3a", says="the warm-up has exponent -1 and ends too high")
 def warmup_schedule(step, d_model, warmup_steps):
     return d_model**-0.5 * min(step**-0.5, step / warmup_steps)
-
-
-@mistake("04.3a", says="the rate is 0 until the warm-up ends")
-def warmup_schedule(step, d_model, warmup_steps):
-    return d_model**-0.5 * min(step**-0.5, step // warmup_steps * warmup_steps**-0.5)
-
-
-@mistake("04.3a", says="missing in the rising term")
-def warmup_schedule(step, d_model, warmup_steps):
-    return min(d_model**-0.5 * step**-0.5, step * warmup_steps**-1.5)
 
 
 @mistake("04.3a", says="step 0 is accepted")
@@ -161,35 +125,6 @@ def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
 @mistake("04.3b", says="warmup_steps=0 is taken for 1")
 def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
     return right_cosine(step, max(1, warmup_steps), total_steps, peak, floor)
-
-
-@mistake("04.3b", says="a whole cosine")
-def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
-    if step < warmup_steps:
-        return peak * step / warmup_steps
-    progress = (step - warmup_steps) / (total_steps - warmup_steps)
-    return floor + (peak - floor) * 0.5 * (1 + math.cos(2 * math.pi * progress))
-
-
-@mistake("04.3b", says="has the peak once more")
-def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
-    if step <= warmup_steps:
-        return right_cosine(step, warmup_steps, total_steps, peak, floor)
-    progress = (step - warmup_steps - 1) / (total_steps - warmup_steps - 1)
-    return floor + (peak - floor) * 0.5 * (1 + math.cos(math.pi * progress))
-
-
-@mistake("04.3b", says="the floor is added on top")
-def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
-    if step < warmup_steps:
-        return peak * step / warmup_steps
-    return floor + right_cosine(step, warmup_steps, total_steps, peak)
-
-
-@mistake("04.3b", says="after total_steps the rate is the peak again")
-def cosine_schedule(step, warmup_steps, total_steps, peak, floor=0.0):
-    rate = right_cosine(step, warmup_steps, total_steps, peak, floor)
-    return rate if step <= total_steps else peak
 
 
 @mistake("04.3b", says="longer than the run is accepted")

@@ -63,13 +63,6 @@ def ring_reduce_scatter(tensor, group=None):
     return chunks[rank]
 
 
-@mistake("05.1", says="the padding holds numbers of the tensor once more")
-def ring_reduce_scatter(tensor, group=None):
-    n = _place(group)[1]
-    flat = tensor.detach().reshape(-1)
-    return right_scatter(flat.repeat(n + 1)[: -(-flat.numel() // n) * n], group)
-
-
 @mistake("05.1", says="torch's own reduce_scatter does the work")
 def ring_reduce_scatter(tensor, group=None):
     chunks = _padded(tensor, _place(group)[1])

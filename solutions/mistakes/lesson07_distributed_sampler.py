@@ -82,17 +82,6 @@ class DistributedSampler(Base):
         return order[:missing] if missing < 0 else order + order[:missing]
 
 
-@mistake("07.1", says="len() is the whole dataset's")
-class DistributedSampler(Base):
-    def __len__(self):
-        return self.length
-
-    def divisible(self, order):
-        n = self.num_replicas
-        size = self.length // n if self.drop_last else -(-self.length // n)
-        return (order * (n + 1))[: size * n]
-
-
 @mistake("07.1", says="is accepted")
 class DistributedSampler(Base):
     def __init__(
@@ -257,12 +246,6 @@ class ResumableSampler(sampling.ResumableSampler):
     def __iter__(self):
         yield from super().__iter__()
         self._consumed = 0
-
-
-@mistake("07.3", says="len() is that of a whole epoch")
-class ResumableSampler(sampling.ResumableSampler):
-    def __len__(self):
-        return self._rounded(self.length) // self.num_replicas
 
 
 @mistake("07.3", says="a whole epoch is refused where its padding is counted")

@@ -118,18 +118,6 @@ class ShardedOptimizer(right.ShardedOptimizer):
         group.update(now)
 
 
-@mistake("10.2", says="the gradients of earlier steps are added")
-class ShardedOptimizer(right.ShardedOptimizer):
-    """What a step has averaged is kept for the next one."""
-
-    def step(self, closure=None):
-        past = getattr(self, "past", {})
-        for parameter in self._trained:
-            grad_of(parameter).add_(past.get(parameter, 0))
-        self.past = {parameter: grad_of(parameter).clone() for parameter in self._trained}
-        super().step()
-
-
 @mistake("10.2", says="this rank's part of the gradients outlives step()")
 class ShardedOptimizer(right.ShardedOptimizer):
     def step(self, closure=None):

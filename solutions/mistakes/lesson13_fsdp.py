@@ -357,11 +357,6 @@ def hybrid_shard(module, mesh, units=None, compute_dtype=None):
     return right.hybrid_shard(module, (world // size, size), units, compute_dtype)
 
 
-@mistake("13.4", says="compute_dtype is not handed on")
-def hybrid_shard(module, mesh, units=None, compute_dtype=None):
-    return right.hybrid_shard(module, mesh, units)
-
-
 @mistake("13.4", says="`units` is not handed on")
 def hybrid_shard(module, mesh, units=None, compute_dtype=None):
     return right.hybrid_shard(module, mesh, None, compute_dtype)

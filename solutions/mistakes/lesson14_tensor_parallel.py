@@ -51,13 +51,6 @@ def mean(x, group):
     return total(x, group) / ranks_of(group)
 
 
-def as_it_lies(x, group):
-    x = x.clone()
-    if ranks_of(group) > 1:
-        dist.all_reduce(x, group=group)
-    return x
-
-
 def in_double(x, group):
     return total(x.double(), group).to(x.dtype)
 
@@ -119,19 +112,9 @@ def sum_over_ranks(x, group=None):
     return message(mean, same)(x, group)
 
 
-@mistake("14.1b", says="the gradient is divided")
-def sum_over_ranks(x, group=None):
-    return message(total, lambda g, group: g / ranks_of(group))(x, group)
-
-
 @mistake("14.1b", says="it travels in another dtype")
 def sum_over_ranks(x, group=None):
     return message(in_double, same)(x, group)
-
-
-@mistake("14.1b", says="in the order of their memory")
-def sum_over_ranks(x, group=None):
-    return message(as_it_lies, same)(x, group)
 
 
 @mistake("14.1b", says="float64 numbers travel as float32")
@@ -247,21 +230,6 @@ class RowParallelLinear(Rows):
         super().__init__(linear, group, leave)
         if self.bias is not None and dist.get_rank(group):
             self.bias.data.zero_()
-
-
-@mistake("14.3", says="each rank cuts a matrix of its own")
-class RowParallelLinear(Rows):
-    def __init__(self, linear, group, leave):
-        super().__init__(linear, group, leave)
-        part = linear.weight.detach().chunk(ranks_of(group), 1)[dist.get_rank(group)]
-        self.weight = nn.Parameter(part.contiguous().clone(), linear.weight.requires_grad)
-
-
-@mistake("14.3", says="the bias is left out")
-class RowParallelLinear(Rows):
-    def forward(self, x):
-        y = self.leave(self.product(x), self.group)
-        return y if self.bias is None else y + 0 * self.bias
 
 
 @mistake("14.3", says="7 inputs on 2 ranks: accepted")
@@ -485,19 +453,6 @@ def vocab_parallel_cross_entropy(logits, targets, group=None, ignore_index=-100)
 @mistake("14.5", says="logits in 16 bits are summed in 16 bits")
 def vocab_parallel_cross_entropy(logits, targets, group=None, ignore_index=-100):
     return loss_of(logits, targets, group, ignore_index, wide=False)
-
-
-@mistake("14.5", says="the gradient that comes in is left out")
-def vocab_parallel_cross_entropy(logits, targets, group=None, ignore_index=-100):
-    loss = right.vocab_parallel_cross_entropy(logits, targets, group, ignore_index)
-    return message(same, lambda g, group: torch.ones_like(g))(loss, group)
-
-
-@mistake("14.5", says="a rank without the target has no gradient")
-def vocab_parallel_cross_entropy(logits, targets, group=None, ignore_index=-100):
-    _, mine = place(targets, logits.shape[-1], group)
-    seen = torch.where(mine[..., None], logits, logits.detach())
-    return right.vocab_parallel_cross_entropy(seen, targets, group, ignore_index)
 
 
 @mistake("14.5", says="a target outside of the whole vocabulary is no error")

@@ -191,13 +191,6 @@ def clip_gradients(parameters, max_norm, tp=None, pp=None):
     return norm
 
 
-@mistake("16.2b", says="the norm of the clipped gradients")
-def clip_gradients(parameters, max_norm, tp=None, pp=None):
-    own = list(parameters)
-    right.clip_gradients(own, max_norm, tp, pp)
-    return right.gradient_norm(own, tp, pp)
-
-
 @mistake("16.2b", says="its .grad is None")
 def clip_gradients(parameters, max_norm, tp=None, pp=None):
     own = list(parameters)
@@ -216,14 +209,6 @@ def clip_gradients(parameters, max_norm, tp=None, pp=None):
 @mistake("16.2b", says="max_norm -1.5 is accepted")
 def clip_gradients(parameters, max_norm, tp=None, pp=None):
     return right.clip_gradients(parameters, abs(max_norm), tp, pp)
-
-
-@mistake("16.2b", says="the norm lacks the other stages")
-def clip_gradients(parameters, max_norm, tp=None, pp=None):
-    parameters = list(parameters)
-    norm = right.gradient_norm(parameters, tp)
-    scale(parameters, factor_of(norm, max_norm))
-    return norm
 
 
 # 16.3 train_step_3d

@@ -58,19 +58,9 @@ def online_softmax(tiles):
     return online(tiles, rescale_output=False)
 
 
-@mistake("17.1", says="nothing is rescaled when a tile brings a higher score")
-def online_softmax(tiles):
-    return online(tiles, rescale_sum=False, rescale_output=False)
-
-
 @mistake("17.1", says="exp of a large score overflows")
 def online_softmax(tiles):
     return online(tiles, subtract=False)
-
-
-@mistake("17.1", says="the logsumexp lacks the highest score")
-def online_softmax(tiles):
-    return online(tiles, log=False)
 
 
 @mistake("17.1", says="all tiles are collected first")
@@ -118,11 +108,6 @@ def tiled_forward(q, k, v, is_causal=False, tile=64):
 @mistake("17.2", says="the positions are counted inside of the tile")
 def tiled_forward(q, k, v, is_causal=False, tile=64):
     return by_tiles(q, k, v, is_causal, tile, local=True, skip=False)
-
-
-@mistake("17.2", says="causal is counted from the last key")
-def tiled_forward(q, k, v, is_causal=False, tile=64):
-    return by_tiles(q, k, v, is_causal, tile, shift=k.shape[-2] - q.shape[-2])
 
 
 @mistake("17.2", says="tiles above the diagonal are computed")
@@ -323,19 +308,6 @@ def ring_forward(q, k, v, group, is_causal, order):
     return ring(q, k, v, group, False, order)
 
 
-@mistake("17.3b", says="keys are taken for those of rank + step")
-def ring_forward(q, k, v, group, is_causal, order):
-    return ring(q, k, v, group, is_causal, order, owner=1)
-
-
-@mistake("17.3b", says="every pair of chunks is masked as the diagonal's")
-def ring_forward(q, k, v, group, is_causal, order):
-    def pairs(mine, theirs, causal):
-        return [(i, j, causal) for i, j, _ in chunk_pairs(mine, theirs, causal)]
-
-    return ring(q, k, v, group, is_causal, order, pairs=pairs)
-
-
 @mistake("17.3b", says="one hop too many")
 def ring_forward(q, k, v, group, is_causal, order):
     return ring(q, k, v, group, is_causal, order, hops=len(order))
@@ -392,31 +364,6 @@ def ring_backward(q, k, v, output, logsumexp, gradient, group, is_causal, order)
     n = len(order)
     extra = 1 if n > 1 else 0
     return ring_back(q, k, v, output, logsumexp, gradient, group, is_causal, order, keys_too=extra)
-
-
-@mistake("17.3c", says="each pair of chunks has a softmax of its own")
-def ring_backward(q, k, v, output, logsumexp, gradient, group, is_causal, order):
-    return ring_back(q, k, v, output, logsumexp, gradient, group, is_causal, order, apart=True)
-
-
-@mistake("17.3c", says="each rank has what its own queries give")
-def ring_backward(q, k, v, output, logsumexp, gradient, group, is_causal, order):
-    n, rank = dist.get_world_size(group), dist.get_rank(group)
-    mine, here = order[rank], [k, v]
-    dq, dk, dv = (torch.zeros_like(x, dtype=logsumexp.dtype) for x in (q, k, v))
-    for step in range(n):
-        theirs = order[(rank - step) % n]
-        cut = [x.chunk(len(theirs), -2) for x in (*here, dk, dv)]
-        for i, j, diagonal in chunk_pairs(mine, theirs, is_causal):
-            own = [x.chunk(len(mine), -2)[i] for x in (q, output, gradient)]
-            rows = logsumexp.chunk(len(mine), -1)[i]
-            each = tiled_backward(own[0], cut[0][j], cut[1][j], own[1], rows, own[2], diagonal)
-            dq.chunk(len(mine), -2)[i].add_(each[0])
-            if step == 0:
-                cut[2][j].add_(each[1])
-                cut[3][j].add_(each[2])
-        here = PassedOn(here, group).wait()
-    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
 
 
 @mistake("17.3c", says="the ranks reduce among all")

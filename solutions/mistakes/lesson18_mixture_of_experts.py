@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from shared.ddp.averaging import average_flat, sum_flat
+from shared.ddp.averaging import average_flat
 from shared.exercises.mistakes import mistake
 from shared.mixture_of_experts.layer import by_expert, each_its_rows, weighted_sum
 from shared.mixture_of_experts.marks import is_expert
@@ -96,12 +96,6 @@ def balance_loss(routing, group=None):
 def balance_loss(routing, group=None):
     counts = loads(routing.experts[:, :1], routing.probabilities.shape[-1])
     return balanced(routing, group, counts=summed(counts, group))
-
-
-@mistake("18.1b", says="the shares are mean probabilities")
-def balance_loss(routing, group=None):
-    mean = routing.probabilities.mean(0)
-    return len(mean) * (mean * mean).sum()
 
 
 @mistake("18.1b", says="no gradient reaches the probabilities")
@@ -339,22 +333,6 @@ def within_capacity(experts, num_experts, capacity):
     return right.within_capacity(experts, num_experts, capacity - (capacity > 0))
 
 
-@mistake("18.4", says="each column is counted alone")
-def within_capacity(experts, num_experts, capacity):
-    return torch.stack([kept(c, num_experts, capacity, lambda c: c) for c in experts.t()], 1)
-
-
-@mistake("18.4", says="the last choices are kept")
-def within_capacity(experts, num_experts, capacity):
-    return right.within_capacity(experts.flip(0, 1), num_experts, capacity).flip(0, 1)
-
-
-@mistake("18.4", says="a token loses all of its choices with one")
-def within_capacity(experts, num_experts, capacity):
-    keep = right.within_capacity(experts, num_experts, capacity)
-    return keep.all(1, keepdim=True).expand_as(keep)
-
-
 @mistake("18.4", says="a capacity of -1 is accepted")
 def within_capacity(experts, num_experts, capacity):
     return right.within_capacity(experts, num_experts, max(0, capacity))
@@ -371,11 +349,6 @@ def by_kind(model, experts):
     return [p.grad for p in chosen]
 
 
-def divided(gradients, divisor):
-    for gradient in gradients:
-        gradient /= divisor
-
-
 @mistake("18.5", says="too large by the ranks of ep")
 def average_gradients(model, mesh):
     average_flat(by_kind(model, True), mesh["dp"].get_group())
@@ -385,25 +358,6 @@ def average_gradients(model, mesh):
 @mistake("18.5", says="experts are averaged over all ranks")
 def average_gradients(model, mesh):
     average_flat([*by_kind(model, True), *by_kind(model, False)])
-
-
-@mistake("18.5", says="the copies of an expert keep gradients of their own")
-def average_gradients(model, mesh):
-    average_flat(by_kind(model, False))
-
-
-@mistake("18.5", says="experts are summed over ep")
-def average_gradients(model, mesh):
-    sum_flat(by_kind(model, True), mesh["ep"].get_group())
-    divided(by_kind(model, True), mesh.size())
-    average_flat(by_kind(model, False))
-
-
-@mistake("18.5", says="the sum over all ranks is not divided")
-def average_gradients(model, mesh):
-    sum_flat(by_kind(model, True), mesh["dp"].get_group())
-    divided(by_kind(model, True), mesh.size())
-    sum_flat(by_kind(model, False))
 
 
 @mistake("18.5", says="a frozen parameter is given a gradient")

@@ -2,7 +2,6 @@
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 
 from shared.ddp.averaging import average_flat, sum_flat
 from shared.exercises.mistakes import mistake
@@ -65,13 +64,6 @@ def fp16_hook(group, bucket):
     return future.then(lambda done: bucket.buffer().copy_(done.value()[0]))
 
 
-@mistake("20.1", says="a rank keeps its own gradients")
-def fp16_hook(group, bucket):
-    half = bucket.buffer().half() / dist.get_world_size(group)
-    future = dist.all_reduce(half, group=group, async_op=True).get_future()
-    return future.then(lambda done: bucket.buffer())
-
-
 # 20.2 topk_with_error_feedback
 
 
@@ -112,11 +104,6 @@ def topk_with_error_feedback(state, bucket):
     return sparse(residual=lambda whole, sent, given: given - sent)(state, bucket)
 
 
-@mistake("20.2", says="the largest with their sign")
-def topk_with_error_feedback(state, bucket):
-    return sparse(key=lambda x: x)(state, bucket)
-
-
 class ByIndex:
     """A state that keeps a residual for a bucket's index, where it still has the right size."""
 
@@ -139,11 +126,6 @@ class ByIndex:
 @mistake("20.2", says="a bucket's index stands for other parameters")
 def topk_with_error_feedback(state, bucket):
     return sparse()(ByIndex(state), bucket)
-
-
-@mistake("20.2", says="the sum over the ranks, not their mean")
-def topk_with_error_feedback(state, bucket):
-    return sparse(mean=False)(state, bucket)
 
 
 @mistake("20.2", says="each rank's are of different places")
@@ -197,16 +179,6 @@ def one_bit_with_error_feedback(state, bucket):
 @mistake("20.3", says="a byte for each sign")
 def one_bit_with_error_feedback(state, bucket):
     return signed(byte=True)(state, bucket)
-
-
-@mistake("20.3", says="the scale is the root of the mean square")
-def one_bit_with_error_feedback(state, bucket):
-    return signed(scale=lambda x: x.square().mean().sqrt())(state, bucket)
-
-
-@mistake("20.3", says="the scale is the largest size")
-def one_bit_with_error_feedback(state, bucket):
-    return signed(scale=lambda x: x.abs().max())(state, bucket)
 
 
 @mistake("20.3", says="by this rank's own scales")
@@ -275,11 +247,6 @@ def low_rank_mean(matrices, factors, group=None):
     return iterated()(matrices, factors, group)
 
 
-@mistake("20.4a", says="the matrices are left as they were")
-def low_rank_mean(matrices, factors, group=None):
-    return iterated()([m.clone() for m in matrices], factors, group)
-
-
 # 20.4b power_sgd
 
 
@@ -322,11 +289,6 @@ def power_sgd(state, bucket):
     return powered(warm=False)(state, bucket)
 
 
-@mistake("20.4b", says="vectors stay each rank's own")
-def power_sgd(state, bucket):
-    return powered(vectors=lambda tensors, group: None)(state, bucket)
-
-
 @mistake("20.4b", says="something is kept or drawn before state.start")
 def power_sgd(state, bucket):
     own, early = bucket.buffer().clone(), state.steps < state.start
@@ -339,13 +301,6 @@ def power_sgd(state, bucket):
 @mistake("20.4b", says="counts buckets, not steps")
 def power_sgd(state, bucket):
     return powered(every_bucket=True)(state, bucket)
-
-
-@mistake("20.4b", says="nothing is compressed")
-def power_sgd(state, bucket):
-    state.steps += bucket.is_last()
-    average_flat([bucket.buffer()], state.group)
-    return ready(bucket.buffer())
 
 
 # 20.5 LocalSGD
@@ -393,19 +348,6 @@ class LocalSGD(Apart):
         mean = start - gradient
         start.copy_(mean)
         super().outer(p, start, v, gradient)
-
-
-@mistake("20.5", says="plain momentum, not Nesterov's")
-class LocalSGD(Apart):
-    def outer(self, p, start, v, gradient):
-        v.mul_(self.outer_momentum).add_(gradient)
-        p.copy_(start.sub_(v, alpha=self.outer_lr))
-
-
-@mistake("20.5", says="where the ranks agreed is not renewed")
-class LocalSGD(Apart):
-    def outer(self, p, start, v, gradient):
-        super().outer(p, start.clone(), v, gradient)
 
 
 @mistake("20.5", says="the ranks start apart")
@@ -460,11 +402,3 @@ def hierarchical_all_reduce(x, inside, across):
     total = x.clone()
     right.hierarchical_all_reduce(total, inside, across)
     return total
-
-
-@mistake("20.6", says="the sum of one node alone")
-def hierarchical_all_reduce(x, inside, across):
-    whole = F.pad(x.flatten(), (0, -x.numel() % dist.get_world_size(inside)))
-    if dist.get_world_size(inside) > 1:
-        dist.all_reduce(whole, group=inside)
-    x.copy_(whole[: x.numel()].view_as(x))

@@ -148,11 +148,6 @@ def find_straggler(seconds, factor=2.0):
     return Straggler(found.rank, found.late, found.steps, lost)
 
 
-@mistake("21.2", says="factor is not looked at")
-def find_straggler(seconds, factor=2.0):
-    return right.find_straggler(seconds)
-
-
 # 21.3 explain_hang
 
 
