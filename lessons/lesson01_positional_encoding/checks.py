@@ -32,11 +32,10 @@ exercise_01_1 = checks_for(
     name="sinusoidal_encoding",
     difficulty=2,
     minutes=15,
-    hints=[
+    hint=(
         "make the d_model / 2 frequencies 10000^(-2i / d_model) first, then one outer product "
-        "with the positions gives all angles",
-        "torch.stack([sin, cos], dim=-1).flatten(1) interleaves the two",
-    ],
+        "with the positions gives all angles"
+    ),
 )
 
 
@@ -133,11 +132,10 @@ exercise_01_2 = checks_for(
     name="PositionalEncoding",
     difficulty=2,
     minutes=15,
-    hints=[
+    hint=(
         'self.register_buffer("encoding", sinusoidal_encoding(max_len, d_model)) makes a tensor '
-        "that belongs to the module without being trained",
-        "compare start + x.shape[1] with max_len before you slice",
-    ],
+        "that belongs to the module without being trained"
+    ),
 )
 
 
@@ -298,11 +296,10 @@ exercise_01_3 = checks_for(
     name="shift_matrix",
     difficulty=3,
     minutes=20,
-    hints=[
+    hint=(
         "sin(a + b) = sin a cos b + cos a sin b: with a for the position and b for the offset, "
-        "the factors of sin a and cos a are a row of a 2 x 2 block",
-        "one block a pair, on the diagonal; b = offset / 10000^(2i / d_model)",
-    ],
+        "the factors of sin a and cos a are a row of a 2 x 2 block"
+    ),
 )
 
 
@@ -378,11 +375,10 @@ exercise_01_4 = checks_for(
     name="rotary",
     difficulty=4,
     minutes=25,
-    hints=[
+    hint=(
         "split x into its even and odd features, x[..., 0::2] and x[..., 1::2]; angles are "
-        "positions[..., None] * frequencies",
-        "(a, b) turned by t is (a cos t - b sin t, a sin t + b cos t); stack and flatten the pairs",
-    ],
+        "positions[..., None] * frequencies"
+    ),
 )
 
 

@@ -24,12 +24,10 @@ exercise_02_1 = checks_for(
     name="scaled_dot_product_attention",
     difficulty=3,
     minutes=20,
-    hints=[
+    hint=(
         "Four lines: scores (B, H, T, S), scale, softmax over the keys, product with the values. "
-        "The mask goes between scale and softmax.",
-        "For a row without keys: decide which rows those are with mask.any(dim=-1, keepdim=True), "
-        "and set their output and weights to 0 after the softmax.",
-    ],
+        "The mask goes between scale and softmax."
+    ),
     forbidden=("torch.nn.functional.scaled_dot_product_attention",),
 )
 
@@ -218,14 +216,14 @@ exercise_02_2 = checks_for(
     name="padding_mask",
     difficulty=1,
     minutes=5,
-    hints=["tokens != pad_id is (B, S). Which two dims of (B, H, T, S) are missing?"],
+    hint="tokens != pad_id is (B, S). Which two dims of (B, H, T, S) are missing?",
 )
 exercise_02_3 = checks_for(
     "02.3",
     name="causal_mask",
     difficulty=1,
     minutes=5,
-    hints=["Row: query, column: key. Draw length 3 on paper; torch has tril and triu."],
+    hint="Row: query, column: key. Draw length 3 on paper; torch has tril and triu.",
 )
 
 
@@ -334,14 +332,14 @@ exercise_02_4a = checks_for(
     name="split_heads",
     difficulty=2,
     minutes=10,
-    hints=["First cut the last dim in two, (B, L, H, K), then swap two dims. Two steps, not one."],
+    hint="First cut the last dim in two, (B, L, H, K), then swap two dims. Two steps, not one.",
 )
 exercise_02_4b = checks_for(
     "02.4b",
     name="combine_heads",
     difficulty=1,
     minutes=5,
-    hints=["The same two steps backwards: swap first, then join the last two dims."],
+    hint="The same two steps backwards: swap first, then join the last two dims.",
 )
 SIZES = ((2, 5, 3, 4), (1, 4, 4, 2), (3, 1, 2, 1))  # B, L, H, K
 
@@ -421,12 +419,10 @@ exercise_02_5 = checks_for(
     name="MultiHeadAttention",
     difficulty=5,
     minutes=35,
-    hints=[
+    hint=(
         "forward: project query, key, value; split each; attend; combine; w_o. The functions of "
-        "the exercises before do all but the projections.",
-        "causal=True and a mask: a key must pass both, so combine them with &.",
-        "fused: give F.scaled_dot_product_attention attn_mask or is_causal, not both.",
-    ],
+        "the exercises before do all but the projections."
+    ),
     forbidden=("torch.nn.MultiheadAttention",),
 )
 

@@ -34,12 +34,10 @@ exercise_03_1 = checks_for(
     name="LayerNorm",
     difficulty=2,
     minutes=15,
-    hints=[
+    hint=(
         "mean(dim=-1, keepdim=True) keeps the dim, so that x - mean broadcasts. The variance "
-        "divides by d_model, not by d_model - 1.",
-        "weight starts as ones and bias as zeros; both are nn.Parameter. eps stands inside the "
-        "square root.",
-    ],
+        "divides by d_model, not by d_model - 1."
+    ),
     forbidden=("torch.nn.LayerNorm", "torch.nn.functional.layer_norm"),
 )
 exercise_03_2 = checks_for(
@@ -47,18 +45,17 @@ exercise_03_2 = checks_for(
     name="PositionwiseFeedForward",
     difficulty=1,
     minutes=10,
-    hints=["linear1 goes from d_model to d_ff, linear2 back. Where is d_ff wide? Drop out there."],
+    hint="linear1 goes from d_model to d_ff, linear2 back. Where is d_ff wide? Drop out there.",
 )
 exercise_03_3 = checks_for(
     "03.3",
     name="EncoderLayer",
     difficulty=3,
     minutes=20,
-    hints=[
+    hint=(
         "Write the post-LN forward first: x = norm1(x + attention(x)), x = norm2(x + ffn(x)). "
-        "Then move the norms to where the sub-layers read, and leave x itself alone.",
-        "Dropout goes around the sub-layer's output, before it is added.",
-    ],
+        "Then move the norms to where the sub-layers read, and leave x itself alone."
+    ),
     forbidden=("torch.nn.TransformerEncoderLayer",),
 )
 exercise_03_4 = checks_for(
@@ -66,11 +63,10 @@ exercise_03_4 = checks_for(
     name="DecoderLayer",
     difficulty=3,
     minutes=20,
-    hints=[
+    hint=(
         "Three sub-layers now. Ask of each attention: where do the queries come from, where do "
-        "the keys come from, and what must not be seen?",
-        "The memory has been normed by the encoder: only x is normed here.",
-    ],
+        "the keys come from, and what must not be seen?"
+    ),
     forbidden=("torch.nn.TransformerDecoderLayer",),
 )
 exercise_03_5 = checks_for(
@@ -78,11 +74,10 @@ exercise_03_5 = checks_for(
     name="Transformer",
     difficulty=4,
     minutes=40,
-    hints=[
+    hint=(
         "Embed (times sqrt(d_model)), add positions, go through the layers, norm if the layers "
-        "are pre-LN, project. encode and decode are those lines; forward is one line.",
-        "Tying is an assignment of one nn.Parameter to three places, after initialise().",
-    ],
+        "are pre-LN, project. encode and decode are those lines; forward is one line."
+    ),
     forbidden=("torch.nn.Transformer",),
 )
 exercise_03_6 = checks_for(
@@ -90,7 +85,7 @@ exercise_03_6 = checks_for(
     name="count_parameters",
     difficulty=2,
     minutes=15,
-    hints=["Write down one attention, one feed-forward and one norm; then count how many of each."],
+    hint="Write down one attention, one feed-forward and one norm; then count how many of each.",
 )
 
 Rows = dict[str, Tensor | Callable[[], Tensor]]  # what a mistake is called, and what it gives

@@ -31,65 +31,57 @@ exercise_04_1 = checks_for(
     name="collate",
     difficulty=2,
     minutes=20,
-    hints=[
+    hint=(
         "Make three lists of lists first: src + [eos], [bos] + tgt, tgt + [eos]. Then pad each to "
-        "its own longest row.",
-        "The target's mask is two conditions at once: not padding, and not later. Both broadcast "
-        "to (B, 1, T, T).",
-    ],
+        "its own longest row."
+    ),
 )
 exercise_04_2 = checks_for(
     "04.2",
     name="label_smoothed_loss",
     difficulty=3,
     minutes=20,
-    hints=[
+    hint=(
         "log_softmax over the vocabulary, then two terms: the right token's (gather) with weight "
-        "1 - smoothing, and the mean over the vocabulary with weight smoothing.",
-        "Padding: set its losses to 0, then divide by the number of tokens that are left.",
-    ],
+        "1 - smoothing, and the mean over the vocabulary with weight smoothing."
+    ),
 )
 exercise_04_3a = checks_for(
     "04.3a",
     name="warmup_schedule",
     difficulty=1,
     minutes=5,
-    hints=["One line: d_model^-0.5 times the smaller of step^-0.5 and step * warmup_steps^-1.5."],
+    hint="One line: d_model^-0.5 times the smaller of step^-0.5 and step * warmup_steps^-1.5.",
 )
 exercise_04_3b = checks_for(
     "04.3b",
     name="cosine_schedule",
     difficulty=2,
     minutes=10,
-    hints=[
+    hint=(
         "Two cases: below warmup_steps a share of the peak; from there on, progress runs from 0 "
-        "at warmup_steps to 1 at total_steps and stays there.",
-    ],
+        "at warmup_steps to 1 at total_steps and stays there."
+    ),
 )
 exercise_04_4 = checks_for(
     "04.4",
     name="greedy_decode",
     difficulty=3,
     minutes=25,
-    hints=[
+    hint=(
         "Before the loop: src_mask, encode, start_cache, a column of bos. In the loop: step, "
-        "argmax, and what becomes of rows that have ended.",
-        "Keep a (B,) tensor `ended`; masked_fill(ended, pad_id) is what an ended row says.",
-    ],
+        "argmax, and what becomes of rows that have ended."
+    ),
 )
 exercise_04_5 = checks_for(
     "04.5",
     name="beam_search",
     difficulty=5,
     minutes=50,
-    hints=[
+    hint=(
         "Give each sentence beam_size rows of the batch: cache.select(row numbers, each repeated). "
-        "At first the prefixes are equal, so let one have log p 0 and the others -inf.",
-        "Scores of all continuations as (B, beam_size * V), then topk: flat // V is the prefix, "
-        "flat % V the token. The cache has to follow the prefixes: cache = cache.select(...).",
-        "Of the best beam_size, those that end in eos are finished: note their score. Fill the "
-        "beam with the best that do not end; 2 * beam_size candidates are always enough.",
-    ],
+        "At first the prefixes are equal, so let one have log p 0 and the others -inf."
+    ),
 )
 
 

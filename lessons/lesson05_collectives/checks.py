@@ -19,11 +19,10 @@ exercise_05_1 = checks_for(
     name="ring_reduce_scatter",
     difficulty=4,
     minutes=40,
-    hints=[
+    hint=(
         "Pad to n equal chunks. In step s rank r sends chunk (r - 1 - s) mod n to rank r + 1 and "
-        "adds what comes from rank r - 1 to chunk (r - 2 - s) mod n. Draw it for n = 3.",
-        "isend, then recv, then wait for the isend: if all ranks send first, none of them returns.",
-    ],
+        "adds what comes from rank r - 1 to chunk (r - 2 - s) mod n. Draw it for n = 3."
+    ),
     forbidden=("torch.distributed.all_", "torch.distributed.reduce_"),
 )
 exercise_05_2 = checks_for(
@@ -31,10 +30,10 @@ exercise_05_2 = checks_for(
     name="ring_all_gather",
     difficulty=2,
     minutes=15,
-    hints=[
+    hint=(
         "In step 0 rank r sends its own chunk. After that it sends on what it received in the step "
         "before: the chunk of rank r - s."
-    ],
+    ),
     forbidden=("torch.distributed.all_", "torch.distributed.reduce_"),
 )
 exercise_05_3 = checks_for(
@@ -43,7 +42,7 @@ exercise_05_3 = checks_for(
     in_place=True,
     difficulty=2,
     minutes=15,
-    hints=["The two exercises above, then cut off the padding, restore the shape, and copy_."],
+    hint="The two exercises above, then cut off the padding, restore the shape, and copy_.",
     forbidden=("torch.distributed.all_", "torch.distributed.reduce_"),
 )
 exercise_05_4 = checks_for(
@@ -52,10 +51,10 @@ exercise_05_4 = checks_for(
     in_place=True,
     difficulty=3,
     minutes=25,
-    hints=[
+    hint=(
         "Number the ranks from the source: place = (rank - src) mod n. Before round k the places 0 "
         "to 2**k - 1 have the tensor; place p sends to p + 2**k, if there is such a place."
-    ],
+    ),
     forbidden=("torch.distributed.broadcast",),
 )
 exercise_05_5 = checks_for(
@@ -64,7 +63,7 @@ exercise_05_5 = checks_for(
     in_place=True,
     difficulty=2,
     minutes=15,
-    hints=["Rank 0: n - 1 times recv and add, then n - 1 times send. The others: send, then recv."],
+    hint="Rank 0: n - 1 times recv and add, then n - 1 times send. The others: send, then recv.",
     forbidden=(
         "torch.distributed.all_reduce",
         "torch.distributed.reduce",

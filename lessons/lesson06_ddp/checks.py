@@ -34,47 +34,37 @@ exercise_06_1 = checks_for(
     name="broadcast_parameters",
     difficulty=2,
     minutes=15,
-    hints=[
+    hint=(
         "dist.broadcast(tensor, src) fills the tensor on the other ranks. named_parameters() and "
-        "named_buffers() each give a tied tensor once.",
-        "Compare first: dist.all_gather_object(layouts, layout) gives every rank the names, "
-        "shapes, dtypes and requires_grad of all. Then all ranks raise, or none does.",
-    ],
+        "named_buffers() each give a tied tensor once."
+    ),
 )
 exercise_06_2 = checks_for(
     "06.2",
     name="average_gradients",
     difficulty=2,
     minutes=15,
-    hints=[
-        "For each parameter: dist.all_reduce(parameter.grad), then divide by the world size.",
-        "A rank that leaves an all-reduce out lets the others wait. When may .grad be None?",
-    ],
+    hint="For each parameter: dist.all_reduce(parameter.grad), then divide by the world size.",
 )
 exercise_06_2b = checks_for(
     "06.2b",
     name="average_gradients_flat",
     difficulty=2,
     minutes=15,
-    hints=[
+    hint=(
         "torch.cat([grad.flatten() for grad in grads]) makes the flat tensor, flat.split(sizes) "
-        "cuts it again. One list of gradients for each dtype.",
-        "torch.cat copies: the means have to go back into each .grad, in its shape.",
-    ],
+        "cuts it again. One list of gradients for each dtype."
+    ),
 )
 exercise_06_3 = checks_for(
     "06.3",
     name="OverlappedDDP",
     difficulty=4,
     minutes=30,
-    hints=[
+    hint=(
         "parameter.register_post_accumulate_grad_hook(f) calls f(parameter) once its gradient is "
-        "complete; f starts dist.all_reduce(parameter.grad, async_op=True) and keeps the handle.",
-        "Keep a list of the trainable parameters, last first, and a set of those that are "
-        "complete. The hook sends as many from the head of the list as are complete.",
-        "finish_gradient_sync: send what is left (zeros where .grad is None), wait for every "
-        "handle, and empty list and set for the next step.",
-    ],
+        "complete; f starts dist.all_reduce(parameter.grad, async_op=True) and keeps the handle."
+    ),
     forbidden=("torch.nn.parallel.DistributedDataParallel",),
 )
 exercise_06_4 = checks_for(
@@ -82,13 +72,10 @@ exercise_06_4 = checks_for(
     name="BucketedDDP",
     difficulty=5,
     minutes=45,
-    hints=[
+    hint=(
         "A bucket: its parameters, one flat tensor, a view into it for each parameter, the number "
-        "of gradients that are still missing.",
-        "The hook copies the gradient into its view and lets parameter.grad be that view: after "
-        "the all-reduce nothing has to be copied back.",
-        "Send buckets strictly in order: bucket 2 may be complete before bucket 1.",
-    ],
+        "of gradients that are still missing."
+    ),
     forbidden=("torch.nn.parallel.DistributedDataParallel",),
 )
 exercise_06_5 = checks_for(
@@ -96,10 +83,10 @@ exercise_06_5 = checks_for(
     name="accumulate_gradients",
     difficulty=2,
     minutes=15,
-    hints=[
+    hint=(
         "All micro-batches but the last under `with ddp.no_sync():`, forward and backward; the "
-        "last outside of it; then finish_gradient_sync().",
-    ],
+        "last outside of it; then finish_gradient_sync()."
+    ),
 )
 
 WAITED = (

@@ -43,12 +43,10 @@ exercise_07_1 = checks_for(
     name="DistributedSampler",
     difficulty=2,
     minutes=25,
-    hints=[
+    hint=(
         "In __iter__: one order of all samples, the same on every rank; make its length divisible "
-        "by num_replicas; then every num_replicas-th entry, from entry `rank` on.",
-        "The order: torch.randperm(L, generator=torch.Generator().manual_seed(seed + epoch)). "
-        "The padding: the order itself, from its beginning, as often as it takes.",
-    ],
+        "by num_replicas; then every num_replicas-th entry, from entry `rank` on."
+    ),
     forbidden=("torch.utils.data.DistributedSampler", "torch.utils.data.distributed."),
 )
 exercise_07_2 = checks_for(
@@ -56,23 +54,20 @@ exercise_07_2 = checks_for(
     name="exact_evaluation",
     difficulty=2,
     minutes=20,
-    hints=[
+    hint=(
         "range(rank, len(dataset), world_size) is a share without padding. Add up sums and "
-        "divisors; divide once, at the very end.",
-        "totals = torch.zeros(2, dtype=torch.float64, device=device), one dist.all_reduce(totals).",
-    ],
+        "divisors; divide once, at the very end."
+    ),
 )
 exercise_07_3 = checks_for(
     "07.3",
     name="ResumableSampler",
     difficulty=4,
     minutes=45,
-    hints=[
+    hint=(
         "The position is one number: how far all ranks together have come in the common order. "
-        "What is left is order[position:]; share that out as in 07.1.",
-        "Keep two numbers apart: where the next iteration begins (set by load_state_dict, back to "
-        "0 at the end of an epoch) and how far this one has come (what state_dict says).",
-    ],
+        "What is left is order[position:]; share that out as in 07.1."
+    ),
     forbidden=("torch.utils.data.DistributedSampler", "torch.utils.data.distributed."),
 )
 

@@ -43,61 +43,51 @@ exercise_08_1a = checks_for(
     name="write_atomically",
     difficulty=2,
     minutes=20,
-    hints=[
+    hint=(
         "Another name in the same folder, such as path.with_name(f'.{path.name}.part'); open it, "
         "torch.save into the open file, flush(), os.fsync(file.fileno()), close, "
-        "aside.replace(path). A folder is flushed by its descriptor: os.open(folder, os.O_RDONLY).",
-        "try / except (OSError, RuntimeError) around all of it, InputError from it, and in "
-        "finally: aside.unlink(missing_ok=True), where an OSError of its own is passed over: a "
-        "folder that is a file has nothing to unlink.",
-    ],
+        "aside.replace(path). A folder is flushed by its descriptor: os.open(folder, os.O_RDONLY)."
+    ),
 )
 exercise_08_1b = checks_for(
     "08.1b",
     name="random_states",
     difficulty=1,
     minutes=10,
-    hints=[
+    hint=(
         "random.getstate(), np.random.get_state(), torch.get_rng_state(): a state is where a "
-        "generator stands now; a seed is where it began.",
-    ],
+        "generator stands now; a seed is where it began."
+    ),
 )
 exercise_08_1c = checks_for(
     "08.1c",
     name="save_checkpoint",
     difficulty=3,
     minutes=30,
-    hints=[
+    hint=(
         "First what all ranks do (dist.all_gather_object of the random states), then what rank 0 "
-        "does, then again what all do. No collective stands inside `if rank == 0`.",
-        "What went wrong on rank 0 has to reach the others: catch it, "
-        "dist.broadcast_object_list([error or None], src=0), and raise it on all ranks.",
-    ],
+        "does, then again what all do. No collective stands inside `if rank == 0`."
+    ),
 )
 exercise_08_2 = checks_for(
     "08.2",
     name="load_checkpoint",
     difficulty=4,
     minutes=35,
-    hints=[
+    hint=(
         "Rank 0: sorted(folder.glob('step_*.pt')), from the newest back, read_checkpoint in "
-        "try / except InputError. Then broadcast one list [error, path, content] to all.",
-        "refuse_unless_it_fits comes before the first load_state_dict, on every rank, and "
-        "dist.all_gather_object tells all what it said; the random states come last, each rank its "
-        "own: content['random'][dist.get_rank()].",
-    ],
+        "try / except InputError. Then broadcast one list [error, path, content] to all."
+    ),
 )
 exercise_08_3 = checks_for(
     "08.3",
     name="resume_training",
     difficulty=3,
     minutes=25,
-    hints=[
+    hint=(
         "while state.step < num_steps: the rest of this epoch in batches, then "
-        "sampler.set_epoch(sampler.epoch + 1). torch's BatchSampler cuts batches from a sampler.",
-        "In the loop: loss, schedule, step + 1, and only then save: the file must say that the "
-        "step is done.",
-    ],
+        "sampler.set_epoch(sampler.epoch + 1). torch's BatchSampler cuts batches from a sampler."
+    ),
 )
 
 NO_GROUP = {

@@ -35,12 +35,10 @@ exercise_09_1 = checks_for(
     name="DynamicLossScaler",
     difficulty=3,
     minutes=30,
-    hints=[
+    hint=(
         "Keep the scale, the number of steps in a row without overflow, and for each optimizer "
-        "what unscale_ found; update() reads the last, and clears it.",
-        "grad.mul_(1 / scale) for every gradient in optimizer.param_groups, then "
-        "grad.isfinite().all(). On several ranks: one dist.all_reduce of one number.",
-    ],
+        "what unscale_ found; update() reads the last, and clears it."
+    ),
     forbidden=("torch.amp.GradScaler", "torch.cuda.amp.GradScaler"),
 )
 
@@ -284,13 +282,11 @@ exercise_09_2 = checks_for(
     name="MasterWeightAdamW",
     difficulty=4,
     minutes=35,
-    hints=[
+    hint=(
         "In step(): for each group, for each parameter with a gradient: the state (made at the "
         "first step), AdamW's five lines in float32 on state['master'], then "
-        "parameter.copy_(master) under torch.no_grad().",
-        "Optimizer.load_state_dict casts every state to its parameter's dtype. Call it, then put "
-        "the saved tensors back: state_dict['state'][number], numbered in the order of the groups.",
-    ],
+        "parameter.copy_(master) under torch.no_grad()."
+    ),
 )
 
 
@@ -512,12 +508,10 @@ exercise_09_3 = checks_for(
     name="accumulate",
     difficulty=2,
     minutes=20,
-    hints=[
+    hint=(
         "First the tokens of all micro-batches of all ranks: a sum, and one dist.all_reduce. Then "
-        "each micro-batch's mean counts with num_tokens / tokens.",
-        "All but the last micro-batch under `with model.no_sync():`, forward and backward. DDP "
-        "divides by the number of ranks: multiply by it.",
-    ],
+        "each micro-batch's mean counts with num_tokens / tokens."
+    ),
 )
 COUNTS = (3, 11, 5)
 near = partial(expect_close, rtol=1e-5, atol=1e-5)  # a weight may have been a float32

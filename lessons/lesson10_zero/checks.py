@@ -34,10 +34,10 @@ exercise_10_1 = checks_for(
     name="partition",
     difficulty=1,
     minutes=10,
-    hints=[
+    hint=(
         "torch.cat of the tensors, each detached and flattened, and of -size % num_parts zeros; "
-        "flat.view(num_parts, -1) has the parts as rows.",
-    ],
+        "flat.view(num_parts, -1) has the parts as rows."
+    ),
 )
 
 
@@ -517,13 +517,11 @@ exercise_10_2 = checks_for(
     name="ShardedOptimizer",
     difficulty=3,
     minutes=25,
-    hints=[
+    hint=(
         "flat, parts = partition(params, n); broadcast flat; parameter.data = its piece of flat "
         "(views_of); optimizer_class([nn.Parameter(parts[rank])], **kwargs) does the updates, and "
-        "has .defaults for super().__init__.",
-        "step(): fill a flat tensor with gradients / n, zeros where there is none, reduce-scatter "
-        "it into the .grad of this rank's part, copy the settings, update, all-gather.",
-    ],
+        "has .defaults for super().__init__."
+    ),
     forbidden=NOT_TORCHS,
 )
 exercise_10_2b = checks_for(
@@ -531,13 +529,11 @@ exercise_10_2b = checks_for(
     name="ZeroStage1",
     difficulty=4,
     minutes=40,
-    hints=[
+    hint=(
         "In add_param_group: super().add_param_group(group), then flat, parts = partition(those "
         "with requires_grad, n), parameter.data = its piece of flat, and AdamW over parts[rank] "
-        "(16-bit: over a float32 copy of it).",
-        "optimizer_class([{'params': []}], **kwargs) checks the settings and has .defaults for "
-        "super().__init__; AdamW skips a parameter whose .grad is None.",
-    ],
+        "(16-bit: over a float32 copy of it)."
+    ),
     forbidden=NOT_TORCHS,
 )
 exercise_10_3 = checks_for(
@@ -545,13 +541,10 @@ exercise_10_3 = checks_for(
     name="ZeroStage2",
     difficulty=4,
     minutes=40,
-    hints=[
+    hint=(
         "parameter.register_post_accumulate_grad_hook(f): copy the gradient, divided by n, to its "
-        "place in the bucket, and set parameter.grad = None.",
-        "Buckets leave in one order on every rank, the last parameters first. What backward has "
-        "not completed leaves at its end: at_end_of_backward(f), called in the first hook, runs f "
-        "there.",
-    ],
+        "place in the bucket, and set parameter.grad = None."
+    ),
     forbidden=NOT_TORCHS,
 )
 exercise_10_4 = checks_for(
@@ -559,12 +552,10 @@ exercise_10_4 = checks_for(
     name="ChainStage3",
     difficulty=4,
     minutes=45,
-    hints=[
+    hint=(
         "Free with flat.untyped_storage().resize_(0), not by dropping flat: what autograd saved "
-        "are views of that storage, and find their numbers again once it is gathered.",
-        "Four moments: register_forward_pre_hook gathers, register_forward_hook frees and leaves a "
-        "hook on the output, which gathers again; the unit's last gradient frees and sends.",
-    ],
+        "are views of that storage, and find their numbers again once it is gathered."
+    ),
     forbidden=NOT_TORCHS,
 )
 exercise_10_4b = checks_for(
@@ -572,13 +563,10 @@ exercise_10_4b = checks_for(
     name="ZeroStage3",
     difficulty=5,
     minutes=45,
-    hints=[
+    hint=(
         "Parameters outside of all units are a unit of the model itself; a unit for each "
-        "requires_grad, and 16-bit parts with float32 masters.",
-        "register_full_backward_pre_hook, or a hook on every output tensor, gathers for backward. "
-        "Count who uses a unit, free it after the last; what is left is sent and freed at the end "
-        "of backward.",
-    ],
+        "requires_grad, and 16-bit parts with float32 masters."
+    ),
     forbidden=NOT_TORCHS,
 )
 
@@ -617,13 +605,10 @@ exercise_10_5 = checks_for(
     name="zero_config",
     difficulty=3,
     minutes=25,
-    hints=[
+    hint=(
         "The first stage of 0 to 3 whose bytes at the worst moment, times num_params, are at most "
-        "0.9 x budget. The table above has them; stage 1's is the larger of two.",
-        "The whole batch is micro-batch x accumulation x ranks. Four defaults of stage 3 hide its "
-        "saving: reduce_bucket_size, stage3_param_persistence_threshold, "
-        "stage3_max_reuse_distance and stage3_prefetch_bucket_size.",
-    ],
+        "0.9 x budget. The table above has them; stage 1's is the larger of two."
+    ),
 )
 
 

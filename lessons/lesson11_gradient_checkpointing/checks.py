@@ -34,12 +34,10 @@ exercise_11_1 = checks_for(
     name="checkpoint",
     difficulty=4,
     minutes=40,
-    hints=[
+    hint=(
         "A torch.autograd.Function. forward: note the random states and autocast, "
-        "ctx.save_for_backward(the tensors), return function(*args).",
-        "backward: detach the saved tensors, run the function under torch.enable_grad(), then "
-        "torch.autograd.backward(outputs, grads), and return the .grad of the detached ones.",
-    ],
+        "ctx.save_for_backward(the tensors), return function(*args)."
+    ),
     forbidden=("torch.utils.checkpoint.checkpoint",),
 )
 
@@ -361,11 +359,7 @@ exercise_11_2 = checks_for(
     name="checkpoint_sequential",
     difficulty=2,
     minutes=20,
-    hints=[
-        "divmod(n, segments): so many segments have one layer more than the others.",
-        "checkpoint(functools.partial(run, layers[start:end]), x). What a lambda names in a loop "
-        "is looked up when it is called, which is in backward.",
-    ],
+    hint="divmod(n, segments): so many segments have one layer more than the others.",
     forbidden=("torch.utils.checkpoint.checkpoint_sequential",),
 )
 
@@ -536,12 +530,10 @@ exercise_11_3 = checks_for(
     name="plan",
     difficulty=4,
     minutes=35,
-    hints=[
+    hint=(
         "Backward is at layer i: alive are what layers 0 to i-1 hold, and costs[i].saved, whether "
-        "kept or made again. So going through the layers in order, held + saved <= budget.",
-        "All that the later layers need to know of the earlier ones is how much they hold. Of two "
-        "beginnings, drop the one that holds more and has recomputed more.",
-    ],
+        "kept or made again. So going through the layers in order, held + saved <= budget."
+    ),
 )
 SECONDS = 5.0  # of the processor, however busy it is; a hundredth of one is needed
 

@@ -32,12 +32,10 @@ exercise_12_1 = checks_for(
     name="profile_training",
     difficulty=3,
     minutes=30,
-    hints=[
+    hint=(
         "with profile(schedule=schedule(wait=..., warmup=..., active=..., repeat=1), "
-        "on_trace_ready=...) as profiler: and profiler.step() as the last line of each step.",
-        "A `for batch in batches` draws its batch between two labels. Call next(iterator, end) "
-        'yourself, inside record_function("data").',
-    ],
+        "on_trace_ready=...) as profiler: and profiler.step() as the last line of each step."
+    ),
     in_place=True,
 )
 
@@ -207,12 +205,10 @@ exercise_12_2 = checks_for(
     name="overlap_fraction",
     difficulty=3,
     minutes=30,
-    hints=[
+    hint=(
         "Three unions of intervals: the steps, the messages, the compute. Sort by start; an "
-        "interval that begins before the last one ends prolongs it.",
-        "Two unions have in common max(starts) to min(ends) of each pair that meets. Messages in "
-        "the steps; then those in the compute; lengths divided.",
-    ],
+        "interval that begins before the last one ends prolongs it."
+    ),
 )
 
 
@@ -294,10 +290,7 @@ exercise_12_3 = checks_for(
     name="data_stall_fraction",
     difficulty=2,
     minutes=15,
-    hints=[
-        "The unions of 12.2 serve again: the steps, the waits, the kernels.",
-        "(waits in the steps, less those in which a kernel runs) / steps.",
-    ],
+    hint="The unions of 12.2 serve again: the steps, the waits, the kernels.",
 )
 
 
@@ -325,11 +318,10 @@ exercise_12_4 = checks_for(
     name="model_flops_utilization",
     difficulty=2,
     minutes=15,
-    hints=[
+    hint=(
         "Multiplications a token: 4 D^2 + 2 D d_ff in each layer, V D for the output, and in each "
-        "layer 2 T D for the two products of attention.",
-        "Two FLOPs for each, and three times the forward for forward and backward: a factor of 6.",
-    ],
+        "layer 2 T D for the two products of attention."
+    ),
 )
 
 
@@ -427,12 +419,10 @@ exercise_12_5 = checks_for(
     name="diagnose",
     difficulty=3,
     minutes=25,
-    hints=[
+    hint=(
         "Count, per step, what begins inside a step: aten::item, messages, aten:: in all. Divide "
-        "by the number of steps in that trace.",
-        "Ask in the order of the docstring: reading a thousand numbers brings thousands of "
-        "operators along, so the most telling count comes first.",
-    ],
+        "by the number of steps in that trace."
+    ),
 )
 HEALTHY = {"items": 3, "messages": 7, "operators": 200, "waits": 50}
 # Each case: the reason, what differs from HEALTHY, the steps, the mistake that another answer is.

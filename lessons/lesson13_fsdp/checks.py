@@ -43,12 +43,10 @@ exercise_13_1 = checks_for(
     name="FlatUnit",
     difficulty=3,
     minutes=35,
-    hints=[
+    hint=(
         "flat, parts = partition(parameters, n); the shard is a copy of parts[rank], in float32 "
-        "where the parameters have 16 bits. Broadcast flat first, with group_src=0.",
-        "free: flat.untyped_storage().resize_(0), and parameter.data = flat.new_empty(0). gather: "
-        "resize_ back, copy the shard into its place, start all_gather, point parameters at flat.",
-    ],
+        "where the parameters have 16 bits. Broadcast flat first, with group_src=0."
+    ),
     forbidden=(*ENGINE, *(f"shared.sharding.{name}." for name in BUILT)),
 )
 
@@ -611,13 +609,10 @@ exercise_13_1b = checks_for(
     name="ChainShard",
     difficulty=3,
     minutes=30,
-    hints=[
+    hint=(
         "One FlatUnit for each unit; self.shards = nn.ParameterList of their shards; the module in "
-        "a list, so that parameters() does not see its own.",
-        "register_forward_pre_hook gathers; register_forward_hook frees, and output.register_hook "
-        "gathers again; register_post_accumulate_grad_hook: after a unit's last gradient free, "
-        "then reduce.",
-    ],
+        "a list, so that parameters() does not see its own."
+    ),
     forbidden=(
         *ENGINE,
         *(f"shared.sharding.{name}." for name in ("fully_shard", "prefetch", "hybrid")),
@@ -685,14 +680,11 @@ exercise_13_2 = checks_for(
     name="ModelShard",
     difficulty=4,
     minutes=45,
-    hints=[
+    hint=(
         "A unit for each module, over its parameters that no earlier unit has, one for each dtype; "
         "then one for what is left, hooked to the module itself. self.shards = nn.ParameterList of "
-        "the shards; the module in a list, so that parameters() does not see its own.",
-        "register_forward_pre_hook gathers, register_forward_hook frees and registers "
-        "register_multi_grad_hook(outputs, f, mode='any'): f gathers again. "
-        "register_post_accumulate_grad_hook: after a unit's last gradient free, then reduce.",
-    ],
+        "the shards; the module in a list, so that parameters() does not see its own."
+    ),
     forbidden=OWN_HOOKS,
 )
 exercise_13_2b = checks_for(
@@ -700,14 +692,10 @@ exercise_13_2b = checks_for(
     name="FullyShard",
     difficulty=5,
     minutes=45,
-    hints=[
+    hint=(
         "Derived from your ModelShard: other units (compute_dtype, WholeUnit; one for each dtype, "
-        "requires_grad and size), and another before_forward, after_forward and reduce.",
-        "at_backward(call, inputs) calls when backward has passed a module: a frozen unit is freed "
-        "there, and what this rank has not used leaves there, with zeros.",
-        "pending: +1 before a forward with gradients, -1 when backward has passed. At 0 a trained "
-        "unit that has not left in this backward is reduced.",
-    ],
+        "requires_grad and size), and another before_forward, after_forward and reduce."
+    ),
     forbidden=OWN_HOOKS,
 )
 exercise_13_3 = checks_for(
@@ -715,12 +703,10 @@ exercise_13_3 = checks_for(
     name="PrefetchingShard",
     difficulty=4,
     minutes=30,
-    hints=[
+    hint=(
         "Note the units in acquire(); in finish_gradient_sync() the list becomes the order of the "
-        "next step.",
-        "After super().acquire(unit): ahead = order[position + 1]; ahead.gather() without wait(), "
-        "unless another one is on its way already.",
-    ],
+        "next step."
+    ),
     forbidden=(*ENGINE, "shared.sharding.prefetch.", "shared.sharding.hybrid."),
 )
 exercise_13_4 = checks_for(
@@ -728,12 +714,10 @@ exercise_13_4 = checks_for(
     name="hybrid_shard",
     difficulty=4,
     minutes=30,
-    hints=[
+    hint=(
         "Ranks 0 to s-1 are a node: group of rank r is r - r % s to that plus s; its replicas are "
-        "all ranks with the same r % s. dist.new_group is called for every group, on every rank.",
-        "Override on_shard_gradient(unit): divide unit.shard.grad by the number of replicas, start "
-        "all_reduce over them; wait in finish_gradient_sync().",
-    ],
+        "all ranks with the same r % s. dist.new_group is called for every group, on every rank."
+    ),
     forbidden=(*ENGINE, "shared.sharding.hybrid."),
 )
 

@@ -102,10 +102,10 @@ exercise_14_1a = checks_for(
     name="copy_to_ranks",
     difficulty=2,
     minutes=15,
-    hints=[
+    hint=(
         "A torch.autograd.Function whose forward returns x.view_as(x) and keeps the group in ctx; "
-        "its backward clones the gradient, all-reduces the clone and returns it and None.",
-    ],
+        "its backward clones the gradient, all-reduces the clone and returns it and None."
+    ),
     forbidden=("torch.distributed.nn.", "torch.distributed._functional_collectives."),
 )
 
@@ -174,10 +174,10 @@ exercise_14_1b = checks_for(
     name="sum_over_ranks",
     difficulty=2,
     minutes=10,
-    hints=[
+    hint=(
         "The same Function the other way round: forward clones, all-reduces and returns the clone; "
-        "backward returns the gradient as it is.",
-    ],
+        "backward returns the gradient as it is."
+    ),
     forbidden=("torch.distributed.nn.", "torch.distributed._functional_collectives."),
 )
 
@@ -369,11 +369,11 @@ exercise_14_2 = checks_for(
     name="ColumnParallelLinear",
     difficulty=3,
     minutes=20,
-    hints=[
+    hint=(
         "Clone linear.weight, broadcast the clone in the group (group_src=0), take "
         ".chunk(ranks, 0)[rank].clone() as nn.Parameter; the same for the bias. forward: enter, "
-        "then F.linear.",
-    ],
+        "then F.linear."
+    ),
     forbidden=("torch.distributed.tensor.",),
 )
 
@@ -519,10 +519,10 @@ exercise_14_3 = checks_for(
     name="RowParallelLinear",
     difficulty=3,
     minutes=20,
-    hints=[
+    hint=(
         "As the column-parallel layer, with the weight's dim 1; the bias is a clone of rank 0's, "
-        "whole. forward: F.linear without a bias, then leave, then the bias.",
-    ],
+        "whole. forward: F.linear without a bias, then leave, then the bias."
+    ),
     forbidden=("torch.distributed.tensor.",),
 )
 
@@ -620,12 +620,12 @@ exercise_14_4 = checks_for(
     name="parallel_block",
     difficulty=3,
     minutes=40,
-    hints=[
+    hint=(
         "Look at everything before you change anything. For each MultiHeadAttention in "
         "block.modules(): num_heads //= t; w_q, w_k, w_v become column-parallel with enter=None, "
         "w_o row-parallel with sum_over_ranks; split_region(attention, group, copy_to_ranks). The "
-        "same for linear1 and linear2 of each PositionwiseFeedForward. Broadcast the norms.",
-    ],
+        "same for linear1 and linear2 of each PositionwiseFeedForward. Broadcast the norms."
+    ),
     in_place=True,
     forbidden=("torch.distributed.tensor.parallel.",),
 )
@@ -769,12 +769,12 @@ exercise_14_5 = checks_for(
     name="vocab_parallel_cross_entropy",
     difficulty=3,
     minutes=40,
-    hints=[
+    hint=(
         "The largest logit by all_reduce with MAX (no gradient needed); subtract it; then the sum "
         "of the exponentials and the target's logit, which is 0 on the ranks that do not have it, "
         "by all_reduce. The loss is log(sum) - target's logit. With sum_over_ranks for the two "
-        "sums autograd does the rest.",
-    ],
+        "sums autograd does the rest."
+    ),
     forbidden=("torch.distributed.tensor.",),
 )
 

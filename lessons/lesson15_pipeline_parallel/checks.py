@@ -44,10 +44,10 @@ exercise_15_1 = checks_for(
     name="split_stages",
     difficulty=2,
     minutes=25,
-    hints=[
+    hint=(
         "The best cut of the parts from i on into k stages: for each end j of the first stage, the "
-        "larger of sum(costs[i:j]) and the best cut of the parts from j on into k - 1.",
-    ],
+        "larger of sum(costs[i:j]) and the best cut of the parts from j on into k - 1."
+    ),
     forbidden=("shared.pipeline.stages.split_stages",),
 )
 
@@ -176,11 +176,11 @@ exercise_15_2 = checks_for(
     name="send_activation",
     difficulty=3,
     minutes=25,
-    hints=[
+    hint=(
         "A torch.autograd.Function: forward calls link.send for every tensor and returns a "
         "number, torch.zeros(()); backward returns None for the link and, for every tensor, what "
-        "link.receive fills an empty one with.",
-    ],
+        "link.receive fills an empty one with."
+    ),
     forbidden=("shared.pipeline.transfer.send_", "shared.pipeline.transfer.recv_", *ENGINE),
 )
 exercise_15_2b = checks_for(
@@ -188,10 +188,10 @@ exercise_15_2b = checks_for(
     name="recv_activation",
     difficulty=3,
     minutes=25,
-    hints=[
+    hint=(
         "The same the other way round. Autograd runs a Function's backward only if an input needs "
-        "a gradient: give it a number that does, torch.zeros((), requires_grad=True).",
-    ],
+        "a gradient: give it a number that does, torch.zeros((), requires_grad=True)."
+    ),
     forbidden=("shared.pipeline.transfer.send_", "shared.pipeline.transfer.recv_", *ENGINE),
 )
 
@@ -388,7 +388,7 @@ exercise_15_3 = checks_for(
     name="gpipe_schedule",
     difficulty=1,
     minutes=10,
-    hints=["Write down each rank's order as a list of Cells; timetable() makes the table of it."],
+    hint="Write down each rank's order as a list of Cells; timetable() makes the table of it.",
     forbidden=SCHEDULES,
 )
 
@@ -413,10 +413,10 @@ exercise_15_4 = checks_for(
     name="one_f_one_b_schedule",
     difficulty=2,
     minutes=20,
-    hints=[
+    hint=(
         "Stage s begins with num_stages - 1 - s forwards (or all, if there are fewer), goes on "
-        "with a forward and a backward in turns, and ends with the backwards that are left.",
-    ],
+        "with a forward and a backward in turns, and ends with the backwards that are left."
+    ),
     forbidden=SCHEDULES,
 )
 
@@ -441,11 +441,11 @@ exercise_15_5 = checks_for(
     name="interleaved_schedule",
     difficulty=4,
     minutes=40,
-    hints=[
+    hint=(
         "A rank's k-th forward: p micro-batches through its first stage, the same p through its "
         "second, ...; its k-th backward the same from its last stage. "
-        "Warm-up: (v - 1) p + 2 (p - 1 - rank) forwards; for v = 1 that of 1F1B.",
-    ],
+        "Warm-up: (v - 1) p + 2 (p - 1 - rank) forwards; for v = 1 that of 1F1B."
+    ),
     forbidden=SCHEDULES,
 )
 
@@ -485,10 +485,10 @@ exercise_15_6 = checks_for(
     name="which_schedule",
     difficulty=1,
     minutes=10,
-    hints=[
+    hint=(
         "Look at the last rank first: does it turn back at once? Then at the first: how many "
-        "forwards does it do before its first backward, and of how many stages?",
-    ],
+        "forwards does it do before its first backward, and of how many stages?"
+    ),
 )
 KINDS = ("gpipe", "1f1b", "interleaved", "none")
 

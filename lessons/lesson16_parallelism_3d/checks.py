@@ -43,11 +43,11 @@ exercise_16_1 = checks_for(
     name="build_mesh",
     difficulty=2,
     minutes=20,
-    hints=[
+    hint=(
         "Write down the ranks of dp 2 x tp 2 x pp 2 as a box. A rank's coordinates are the digits "
         "of its number, the last axis of order is the last digit; the groups of an axis are the "
-        "ranks that agree in the two other digits.",
-    ],
+        "ranks that agree in the two other digits."
+    ),
     forbidden=("shared.parallel3d.mesh.",),
 )
 DEFAULT = ("pp", "dp", "tp")
@@ -239,10 +239,10 @@ exercise_16_2 = checks_for(
     name="gradient_norm",
     difficulty=3,
     minutes=30,
-    hints=[
+    hint=(
         "Two sums of squares on each rank, of the parts and of the copies. All-reduce the first "
-        "over tp, add the second, all-reduce over pp; the root comes last.",
-    ],
+        "over tp, add the second, all-reduce over pp; the root comes last."
+    ),
     forbidden=("shared.parallel3d.norm.", "torch.nn.utils.clip_grad"),
 )
 
@@ -452,10 +452,10 @@ exercise_16_2b = checks_for(
     name="clip_gradients",
     difficulty=2,
     minutes=15,
-    hints=[
+    hint=(
         "parameters = list(parameters): they are gone through twice. The factor is "
-        "torch.clamp(max_norm / (norm + 1e-6), max=1.0); mul_ every gradient with it.",
-    ],
+        "torch.clamp(max_norm / (norm + 1e-6), max=1.0); mul_ every gradient with it."
+    ),
     in_place=True,
     forbidden=(
         "shared.parallel3d.norm.clip",
@@ -587,12 +587,10 @@ exercise_16_3 = checks_for(
     name="train_step_3d",
     difficulty=4,
     minutes=45,
-    hints=[
+    hint=(
         "Let each part of the loss be a part of one mean: a sum of losses over the number of all "
-        "targets of the whole batch. What is left to do is then to add, and to divide by nothing.",
-        "Who has a part of the same gradient? The stages of a tied weight, and the replicas. The "
-        "ranks of tp have sent theirs in the layers. Clip when a gradient is whole.",
-    ],
+        "targets of the whole batch. What is left to do is then to add, and to divide by nothing."
+    ),
     in_place=True,
     forbidden=("shared.parallel3d.engine.", "shared.parallel3d.replicas."),
 )
@@ -797,10 +795,10 @@ exercise_16_4a = checks_for(
     name="compute_and_bubble",
     difficulty=2,
     minutes=15,
-    hints=[
+    hint=(
         "Begin with the rows of one rank and m 1: how many forwards do a layer and the head take? "
-        "Then those of two ranks that differ. Divide the bubble by the compute.",
-    ],
+        "Then those of two ranks that differ. Divide the bubble by the compute."
+    ),
 )
 
 
@@ -814,10 +812,10 @@ exercise_16_4b = checks_for(
     name="tensor_parallel_seconds",
     difficulty=2,
     minutes=10,
-    hints=[
+    hint=(
         "The rows of one layer and one micro-batch, without latency: divide by 4, then look at how "
-        "the quotient grows with tp. Where a node is too small, compute the rate from the seconds.",
-    ],
+        "the quotient grows with tp. Where a node is too small, compute the rate from the seconds."
+    ),
     forbidden=("shared.planner.seconds.",),
 )
 
@@ -832,10 +830,10 @@ exercise_16_4c = checks_for(
     name="data_parallel_seconds",
     difficulty=2,
     minutes=15,
-    hints=[
+    hint=(
         "First the rows without overlap: how many messages of (dp - 1) / dp of the bytes does each "
-        "stage send? Then subtract from these the rows with overlap.",
-    ],
+        "stage send? Then subtract from these the rows with overlap."
+    ),
     forbidden=("shared.planner.seconds.",),
 )
 
@@ -852,10 +850,10 @@ exercise_16_5 = checks_for(
     name="best_plans",
     difficulty=3,
     minutes=30,
-    hints=[
+    hint=(
         "Three loops: tp over the divisors of cluster.gpus, pp over those of what is left, and "
-        "variants. One list of Choices, one sort with a key of two numbers.",
-    ],
+        "variants. One list of Choices, one sort with a key of two numbers."
+    ),
     forbidden=("shared.planner.search.",),
 )
 

@@ -50,11 +50,11 @@ exercise_17_1 = checks_for(
     name="online_softmax",
     difficulty=3,
     minutes=25,
-    hints=[
+    hint=(
         "Keep three things a query: the highest score so far, the sum of exp(score - highest), and "
         "the sum of exp(score - highest) * value. If a tile brings a higher score, multiply both "
-        "sums by exp(old highest - new highest) before you add to them.",
-    ],
+        "sums by exp(old highest - new highest) before you add to them."
+    ),
     forbidden=(*ENGINE, "torch.cat", "torch.concat"),
 )
 
@@ -189,11 +189,11 @@ exercise_17_2 = checks_for(
     name="tiled_forward",
     difficulty=3,
     minutes=30,
-    hints=[
+    hint=(
         "For each tile of queries a generator of (scores, values) for its tiles of keys, handed to "
         "online_softmax; join the results with torch.cat. With is_causal the generator ends where "
-        "the first key of a tile lies after the last query.",
-    ],
+        "the first key of a tile lies after the last query."
+    ),
     forbidden=ENGINE,
 )
 
@@ -356,12 +356,12 @@ exercise_17_2b = checks_for(
     name="TiledAttention",
     difficulty=4,
     minutes=40,
-    hints=[
+    hint=(
         "For one tile: weights = exp(scores - logsumexp); the values' gradient is weights^T @ "
         "gradient. The weights' gradient is gradient @ values^T; through a softmax it becomes "
         "weights * (that - mean), mean = (gradient * output).sum(-1) for each query, times "
-        "1 / sqrt(d) for the scores. Products of it with keys and with queries are the rest.",
-    ],
+        "1 / sqrt(d) for the scores. Products of it with keys and with queries are the rest."
+    ),
     forbidden=(*ENGINE, "shared.long_context.tiles.tiled_backward"),
 )
 
@@ -485,7 +485,7 @@ exercise_17_3 = checks_for(
     name="balanced_order",
     difficulty=1,
     minutes=10,
-    hints=["What an early chunk is short of in work, a late one has too much of."],
+    hint="What an early chunk is short of in work, a late one has too much of.",
 )
 
 
@@ -557,11 +557,11 @@ exercise_17_3b = checks_for(
     name="ring_forward",
     difficulty=3,
     minutes=35,
-    hints=[
+    hint=(
         "n steps. In each, start PassedOn for the keys and values that are here (not in the last "
         "step), compute with them, wait. In step s the chunks that are here are those of rank "
-        "(rank - s) % n. For each chunk of queries merge what each visible chunk of keys gives.",
-    ],
+        "(rank - s) % n. For each chunk of queries merge what each visible chunk of keys gives."
+    ),
     forbidden=(*ENGINE, "shared.long_context.ring.ring_"),
 )
 
@@ -658,11 +658,11 @@ exercise_17_3c = checks_for(
     name="ring_backward",
     difficulty=3,
     minutes=40,
-    hints=[
+    hint=(
         "Keys and values go round as in forward. A second pair, their gradients, begins as zeros, "
         "is added to in every step and then passed on: n times, so that the last hop brings it "
-        "home. tiled_backward takes the whole output and logsumexp of a chunk of queries.",
-    ],
+        "home. tiled_backward takes the whole output and logsumexp of a chunk of queries."
+    ),
     forbidden=(*ENGINE, "shared.long_context.ring.ring_"),
 )
 
@@ -729,11 +729,11 @@ exercise_17_4 = checks_for(
     name="all_to_all_attention",
     difficulty=2,
     minutes=30,
-    hints=[
+    hint=(
         "A torch.autograd.Function that cuts along one dim, stacks the pieces, calls "
         "dist.all_to_all_single and joins what came along the other dim; its backward is itself "
-        "with the dims swapped. Heads to sequence three times, torch's attention, and back once.",
-    ],
+        "with the dims swapped. Heads to sequence three times, torch's attention, and back once."
+    ),
     forbidden=("torch.distributed.nn.", "shared.long_context.exchange."),
 )
 

@@ -32,10 +32,10 @@ exercise_18_1a = checks_for(
     name="top_k_router",
     difficulty=2,
     minutes=20,
-    hints=[
+    hint=(
         "Softmax over all experts, in float32 at the least; topk of probability plus bias gives "
-        "the experts; gather takes their probabilities; divide by the sum only where k > 1.",
-    ],
+        "the experts; gather takes their probabilities; divide by the sum only where k > 1."
+    ),
 )
 
 
@@ -153,11 +153,11 @@ exercise_18_1b = checks_for(
     name="balance_loss",
     difficulty=2,
     minutes=20,
-    hints=[
+    hint=(
         "torch.bincount(routing.experts.flatten(), minlength=E) counts; all_reduce the counts if "
         "there is a process group of several ranks; divide by their sum; multiply by the mean "
-        "probabilities, sum, times E.",
-    ],
+        "probabilities, sum, times E."
+    ),
 )
 
 
@@ -239,11 +239,11 @@ exercise_18_2 = checks_for(
     name="MoELayer",
     difficulty=3,
     minutes=35,
-    hints=[
+    hint=(
         "Flatten x to (T, D) and route. experts.flatten().argsort(stable=True) brings the T k "
         "choices together by expert; the token of choice i is i // k. Split the rows by the "
-        "counts, call each expert, cat, multiply by the weights in the same order, index_add.",
-    ],
+        "counts, call each expert, cat, multiply by the weights in the same order, index_add."
+    ),
 )
 
 
@@ -310,10 +310,10 @@ exercise_18_3a = checks_for(
     name="exchange",
     difficulty=2,
     minutes=20,
-    hints=[
+    hint=(
         "A torch.autograd.Function whose forward calls dist.all_to_all_single(came, rows, receive, "
-        "send, group=group), and whose backward calls it with both lists swapped.",
-    ],
+        "send, group=group), and whose backward calls it with both lists swapped."
+    ),
     forbidden=("torch.distributed.nn.", "torch.distributed._functional_collectives."),
 )
 
@@ -387,12 +387,12 @@ exercise_18_3b = checks_for(
     name="Dispatcher",
     difficulty=3,
     minutes=35,
-    hints=[
+    hint=(
         "counts.view(ranks, -1) is [to rank, its expert]; all_to_all_single of it gives "
         "[from rank, own expert]. Sums over dim 1 are both lists of exchange. A row's expert is in "
         "arange(own).repeat(ranks).repeat_interleave(those counts); a stable argsort of it "
-        "regroups, and its inverse undoes it.",
-    ],
+        "regroups, and its inverse undoes it."
+    ),
 )
 
 
@@ -486,11 +486,11 @@ exercise_18_4 = checks_for(
     name="within_capacity",
     difficulty=2,
     minutes=20,
-    hints=[
+    hint=(
         "Bring the choices in turn: experts.t().flatten(). one_hot and cumsum along dim 0 count "
         "how often each expert was chosen so far; a choice is kept while its own count is at "
-        "most the capacity. Back to (T, k) at the end.",
-    ],
+        "most the capacity. Back to (T, k) at the end."
+    ),
 )
 
 
@@ -558,11 +558,11 @@ exercise_18_5 = checks_for(
     name="average_gradients",
     difficulty=3,
     minutes=30,
-    hints=[
+    hint=(
         "is_expert(p) tells the two kinds apart. Experts: sum_flat(gradients, "
         "mesh['dp'].get_group()); others: sum_flat(gradients). Both divided by "
-        "mesh.size(). A None becomes zeros before.",
-    ],
+        "mesh.size(). A None becomes zeros before."
+    ),
     in_place=True,
 )
 

@@ -38,7 +38,7 @@ exercise_19_1 = checks_for(
     name="LoRALinear",
     difficulty=2,
     minutes=20,
-    hints=["check_rank first; start_factors makes A and B; forward: F.linear twice, then scale."],
+    hint="check_rank first; start_factors makes A and B; forward: F.linear twice, then scale.",
     forbidden=("peft.",),
 )
 
@@ -147,12 +147,10 @@ exercise_19_2a = checks_for(
     name="add_lora",
     difficulty=3,
     minutes=25,
-    hints=[
+    hint=(
         "List the places first: [(n, m) for n, m in model.named_modules(remove_duplicate=False) if "
-        "isinstance(m, nn.Linear) and (n == name or n.endswith('.' + name))].",
-        "model.requires_grad_(False) before the adapters are made, model.set_submodule(n, adapter) "
-        "after that; a dict from layer to adapter serves a layer at two places.",
-    ],
+        "isinstance(m, nn.Linear) and (n == name or n.endswith('.' + name))]."
+    ),
     forbidden=("peft.",),
 )
 MEANT = ["blocks.0.w_q", "blocks.1.w_q", "w_q"]
@@ -235,10 +233,10 @@ exercise_19_2b = checks_for(
     name="merge",
     difficulty=2,
     minutes=20,
-    hints=[
+    hint=(
         "Under torch.no_grad(): W.to(B.dtype) + scale * B @ A, then .to(W.dtype); a new nn.Linear "
-        "gets it as nn.Parameter.",
-    ],
+        "gets it as nn.Parameter."
+    ),
     forbidden=("peft.",),
 )
 
@@ -339,11 +337,10 @@ exercise_19_3a = checks_for(
     name="quantize_nf4",
     difficulty=3,
     minutes=30,
-    hints=[
+    hint=(
         "Pad the row with zeros to whole blocks, unflatten, abs().amax(1); divide where the scale "
-        "is above zero.",
-        "torch.bucketize(x, middles) with the 15 middles between levels is the nearest level.",
-    ],
+        "is above zero."
+    ),
     forbidden=("bitsandbytes.", "torch.ops.bitsandbytes"),
 )
 
@@ -432,10 +429,10 @@ exercise_19_3b = checks_for(
     name="double_quantize",
     difficulty=2,
     minutes=20,
-    hints=[
+    hint=(
         "scales - mean, padded to whole blocks of 256; a block's largest absolute value / 448 is "
-        "its range. Divide where it is above zero, .to(torch.float8_e4m3fn).",
-    ],
+        "its range. Divide where it is above zero, .to(torch.float8_e4m3fn)."
+    ),
     forbidden=("bitsandbytes.",),
 )
 
@@ -506,11 +503,10 @@ exercise_19_4 = checks_for(
     name="QLoRALinear",
     difficulty=3,
     minutes=30,
-    hints=[
+    hint=(
         "A torch.autograd.Function with forward(ctx, x, base): ctx.base = base (a module, no "
-        "tensor), F.linear(x, base.dequantize(x.dtype)).",
-        "Its backward: gradient @ ctx.base.dequantize(gradient.dtype), None.",
-    ],
+        "tensor), F.linear(x, base.dequantize(x.dtype))."
+    ),
     forbidden=("bitsandbytes.", "peft."),
 )
 

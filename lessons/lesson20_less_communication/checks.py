@@ -65,11 +65,11 @@ exercise_20_1 = checks_for(
     name="fp16_hook",
     difficulty=2,
     minutes=15,
-    hints=[
+    hint=(
         "bucket.buffer().to(torch.float16), divided by the number of ranks of the group; "
         "dist.all_reduce(..., async_op=True).get_future(), and .then() a function that copies "
-        "done.value()[0] into the buffer and returns the buffer.",
-    ],
+        "done.value()[0] into the buffer and returns the buffer."
+    ),
     forbidden=("torch.distributed.algorithms.",),
 )
 
@@ -268,12 +268,10 @@ exercise_20_2 = checks_for(
     name="topk_with_error_feedback",
     difficulty=3,
     minutes=30,
-    hints=[
+    hint=(
         "whole = buffer + state.recall(bucket); places = whole.abs().topk(k).indices; the residual "
-        "is whole with zeros at these places.",
-        "Gather values and places.int() of all ranks, then buffer.zero_() and for each rank "
-        "buffer.index_add_(0, places, values); divide; ready(buffer).",
-    ],
+        "is whole with zeros at these places."
+    ),
 )
 
 
@@ -334,12 +332,10 @@ exercise_20_3 = checks_for(
     name="one_bit_with_error_feedback",
     difficulty=3,
     minutes=25,
-    hints=[
+    hint=(
         "sizes = [g.numel() for g in bucket.gradients()]; one scale each: "
-        "part.abs().mean() for part in whole.split(sizes).",
-        "What a rank sent is unpack_signs(packed, numbers, dtype) times the scales, each repeated "
-        "for its gradient (repeat_interleave); the residual is whole minus that.",
-    ],
+        "part.abs().mean() for part in whole.split(sizes)."
+    ),
 )
 
 
@@ -448,10 +444,10 @@ exercise_20_4a = checks_for(
     name="low_rank_mean",
     difficulty=3,
     minutes=25,
-    hints=[
+    hint=(
         "lefts = [m @ q ...]; sum_flat(lefts, group); lefts = [orthonormal(p) ...]; "
-        "rights = [m.T @ p ...]; average_flat(rights, group); matrix.copy_(p @ q.T).",
-    ],
+        "rights = [m.T @ p ...]; average_flat(rights, group); matrix.copy_(p @ q.T)."
+    ),
     in_place=True,
     forbidden=("torch.distributed.algorithms.",),
 )
@@ -544,12 +540,10 @@ exercise_20_4b = checks_for(
     name="power_sgd",
     difficulty=3,
     minutes=30,
-    hints=[
+    hint=(
         "bucket.gradients() are views of bucket.buffer(): add the residual to the buffer in place, "
-        "keep a clone, overwrite the views; the residual is the clone minus the buffer.",
-        "g.view(g.shape[0], -1) is the matrix of a gradient; state.right[p] its factor of last "
-        "time; state.steps += bucket.is_last().",
-    ],
+        "keep a clone, overwrite the views; the residual is the clone minus the buffer."
+    ),
     forbidden=("torch.distributed.algorithms.",),
 )
 
@@ -692,12 +686,10 @@ exercise_20_5 = checks_for(
     name="LocalSGD",
     difficulty=2,
     minutes=30,
-    hints=[
+    hint=(
         "The outer gradient is agreed - parameter, averaged over the ranks: average_flat(moved, "
-        "group) takes all at once.",
-        "Nesterov as torch.optim.SGD has it: v = momentum * v + g; agreed -= lr * (g + momentum * "
-        "v); copy agreed into the parameters.",
-    ],
+        "group) takes all at once."
+    ),
     in_place=True,
     forbidden=("torch.optim.", "torch.distributed.algorithms."),
 )
@@ -845,11 +837,11 @@ exercise_20_6 = checks_for(
     name="hierarchical_all_reduce",
     difficulty=2,
     minutes=25,
-    hints=[
+    hint=(
         "F.pad(x.flatten(), (0, -x.numel() % m)) for m ranks inside; reduce_scatter(part, whole, "
         "inside).wait(); dist.all_reduce(part, group=across); all_gather(whole, part, "
-        "inside).wait(); x.copy_(...).",
-    ],
+        "inside).wait(); x.copy_(...)."
+    ),
     in_place=True,
 )
 

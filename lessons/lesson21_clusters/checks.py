@@ -32,12 +32,11 @@ exercise_21_1 = checks_for(
     name="find_odd",
     difficulty=2,
     minutes=25,
-    hints=[
+    hint=(
         "For each rank: others = torch.arange(n) != rank; its links out are seconds[rank, others], "
         "its links in seconds[others, rank], the others' are in seconds[others][:, others] without "
-        "the diagonal; their median is .quantile(0.5).",
-        "Compare the fastest link of a direction with factor times that median.",
-    ],
+        "the diagonal; their median is .quantile(0.5)."
+    ),
 )
 
 
@@ -173,11 +172,10 @@ exercise_21_2 = checks_for(
     name="find_straggler",
     difficulty=2,
     minutes=20,
-    hints=[
+    hint=(
         "For each rank: own = seconds[:, rank], others = seconds[:, torch.arange(ranks) != rank]; "
-        "late = (own > factor * others.quantile(0.5, dim=1)).sum().",
-        "lost = (own - others.amax(1)).clamp(min=0).sum()",
-    ],
+        "late = (own > factor * others.quantile(0.5, dim=1)).sum()."
+    ),
 )
 
 
@@ -321,12 +319,10 @@ exercise_21_3 = checks_for(
     name="explain_hang",
     difficulty=3,
     minutes=35,
-    hints=[
+    hint=(
         "calls[rank] = {call.number: call for call in its calls if call.group == group}; {} for a "
-        "member without a recording. Start at the largest of the first numbers.",
-        "At each number: made = {rank: calls[rank][number].what ...} of those that have it; "
-        "Counter(made.values()).most_common(1) has the call of most and its votes.",
-    ],
+        "member without a recording. Start at the largest of the first numbers."
+    ),
 )
 
 

@@ -52,11 +52,10 @@ exercise_22_1 = checks_for(
     name="explain_difference",
     difficulty=2,
     minutes=25,
-    hints=[
+    hint=(
         "Begin with no settings at all (the curves may be the same), then each alone, then each "
-        "pair: itertools.combinations(names, size) keeps the order.",
-        "The last set, all that differ, needs no run: it is theirs.",
-    ],
+        "pair: itertools.combinations(names, size) keeps the order."
+    ),
 )
 
 
@@ -173,11 +172,7 @@ exercise_22_2 = checks_for(
     name="deepspeed_config",
     difficulty=3,
     minutes=30,
-    hints=[
-        "{**DEFAULTS, **arguments} is what the Trainer works with.",
-        "Three keys of zero_optimization: stage, stage3_param_persistence_threshold (parameters "
-        'below it stay whole), reduce_bucket_size; in the optimizer "torch_adam": True.',
-    ],
+    hint="{**DEFAULTS, **arguments} is what the Trainer works with.",
 )
 KNOWN = dict(DEFAULTS)
 ORDERS: tuple[Settings, ...] = (
@@ -321,11 +316,7 @@ exercise_22_3 = checks_for(
     name="shard_as_trainer",
     difficulty=3,
     minutes=25,
-    hints=[
-        "Modules whose type(module).__name__ is named, inner ones first; the model itself last.",
-        "MixedPrecisionPolicy(param_dtype, reduce_dtype, output_dtype), all bf16 or all None; "
-        "model.float() beforehand.",
-    ],
+    hint="Modules whose type(module).__name__ is named, inner ones first; the model itself last.",
 )
 HALF = torch.bfloat16
 SOME = MixedPrecisionPolicy(HALF, torch.float32, HALF)

@@ -28,11 +28,11 @@ exercise_23_1 = checks_for(
     name="grouped_attention",
     difficulty=3,
     minutes=30,
-    hints=[
+    hint=(
         "Lay the queries that share a head of keys behind each other, as if they were more "
         "positions: query.unflatten(1, (groups, -1)).flatten(2, 3). One product with the keys' "
-        "transpose then serves them all; unflatten the scores again for mask and softmax.",
-    ],
+        "transpose then serves them all; unflatten the scores again for mask and softmax."
+    ),
     forbidden=("F.scaled_dot_product_attention", "scaled_dot_product_attention"),
 )
 SIZES = ((2, 6, 3, 5, 5, 4), (1, 4, 1, 3, 7, 2), (3, 4, 4, 6, 6, 5), (2, 8, 2, 1, 9, 4))
@@ -129,10 +129,10 @@ exercise_23_2 = checks_for(
     name="read_part",
     difficulty=2,
     minutes=25,
-    hints=[
+    hint=(
         "In numbers of the whole tensor this rank needs begin = rank * new up to min(begin + new, "
-        "numel). Of file f, which has f * old up to (f + 1) * old, read what both have in common.",
-    ],
+        "numel). Of file f, which has f * old up to (f + 1) * old, read what both have in common."
+    ),
 )
 CUTS = ((10, 2, 3), (10, 3, 2), (7, 4, 3), (12, 3, 3), (5, 4, 8), (1, 3, 2), (23, 5, 1), (23, 1, 4))
 
@@ -228,11 +228,11 @@ exercise_23_3 = checks_for(
     name="choose_plan",
     difficulty=3,
     minutes=35,
-    hints=[
+    hint=(
         "For each of candidates(model, budget): memory_per_rank(model, plan) has parameters, "
         "gradients and optimizer; step_time(model, plan, budget.cluster, BARE) has tensor_parallel,"
-        " pipeline and data_parallel. min() with a key that is a pair does the rest.",
-    ],
+        " pipeline and data_parallel. min() with a key that is a pair does the rest."
+    ),
 )
 LINK = 1e6
 BUDGETS = {  # bytes a rank: what they leave open

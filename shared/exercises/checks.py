@@ -17,7 +17,7 @@ Check = Callable[[Any], None]
 
 @dataclass
 class ExerciseChecks:
-    """All that is known about one exercise: how hard it is, its hints and its checks in order.
+    """All that is known about one exercise: how hard it is, a hint and its checks in order.
 
     Unless it works `in_place`, an answer that changes its arguments is wrong. `forbidden` names the
     calls that are the exercise itself: the grader points at an answer that uses one.
@@ -27,7 +27,7 @@ class ExerciseChecks:
     name: str
     difficulty: int
     minutes: int
-    hints: Sequence[str]
+    hint: str
     in_place: bool = False
     forbidden: Sequence[str] = ()
     checks: list[tuple[str, Check]] = field(default_factory=list)
@@ -83,7 +83,7 @@ def checks_for(
     name: str,
     difficulty: int,
     minutes: int,
-    hints: Sequence[str],
+    hint: str,
     in_place: bool = False,
     forbidden: Sequence[str] = (),
 ) -> ExerciseChecks:
@@ -93,8 +93,8 @@ def checks_for(
     the dotted names of calls begin that are the exercise itself.
     """
     assert 1 <= difficulty <= 5, f"difficulty runs from 1 to 5, got {difficulty}"
-    assert hints, f"exercise {id} needs at least one hint"
-    return ExerciseChecks(id, name, difficulty, minutes, hints, in_place, forbidden)
+    assert hint, f"exercise {id} needs a hint"
+    return ExerciseChecks(id, name, difficulty, minutes, hint, in_place, forbidden)
 
 
 def run_check(function: Check, candidate: Any) -> Wrong | None:

@@ -141,7 +141,7 @@ def test_defaults_that_are_no_literals_and_names_of_other_courses(contract):
 
 
 def test_an_answer_hears_of_its_parameters_first_and_no_check_is_counted_for_it(monkeypatch):
-    checks = checks_for("99.1", name="answer", difficulty=1, minutes=1, hints=["none"])
+    checks = checks_for("99.1", name="answer", difficulty=1, minutes=1, hint="none")
     monkeypatch.setattr(signatures, "contracts", lambda: {"99.1": {"answer": "x=1"}})
 
     @checks.check("its value")

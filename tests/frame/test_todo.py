@@ -20,7 +20,7 @@ CHECKS = """from shared.exercises.checks import checks_for
 from shared.exercises.expecting import expect_equal, recognise
 
 def checked(id, name, want, points=1):
-    exercise = checks_for(id, name=name, difficulty=points, minutes=5, hints=["a folded hint"])
+    exercise = checks_for(id, name=name, difficulty=points, minutes=5, hint="a folded hint")
 
     @exercise.check("a value")
     def value(answer):

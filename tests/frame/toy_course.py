@@ -43,7 +43,7 @@ WRONG = {
 CHECKS = """from shared.exercises.checks import checks_for
 from shared.exercises.expecting import expect, expect_equal
 
-exercise_01_1 = checks_for("01.1", name="double", difficulty=1, minutes=5, hints=["x + x"])
+exercise_01_1 = checks_for("01.1", name="double", difficulty=1, minutes=5, hint="x + x")
 
 
 @exercise_01_1.check("small numbers")
@@ -57,7 +57,7 @@ def zero(double):
     expect_equal(double(0), 0, what="double(0)")
 
 
-exercise_01_2 = checks_for("01.2", name="Adder", difficulty=3, minutes=5, hints=["keep amount"])
+exercise_01_2 = checks_for("01.2", name="Adder", difficulty=3, minutes=5, hint="keep amount")
 
 
 @exercise_01_2.check("one")

@@ -50,16 +50,16 @@ def refused(double):
     expect_raises(ValueError, double, "text", what="a text")
 
 
-e1 = checks_for("01.1", name="label", difficulty=1, minutes=5, hints=["an f-string"])
+e1 = checks_for("01.1", name="label", difficulty=1, minutes=5, hint="an f-string")
 e1.check("a small number")(small)
 for n in range(2, 99):
-    each = checks_for(f"01.{n}", name=f"double_{n}", difficulty=2, minutes=5, hints=["x + x"])
+    each = checks_for(f"01.{n}", name=f"double_{n}", difficulty=2, minutes=5, hint="x + x")
     each.check("random values")(values)
     each.check("the number of dimensions")(dimensions)
     if n == 98:
         each.check("what is no tensor")(refused)
     globals()[f"e{n}"] = each
-e99 = checks_for("01.99", name="label_2", difficulty=1, minutes=5, hints=["an f-string"])
+e99 = checks_for("01.99", name="label_2", difficulty=1, minutes=5, hint="an f-string")
 e99.check("a small number")(small)
 """
 LIMITS = Limits(exercise_seconds=12.0, num_processes=8)  # a fork bomb must meet the latter first

@@ -29,7 +29,7 @@ LESSON = Lesson("01", "lesson01_toy", (EXERCISE,), SETUP, {"01.1": CELL + "..."}
 CHECKS = """from shared.exercises.checks import checks_for
 from shared.exercises.expecting import expect_equal
 
-e = checks_for("01.1", name="double", difficulty=4, minutes=5, hints=["x + x"])
+e = checks_for("01.1", name="double", difficulty=4, minutes=5, hint="x + x")
 
 
 @e.check("a number")

@@ -20,8 +20,8 @@ CHECKS = """
 from shared.exercises.checks import checks_for
 from shared.exercises.expecting import expect_equal, recognise
 
-e1 = checks_for("01.1", name="double", difficulty=2, minutes=5, hints=["x + x"])
-e2 = checks_for("01.2", name="half", difficulty=1, minutes=5, hints=["x / 2"])
+e1 = checks_for("01.1", name="double", difficulty=2, minutes=5, hint="x + x")
+e2 = checks_for("01.2", name="half", difficulty=1, minutes=5, hint="x / 2")
 
 
 @e1.check("three")

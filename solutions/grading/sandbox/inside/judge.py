@@ -239,7 +239,7 @@ class Judge:
         if error or state is None or not hasattr(self.module, name):
             return {"kind": "undefined", "error": error, **count}
         if not state.solved or self.stubs.is_stub(state.own):
-            return {"kind": "unsolved", "hint": checks.hints[0], **count}
+            return {"kind": "unsolved", "hint": checks.hint, **count}
         self._same_start()
         candidate = getattr(self.module, name)
         faults = [each for each in checks.faults(candidate) if each is not None]
@@ -250,7 +250,7 @@ class Judge:
             return {"kind": "right", **count}
         first, *others = faults
         said = {name: getattr(first, name) for name in ("title", "mistake", "expected", "seen")}
-        said["hint"] = first.hint or checks.hints[0]
+        said["hint"] = first.hint or checks.hint
         return {
             "kind": "wrong",
             **{name: text[:MAX_TEXT] for name, text in said.items()},
