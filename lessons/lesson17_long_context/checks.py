@@ -60,6 +60,7 @@ exercise_17_1 = checks_for(
 
 OVERFLOW = "exp of a large score overflows: the highest score is not subtracted first"
 UNDERFLOW = "exp of a low score is 0: the highest score so far begins at a number, not at -inf"
+ONE_HIGHEST = "all queries share one highest score: beside it, lower rows vanish"
 UNSEEN = "-inf less -inf: a tile, or a row, in which every key is hidden gives no number"
 
 
@@ -147,6 +148,13 @@ def online_edges(online_softmax) -> None:
     recognise({UNDERFLOW: gone}, expected="scores of -1000 give numbers", seen="0 or nan")
     for each, want in zip(got, whole(low), strict=True):
         expect_close(each, want, what="output and logsumexp at scores of -1000")
+    apart = torch.tensor([[1000.0], [0.0], [-1000.0]], dtype=F64)
+    mixed = [(s + apart, v) for s, v in tiles_of([3, 4])]
+    got = expect_pair(online_softmax(list(mixed)), ("output", "logsumexp"), "online_softmax")
+    gone = is_nan(*got) or bool((got[0][2] == 0).all())
+    recognise({ONE_HIGHEST: gone}, expected="numbers for a query at -1000", seen="0 or nan")
+    for each, want in zip(got, whole(mixed), strict=True):
+        expect_close(each, want, what="output and logsumexp of queries at 1000, 0 and -1000")
     for hidden in ((0,), (1,), (0, 1), (0, 1, 2)):
         tiles = tiles_of([3, 2, 4])
         for number in hidden:
@@ -373,8 +381,19 @@ def tiled_run(function, q, k, v, is_causal):
         output = function.apply(*leaves, is_causal)
     pull = torch.randn(output.shape, generator=fresh_generator(), dtype=F64).to(output.dtype)
     beside = lab.tensors_on(output.grad_fn)
+    strided = pull.transpose(-3, -2).contiguous().transpose(-3, -2)  # as it comes from heads
     with lab.watched() as backward:
-        output.backward(pull.clone())
+        try:
+            output.backward(strided)
+        except RuntimeError as error:
+            if "view size is not compatible" not in str(error):
+                raise
+            wrong(
+                "the incoming gradient is taken to lie in one piece",
+                expected="any strides: the heads' dims are exchanged after attention",
+                seen=str(error),
+                hint="reshape copies where a view cannot be",
+            )
     return leaves, output, pull, kept, beside, forward, backward
 
 
@@ -621,10 +640,15 @@ def ring_forwards(ring_forward) -> None:
             what = f"rank {rank} ({world})"
             n, size = world.size, one.part * torch.empty(0, dtype=world.dtype).element_size()
             table = looks(one, 0)
-            kept = one.got[0].double() if one.got[0].dtype == world.dtype else one.got[0]
+            output, logsumexp = (x.dtype for x in one.got)
+            wide = torch.promote_types(world.dtype, F32)
+            expect(output == world.dtype, expected=f"the output of {what} in {world.dtype}",
+                   seen=f"{output}")  # fmt: skip
+            expect(logsumexp.itemsize >= wide.itemsize, expected=f"the logsumexp of {what} in "
+                   f"{wide}", seen=f"{logsumexp}")  # fmt: skip
             recognise({UNSEEN: is_nan(*one.got)}, expected=f"numbers on {what}", seen="nan")
             expect_close(
-                kept,
+                one.got[0].double(),
                 one.want[0],
                 what=f"the output of {what}",
                 looks_like=table,
@@ -748,6 +772,13 @@ def exchanged_values(all_to_all_attention) -> None:
                 "in place": "causal is counted from the rank's first key, not the sequence's",
             }
             table = {words[name]: each[0] for name, each in one.wrong.items()}
+            widest = max((call.group_size for call in one.calls), default=0)
+            recognise(
+                {"the exchange goes over all ranks, not over the group": widest > world.size},
+                expected=f"messages among {world.size} ranks ({world})",
+                seen=f"among {widest}",
+                hint="group= of the collective; None means all ranks",
+            )
             expect(
                 isinstance(one.got[0], torch.Tensor),
                 expected="a tensor",

@@ -144,7 +144,8 @@ ORDERS = {"plain": plain_order, "zigzag": front_and_back, "mixed": ODD.__getitem
 
 @dataclass(frozen=True)
 class World(RankGroups):
-    """Ranks on which an answer is tried; with two groups, one is of even ranks, one of odd ones."""
+    """Ranks on which an answer is tried; with two groups, one is of even ranks, one of odd
+    ones, or the first half and the second."""
 
     order: str = "plain"
     causal: bool = True
@@ -165,7 +166,7 @@ class World(RankGroups):
         words = (
             f"{self.size} ranks, {self.order} order, {'causal' if self.causal else 'not causal'}"
         )
-        return words + (", two groups" if self.groups > 1 else "")
+        return words + (f", two groups{' of neighbours' * self.together}" * (self.groups > 1))
 
 
 RINGS = (
@@ -184,6 +185,7 @@ EXCHANGES = (
     World(3, causal=False),
     World(2),
     World(4, groups=2),
+    World(4, groups=2, together=True),  # over all ranks, groups that are not find their rows
     World(4),
     World(2, causal=False, longer=2),
     World(1),
@@ -219,7 +221,7 @@ def case_of(worlds: tuple[World, ...], observe: Callable[[World, int], Any]) -> 
 
 def drawn(world: World, seed: int, rank: int, heads: int = 2) -> list[Tensor]:
     """The whole q, k, v and output's gradient of a rank's group: (B, H, L, d) in float64."""
-    seed_all(seed + rank % world.groups)
+    seed_all(seed + world.number(rank))
     length = 24 * world.longer
     shapes = [(2, heads, n, 5) for n in (24, length, length, 24)]
     return [torch.randn(*shape, dtype=F64).to(world.dtype).double() for shape in shapes]

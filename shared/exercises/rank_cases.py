@@ -82,18 +82,27 @@ def _results(file: Path) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class RankGroups:
-    """Ranks in groups that are no neighbours: two groups of four ranks are [0, 2] and [1, 3]."""
+    """Ranks in groups: two of four ranks are [0, 2] and [1, 3], or `together` [0, 1] and [2, 3]."""
 
     ranks: int
     groups: int = field(default=1, kw_only=True)
+    together: bool = field(default=False, kw_only=True)
+
+    def number(self, rank: int) -> int:
+        """Return which group is this rank's."""
+        return rank * self.groups // self.ranks if self.together else rank % self.groups
 
     def members(self, rank: int) -> list[int]:
-        """The ranks of this rank's group."""
-        return list(range(rank % self.groups, self.ranks, self.groups))
+        """Return the ranks of this rank's group."""
+        return [r for r in range(self.ranks) if self.number(r) == self.number(rank)]
 
     def group(self, rank: int) -> dist.ProcessGroup | None:
-        """This rank's group, None for all ranks; every rank makes all groups."""
+        """Return this rank's group, None for all ranks; every rank makes all groups."""
         if self.groups == 1:
             return None
-        made = [dist.new_group(self.members(first)) for first in range(self.groups)]
-        return made[rank % self.groups]
+        ranks = range(self.ranks)
+        made = [
+            dist.new_group([r for r in ranks if self.number(r) == each])
+            for each in range(self.groups)
+        ]
+        return made[self.number(rank)]

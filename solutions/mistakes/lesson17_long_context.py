@@ -53,6 +53,18 @@ def online_softmax(tiles):
     return outputs.mean(0), torch.stack([scores.logsumexp(-1) for scores, _ in tiles]).logsumexp(0)
 
 
+@mistake("17.1", says="all queries share one highest score")
+def online_softmax(tiles):
+    tiles = list(tiles)
+    if not tiles:
+        raise ValueError("no tile")
+    scores, values = torch.cat([s for s, _ in tiles], -1), torch.cat([v for _, v in tiles], -2)
+    highest = scores.max()
+    weights = (scores - highest).exp()
+    total = weights.sum(-1, keepdim=True)
+    return weights @ values / total, total.log().squeeze(-1) + highest
+
+
 @mistake("17.1", says="the sum is rescaled and the output is not")
 def online_softmax(tiles):
     return online(tiles, rescale_output=False)
@@ -174,6 +186,14 @@ class TiledAttention(Tiled):
         zero = torch.zeros_like(output)
         found = tiled_backward(q, k, v, zero, logsumexp, gradient, ctx.is_causal)
         return *found, None
+
+
+@mistake("17.2b", says="is taken to lie in one piece")
+class TiledAttention(Tiled):
+    @staticmethod
+    def backward(ctx, *gradients):
+        gradient = gradients[0].view(-1, *gradients[0].shape[-2:])
+        return Tiled.backward(ctx, gradient.view(gradients[0].shape))
 
 
 @mistake("17.2b", says="the scores' scale is missing in backward")
@@ -303,6 +323,12 @@ def ring_forward(q, k, v, group, is_causal, order):
     return ring(q, k, v, group, is_causal, order, average=True)
 
 
+@mistake("17.3b", says="the logsumexp of rank 0 (2 ranks, zigzag order, causal) in torch.float32")
+def ring_forward(q, k, v, group, is_causal, order):
+    output, logsumexp = ring(q, k, v, group, is_causal, order)
+    return output, logsumexp.to(q.dtype)
+
+
 @mistake("17.3b", says="later keys are seen: is_causal changes nothing between ranks")
 def ring_forward(q, k, v, group, is_causal, order):
     return ring(q, k, v, group, False, order)
@@ -419,6 +445,33 @@ def exchange(q, k, v, group, is_causal, give_back=True, back=way_back, heads=Tru
     q, k, v = (Swap.apply(x, group, 1, 2, back) for x in (q, k, v))
     output = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
     return Swap.apply(output, group, 2, 1, back) if give_back else output
+
+
+class OverAll(torch.autograd.Function):
+    """An exchange over all ranks, whatever the group."""
+
+    @staticmethod
+    def forward(ctx, x, n, cut, join):
+        ctx.back = n, join, cut
+        pieces = torch.cat(x.chunk(n, cut))
+        came = torch.empty_like(pieces)
+        dist.all_to_all_single(came, pieces)
+        return torch.cat(came.chunk(n), join)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        return OverAll.apply(gradients[0], *ctx.back), None, None, None
+
+
+@mistake("17.4", says="goes over all ranks, not over the group")
+def all_to_all_attention(q, k, v, group=None, is_causal=False):
+    checked_heads(q, group)
+    n = dist.get_world_size(group)
+    if n == 1:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+    q, k, v = (OverAll.apply(x, n, 1, 2) for x in (q, k, v))
+    output = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+    return OverAll.apply(output, n, 2, 1)
 
 
 @mistake("17.4", says="no gradient comes back through the exchange")
