@@ -17,6 +17,7 @@ from shared.exercises.expecting import (
     expect_raises,
     recognise,
     without_group,
+    wrong,
 )
 from shared.exercises.seeds import fresh_generator
 from shared.mixture_of_experts.routing import Routing
@@ -301,6 +302,22 @@ def layer_contract(answer) -> None:
     expect_equal(tuple(layer.routing.experts.shape), (5, 2), what="the shape of routing.experts")
     names = {name.split(".")[0] for name, _ in layer.named_parameters()}
     expect_equal(sorted(names), ["experts", "router"], what="where its parameters are")
+    narrow = answer([lab.Expert() for _ in range(3)], lab.WIDTH, 3).bfloat16()
+    x = torch.randn(5, lab.WIDTH, generator=fresh_generator()).bfloat16()
+    try:
+        y = narrow(x)
+    except RuntimeError as error:
+        if not any(word in str(error) for word in ("scalar type", "dtypes match")):
+            raise
+        wrong(
+            "weights that are float32 at least make float32 of 16-bit outputs",
+            expected="an output in torch.bfloat16 for x in torch.bfloat16",
+            seen=str(error),
+            hint="bring the weights to the outputs' dtype before you multiply",
+        )
+    expect(y.dtype == x.dtype, expected=f"an output in {x.dtype} for such an x", seen=str(y.dtype))
+    want = narrow.double()(x.double())
+    expect_close(y.double(), want, what="the output in 16 bits", rtol=3e-2, atol=3e-2)
     experts = [lab.Expert() for _ in range(3)]
     expect_raises(ValueError, answer, experts, lab.WIDTH, 4, what="k = 4 of 3", mentions=(4, 3))
 

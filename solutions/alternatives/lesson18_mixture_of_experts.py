@@ -77,11 +77,8 @@ class MaskedLayer(nn.Module):
         y = torch.zeros_like(rows)
         for number, expert in enumerate(self.experts):
             token, column = (self.routing.experts == number).nonzero(as_tuple=True)
-            y = y.index_put(
-                (token,),
-                self.routing.weights[token, column, None] * expert(rows[token]),
-                accumulate=True,
-            )
+            weights = self.routing.weights[token, column, None].type_as(y)
+            y = y.index_put((token,), weights * expert(rows[token]), accumulate=True)
         return y.unflatten(0, x.shape[:-1])
 
 
@@ -98,7 +95,7 @@ class GatheringLayer(MaskedLayer):
         pieces = rows.repeat_interleave(self.k, 0)[order].split(sizes)
         outputs = torch.cat([e(piece) for e, piece in zip(self.experts, pieces, strict=True)])
         back = outputs[torch.argsort(order)].view(len(rows), self.k, -1)
-        return (back * self.routing.weights[..., None]).sum(1).view(x.shape)
+        return (back * self.routing.weights[..., None]).sum(1).to(x.dtype).view(x.shape)
 
 
 def one_by_one_exchange(rows, send, receive, group=None):

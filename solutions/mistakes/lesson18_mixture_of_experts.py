@@ -153,6 +153,14 @@ class MoELayer(Layer):
         return every[which, torch.arange(len(rows))]
 
 
+@mistake("18.2", says="weights that are float32 at least make float32 of 16-bit outputs")
+class MoELayer(Layer):
+    def weigh(self, outputs, order, token, shape):
+        weighted = self.routing.weights.flatten()[order, None] * outputs
+        total = outputs.new_zeros(len(self.routing.experts), outputs.shape[-1])
+        return total.index_add(0, token, weighted).view(shape)
+
+
 @mistake("18.2", says="the outputs are added up without their weights")
 class MoELayer(Layer):
     def weigh(self, outputs, order, token, shape):
@@ -347,6 +355,15 @@ def by_kind(model, experts):
     for p in chosen:
         p.grad = torch.zeros_like(p) if p.grad is None else p.grad
     return [p.grad for p in chosen]
+
+
+@mistake("18.5", says="a gradient that is None is left out of the message")
+def average_gradients(model, mesh):
+    experts = [p.grad for p in model.parameters() if is_expert(p) and p.grad is not None]
+    average_flat(by_kind(model, False))
+    average_flat(experts, mesh["dp"].get_group())
+    for gradient in experts:
+        gradient /= mesh["ep"].size()
 
 
 @mistake("18.5", says="too large by the ranks of ep")

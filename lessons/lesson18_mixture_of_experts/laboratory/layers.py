@@ -9,6 +9,7 @@ import torch
 import torch._dynamo  # what meshes import: once here, not in every forked rank
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from shared.exercises.rank_cases import RankCases
 from shared.exercises.remembered import once_an_answer
@@ -216,7 +217,7 @@ def _averaged(answer: Callable[..., Any], seed: int, case: Mesh, rank: int) -> A
     mine(batches[rank]).square().mean().backward()
     wanted = {name: p.grad for name, p in whole.named_parameters() if p.grad is not None}
     if case.missing:
-        _leave_out(mine, wanted, rank, ranks)
+        _leave_out(mine, wanted, mesh, rank)
     own = dict(mine.named_parameters())
     grads = {n: p.grad for n, p in own.items() if p.requires_grad}
     before = {n: torch.zeros_like(own[n]) if g is None else g.clone() for n, g in grads.items()}
@@ -232,14 +233,20 @@ def _averaged(answer: Callable[..., Any], seed: int, case: Mesh, rank: int) -> A
     return Averaged(before, after, wanted, experts, sent, held)
 
 
-def _leave_out(mine: nn.Module, wanted: dict, rank: int, ranks: int) -> None:
-    """The last layer has no gradient on odd ranks, as if they had not used it in this step."""
-    names = [name for name, _ in mine.named_parameters() if name.startswith("2.")]
-    for name in names:
-        parameter = mine.get_parameter(name)
+def _leave_out(mine: nn.Module, wanted: dict, mesh: DeviceMesh, rank: int) -> None:
+    """Take gradients away, as if parts had not been used in this step.
+
+    Odd ranks have none of the last layer; of an expert's copies one has none, and the next copy
+    none of the next expert.
+    """
+    numbers = [name.split(".")[2] for name, _ in mine.named_parameters() if "experts" in name]
+    unused = f"1.experts.{list(dict.fromkeys(numbers))[mesh['dp'].get_local_rank()]}."
+    for name, parameter in mine.named_parameters():
+        if not (name.startswith("2.") or is_expert(parameter)):
+            continue
+        lost = name.startswith(unused) if is_expert(parameter) else rank % 2 == 1
         assert parameter.grad is not None
-        part = parameter.grad.clone() if rank % 2 == 0 else torch.zeros_like(parameter)
-        if rank % 2:
-            parameter.grad = None
-        dist.all_reduce(part)
-        wanted[name] = part / ranks
+        part = torch.zeros_like(parameter) if lost else parameter.grad.clone()
+        parameter.grad = None if lost else parameter.grad
+        dist.all_reduce(part, group=mesh["dp"].get_group() if is_expert(parameter) else None)
+        wanted[name] = part / mesh.size()

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shared.exercises.expecting import expect
 from shared.exercises.rank_cases import RankCases, RankGroups
 from shared.exercises.remembered import once_an_answer
 from shared.exercises.seeds import fresh_seed, seed_all
@@ -205,7 +206,7 @@ def dispatches(answer: Callable[..., Any]) -> Callable[[World], list[Dispatched]
 
     def observe(world: World, rank: int) -> Dispatched:
         group, members = world.group(rank), world.members(rank)
-        me, counts = members.index(rank), _counts(world, seed + rank % world.groups)
+        me, counts = members.index(rank), _counts(world, seed + world.number(rank))
         rows = rows_of(world, me, counts[me])
         leaf = rows.clone().requires_grad_()
         with count_traffic() as opened:
@@ -223,7 +224,12 @@ def dispatches(answer: Callable[..., Any]) -> Callable[[World], list[Dispatched]
             back = way.combine(outputs)
             if back.requires_grad:
                 back.sum().backward()
-        own_counts = torch.as_tensor(way.counts).clone()
+        expect(
+            isinstance(way.counts, Tensor) and not way.counts.is_floating_point(),
+            expected="counts is an integer tensor",
+            seen=getattr(way.counts, "dtype", type(way.counts).__name__),
+        )
+        own_counts = way.counts.clone()
         return Dispatched(
             counts, rows, own_counts, came.detach(), back.detach(), leaf.grad, opened.calls,
             traffic.calls,
