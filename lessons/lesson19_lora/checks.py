@@ -66,7 +66,9 @@ def parts(kind) -> None:
         expect_equal(tuple(b.shape), (5, 3), what="the shape of lora_b")
         recognise(
             {
-                "A and B both begin at zero: neither ever gets a gradient": not a.any(),
+                "A and B both begin at zero: neither ever gets a gradient": not a.any()
+                and not b.any(),
+                "A begins at zero and B is drawn: it is the other way round": not a.any(),
                 "B does not begin at zero: the model has changed before a step": bool(b.any()),
                 "A and B are in 16 bits: small steps of Adam are lost there": a.dtype != wanted,
                 "the weight was written to": not torch.equal(linear.weight, before),
@@ -79,23 +81,26 @@ def parts(kind) -> None:
 
 @exercise_19_1.check("values, gradients and dtypes")
 def values(kind) -> None:
-    for bias in (True, False):
+    for bias, alpha in ((True, 6.0), (False, 8.0)):
         linear = layers.make_linear(7, 5, torch.float64, bias)
-        layer = kind(linear, 3, 6.0)
+        layer = kind(linear, 3, alpha)
         a, b = layers.fill(layer)
         x = torch.randn(2, 4, 7, dtype=torch.float64, requires_grad=True)
         y, base = layer(x), linear(x)
         update = F.linear(F.linear(x, a), b)
         looks_like = {
             "the update lacks its scale alpha / rank": base + update,
-            "the update is scaled by alpha alone": base + 6 * update,
-            "the update is scaled by rank / alpha": base + update / 2,
-            "the frozen layer's own output is missing": 2 * update,
+            "the update is scaled by alpha alone": base + alpha * update,
+            "the update is scaled by rank / alpha": base + 3 / alpha * update,
+            "the scale is a whole number: alpha 8 and rank 16 would be 0": base
+            + alpha // 3 * update,
+            "the frozen layer's own output is missing": alpha / 3 * update,
             "the update is missing": base,
         }
-        expect_close(y, base + 2 * update, what="the output", looks_like=looks_like, **EXACT)
+        want = base + alpha / 3 * update
+        expect_close(y, want, what="the output", looks_like=looks_like, **EXACT)
         ours = torch.autograd.grad(y.square().sum(), [x, a, b], allow_unused=True)
-        theirs = torch.autograd.grad((base + 2 * update).square().sum(), [x, a, b])
+        theirs = torch.autograd.grad(want.square().sum(), [x, a, b])
         for name, own, want in zip(("x", "lora_a", "lora_b"), ours, theirs, strict=True):
             recognise(
                 {f"no gradient reaches {name}": own is None}, expected="a gradient", seen="None"
@@ -106,11 +111,15 @@ def values(kind) -> None:
     y = layer(torch.randn(2, 7, dtype=torch.bfloat16))
     expect_equal(y.dtype, torch.bfloat16, what="the output's dtype on a bf16 layer")
     y.float().square().sum().backward()
-    grads = layer.lora_a.grad, layer.lora_b.grad
+    expect_wide([layer.lora_a.grad, layer.lora_b.grad])
+
+
+def expect_wide(grads) -> None:
+    """Gradients of A and B that hold more than 16 bits."""
     recognise(
         {
             "A and B compute in 16 bits: cast x to their dtype, not them to that of x": all(
-                torch.equal(each, each.bfloat16().float()) for each in grads
+                each is not None and torch.equal(each, each.bfloat16().float()) for each in grads
             )
         },
         expected="gradients of A and B in float32",
@@ -533,6 +542,10 @@ def quantized(kind) -> None:
         a, b = layers.fill(layer)
         x = torch.randn(2, 4, 64, dtype=dtype, requires_grad=True)
         y = layer(x)
+        pull = torch.randn(y.shape).to(dtype)
+        ours = torch.autograd.grad(y, [x, a, b], pull, allow_unused=True)
+        if dtype == bf16:
+            expect_wide(ours[1:])
         whole, true = layer.base.dequantize(dtype), linear.weight.to(dtype)
         own = torch.zeros(40, dtype=dtype) if linear.bias is None else linear.bias.to(dtype)
         update = F.linear(F.linear(x.to(a.dtype), a), b)
@@ -547,8 +560,6 @@ def quantized(kind) -> None:
             looks_like["the weight is rounded to the dtype that it had, not to x's"] = rounded
         loose = {"rtol": 3e-2, "atol": 5e-2} if dtype == torch.bfloat16 else {}
         expect_close(y, want, what="the output", looks_like=looks_like, **loose)
-        pull = torch.randn(y.shape).to(dtype)
-        ours = torch.autograd.grad(y, [x, a, b], pull, allow_unused=True)
         theirs = torch.autograd.grad(want, [x, a, b], pull)
         through_b = torch.autograd.grad(
             (2 * F.linear(F.linear(x.to(a.dtype), a), b)).to(dtype), x, pull

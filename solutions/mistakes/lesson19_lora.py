@@ -39,6 +39,13 @@ class LoRALinear(Right):
         return (self.base(x) + update).to(x.dtype)
 
 
+@mistake("19.1", says="the scale is a whole number")
+class LoRALinear(Right):
+    def __init__(self, linear, rank, alpha):
+        super().__init__(linear, rank, alpha)
+        self.scale = alpha // rank
+
+
 @mistake("19.1", says="B A is made whole")
 class LoRALinear(Right):
     def forward(self, x):
@@ -303,6 +310,15 @@ class QLoRALinear(RightQ):
         y = y if self.base.bias is None else y + self.base.bias
         update = F.linear(F.linear(x.to(self.lora_a.dtype), self.lora_a), self.lora_b)
         return (y + self.scale * update).to(y.dtype)
+
+
+@mistake("19.4", says="A and B compute in 16 bits")
+class QLoRALinear(RightQ):
+    def forward(self, x):
+        y = _Product.apply(x, self.base)
+        y = y if self.base.bias is None else y + self.base.bias
+        a, b = self.lora_a.to(x.dtype), self.lora_b.to(x.dtype)
+        return y + self.scale * F.linear(F.linear(x, a), b)
 
 
 @mistake("19.4", says="the dequantized weight is made once and kept")
