@@ -198,8 +198,15 @@ def gradients(attention) -> None:
     want = torch_attention(*tensors, attn_mask=mask)
     expect_gradients(attend(attention, *tensors, mask)[0], want, leaves, "the output", hint)
     q, k, _ = tensors
-    weights, want = attend(attention, *tensors)[1], (q @ k.mT / 2).softmax(-1)
-    expect_gradients(weights, want, {"query": q, "key": k}, "the tensor of weights")
+    open_rows = mask.any(-1, keepdim=True)
+    hidden = (q @ k.mT / 2).masked_fill(~mask & open_rows, -math.inf).softmax(-1) * open_rows
+    for given, want, what in (
+        (None, (q @ k.mT / 2).softmax(-1), ""),
+        (mask, hidden, ", with a mask"),
+    ):
+        weights = attend(attention, *tensors, given)[1]
+        what = f"the tensor of weights{what}"
+        expect_gradients(weights, want, {"query": q, "key": k}, what)
 
 
 @exercise_02_1.check("dtypes")

@@ -592,7 +592,7 @@ MATRICES = ("src_embedding", "tgt_embedding", "output")
 def transformer_parts(answer) -> None:
     for norm in ("pre", "post"):
         for tied in (True, False):
-            config = replace(MODEL, norm=norm, tie_embeddings=tied)
+            config = replace(MODEL, norm=norm, tie_embeddings=tied, dropout=0.1)
             model = answer(config)
             expect_parts(model, config)
             expect_equal(
@@ -728,6 +728,11 @@ def expect_second_source(model: nn.Module, tgt: Tensor, config: TransformerConfi
             what = f"logits of a {what}, as long as the target, without gradients"
             got, want = model(src, tgt), logits(src)
             expect_close(got, want, what=what, looks_like=rows, atol=1e-6, rtol=1e-6)
+        stale = {"a source's memory is kept, and the weights have moved since": logits(padded)}
+        next(model.encoder_layers.parameters()).mul_(1.5)
+        got, want = model(padded, tgt), logits(padded)
+        what = "logits of a source that comes again after a step"
+        expect_close(got, want, what=what, looks_like=stale, atol=1e-6, rtol=1e-6)
 
 
 @exercise_03_5.check("gradients equal to torch's, both norms")

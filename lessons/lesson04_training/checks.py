@@ -749,6 +749,8 @@ def beam_rules(beam_search) -> None:
         (lab.ONE_ENDS, 2, 0.0, [EOS], "a living prefix wins over a finished translation, or an eos "
          "counts only where it is the best continuation of all", [4] * 9),
         (lab.TWO_LENGTHS, 3, 0.0, short, "a penalty of 0 should leave log p as it is", long),
+        (lab.ENDS_AT_ONCE, 1, 0.6, [EOS], "the only prefix has ended, and another one is followed "
+         "in its place: at beam_size 1 this is greedy search", long),
         (lab.FALLING_LATE, 2, 1.0, [5, 3, EOS], "the length penalty has no effect, or works "
          "against long translations", short),
         (lab.TWO_LENGTHS, 3, 1.0, long, "the search ends before a longer translation can win: it "

@@ -39,6 +39,12 @@ def scaled_dot_product_attention(query, key, value, mask=None):
     return weights @ value, weights
 
 
+@mistake("02.1", says="the tensor of weights, with a mask carries gradients")
+def scaled_dot_product_attention(query, key, value, mask=None):
+    output, weights = right.scaled_dot_product_attention(query, key, value, mask)
+    return output, weights if mask is None else weights.detach()
+
+
 @mistake("02.1", says="the output's dtype")
 def scaled_dot_product_attention(query, key, value, mask=None):
     output, weights = right.scaled_dot_product_attention(query, key, value, mask)

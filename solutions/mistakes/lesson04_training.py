@@ -241,7 +241,7 @@ def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, 
     )
 
 
-@mistake("04.5", says="greedy ones expected")
+@mistake("04.5", says="the only prefix has ended, and another one is followed in its place")
 @torch.no_grad()
 def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
     k = max(2, beam_size) if beam_size > 0 else beam_size  # "one is no beam"

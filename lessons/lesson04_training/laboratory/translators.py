@@ -204,6 +204,8 @@ TWO_LENGTHS: Table = {
     (5,) * 5: {EOS: 1.0},
 }
 
+ENDS_AT_ONCE: Table = TWO_LENGTHS | {(): {EOS: 0.5, 5: 0.41, 3: 0.09}}
+
 # The same two, the longer less likely: they break even at 0.65, a little above the default of 0.6.
 BREAK_EVEN_LATER: Table = {**TWO_LENGTHS, (): {4: 0.5, 5: 0.3945, 3: 0.1055}}
 
