@@ -322,7 +322,7 @@ class ChainStage3(right.ZeroStage2):
 @mistake("10.4", says="more than a unit is whole at once in forward")
 class ChainStage3(right.ChainStage3):
     def __init__(self, model, optimizer_class, *, units=None, **kwargs):
-        super().__init__(model, optimizer_class, units=[model], **kwargs)
+        super().__init__(model, optimizer_class, **kwargs)
 
 
 @mistake("10.4", says="summed over the ranks, not averaged")

@@ -38,6 +38,18 @@ class Sums(nn.Module):
         return x
 
 
+class Within(nn.Module):
+    """Layers inside of a child: the units are these, not the model's children."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.inner = Sums(dtype)
+        self.layers = list(self.inner.layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
 class Nested(nn.Module):
     """Layers inside of a child, one of them frozen, and a parameter outside of all layers."""
 

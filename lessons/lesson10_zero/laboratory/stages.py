@@ -16,6 +16,7 @@ from lessons.lesson10_zero.laboratory.nets import (
     Slopes,
     Sums,
     TwoOutputs,
+    Within,
     flat,
     numbers,
     rounded_since,
@@ -88,6 +89,7 @@ class Size:
 
 SIZES = (Size(3, torch.float32), Size(2, HALF), Size(4, torch.float16), Size(1, HALF))
 FIRST_SIZES = (Size(3, torch.float32), Size(2, torch.float32), Size(1, torch.float32))
+WITHIN = Size(2, torch.float32, Within)
 NESTED = Size(2, torch.float32, Nested)  # float32: no master of a frozen parameter
 
 
@@ -136,7 +138,8 @@ class Stage:
         self.stage, self.answer, self.first, self.seed = stage, answer, first, fresh_seed()
         self.values = FIRST_VALUES if first else VALUES
         self.others = (GROUPS, UNUSED) if stage < 3 else (IDLE,)
-        self.sizes = FIRST_SIZES if first else (*SIZES, NESTED) if stage == 3 else SIZES
+        more = {3: (WITHIN if first else NESTED,)}.get(stage, ())
+        self.sizes = (*(FIRST_SIZES if first else SIZES), *more)
         rows: dict[int, dict[Any, Callable[[int], Any]]] = {1: {}, 2: {}, 3: {}, 4: {}}
         for case in (*self.values, *self.others * (not first)):
             rows[case.world_size][case] = functools.partial(self._train, case)
@@ -174,7 +177,7 @@ class Stage:
         settings = {**SETTINGS, **settings}
         kind = kind or torch.optim.AdamW
         if self.stage == 3:
-            units = {"units": net.layers} if isinstance(net, Nested) else {}
+            units = {"units": net.layers} if isinstance(net, Nested | Within) else {}
             return self.answer(net, kind, **units, **settings)
         if self.first:
             return self.answer(net.parameters(), kind, **settings)
