@@ -248,16 +248,28 @@ LAYER = TransformerConfig(11, d_model=12, num_heads=3, num_layers=1, d_ff=20, dr
 ATTENTION, NETWORK, NORM = 4 * (12 * 12 + 12), 2 * 12 * 20 + 20 + 12, 2 * 12
 
 
+def expect_size(layer, others: int, incomplete: str) -> None:
+    """So many parameters as its parts have: the network's, and the others'."""
+    four = 2 * 12 * 48 + 48 + 12
+    got = lab.num_parameters(layer)
+    expect_equal(
+        got,
+        others + NETWORK,
+        what="number of parameters",
+        mistake=incomplete if got < others + NETWORK else "",
+        looks_like={"the network is 4 d_model wide: config.d_ff is its width": others + four},
+    )
+
+
 @exercise_03_3.check("the parts")
 def encoder_parts(answer) -> None:
     layer = answer(LAYER)
     for name in ("self_attention", "feed_forward", "norm1", "norm2"):
         lab.part(layer, name)
-    expect_equal(
-        lab.num_parameters(layer),
-        ATTENTION + NETWORK + 2 * NORM,
-        what="number of parameters",
-        mistake="the layer has not one attention, one feed-forward and two norms",
+    expect_size(
+        layer,
+        ATTENTION + 2 * NORM,
+        "the layer has not one attention, one feed-forward and two norms",
     )
 
 
@@ -447,11 +459,10 @@ def decoder_parts(answer) -> None:
         expected="two attentions",
         seen="self_attention is cross_attention",
     )
-    expect_equal(
-        lab.num_parameters(layer),
-        2 * ATTENTION + NETWORK + 3 * NORM,
-        what="number of parameters",
-        mistake="the layer has not two attentions, one feed-forward and three norms",
+    expect_size(
+        layer,
+        2 * ATTENTION + 3 * NORM,
+        "the layer has not two attentions, one feed-forward and three norms",
     )
 
 
