@@ -35,6 +35,7 @@ the slowest rank where nobody is late.
 explain_hang: 3 points, 35 minutes. Missing 1, odd 1, windows and groups 1. Ask what the recording
 of a rank that died is (none), and why a majority is needed to call a rank odd.
 Common mistakes: calls compared by their place in the list, which a full buffer shifts; rank 0 as
-the one that is right; ranks that are not in a group counted as missing from it.
+the one that is right; ranks that are not in a group counted as missing from it; a healthy rank
+accused because its buffer, one for all groups, is full of another group's calls.
 """,
 }

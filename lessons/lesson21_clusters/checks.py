@@ -476,6 +476,30 @@ def windows(explain_hang) -> None:
     want = [{2: 8, 3: 9}, {0: 4, 1: 4, 2: 4, 3: 3}]
     expect_equal(last, want, what="the numbers of the members' last calls in each group")
     expect_raises(InputError, explain_hang, [*given, given[2]], what="two recordings of rank 2")
+    one_buffer_for_all_groups(explain_hang)
+
+
+def one_buffer_for_all_groups(explain_hang) -> None:
+    """Ranks 2 and 3 made the call of all, and then so many of their own group that it is lost."""
+    members = {"1": (0, 1, 2, 3), "2": (0, 1), "3": (2, 3)}
+    calls = [{"1": 1, "2": 5}, {"1": 1, "2": 5}, {"3": 30}, {"3": 30}]
+    for full, want in (((2, 3), []), ((3,), [("1", 1, (2,), ())])):
+        found = explain_hang(
+            [recording(r, members, calls[r], SUM, full=r in full) for r in range(4)]
+        )
+        got = [(h.group, h.number, tuple(h.missing), tuple(h.odd)) for h in found]
+        accused = any(set(ranks) & set(full) for _, _, ranks, _ in got)
+        recognise(
+            {
+                "a full buffer may have lost all that it had of a group: that rank is not missing "
+                "(look at `full`)": accused,
+                "a recording that is not full has lost nothing: without a call of the group its "
+                "rank is missing": len(got) < len(want),
+            },
+            expected=f"{want or 'nothing'}: the recordings of ranks {full} are full",
+            seen=seen_in(found),
+        )
+        expect_equal(got, want, what=f"what is found where ranks {full} have full recordings")
 
 
 @exercise_21_3.check("what torch recorded of real runs")

@@ -1,9 +1,7 @@
 """torch's own analyzer on our recordings, what launchers set, a real firewall between two nodes."""
 
 import json
-import logging
 import os
-import pickle
 import subprocess
 import sys
 import tempfile
@@ -14,10 +12,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.flight_recorder.components.builder import build_db
-from torch.distributed.flight_recorder.components.config_manager import JobConfig
-from torch.distributed.flight_recorder.components.loader import read_dir
 
+from lessons.lesson21_clusters.beside_torch import torchs_words
 from lessons.lesson21_clusters.laboratory import small_run
 from shared.clusters.recordings import Recording, dump, from_dump, own_groups
 from shared.ranks.launching import free_port
@@ -54,38 +50,10 @@ def for_torchs_analyzer(rank: int, of_rank: Dump) -> dict[str, Any]:
 
 
 def ask_torch(dumps: Sequence[Dump], first: int = 0) -> list[str]:
-    """The lines of torch's analyzer that say who is missing, or who is to blame.
-
-    It expects of everybody the call of the rank that comes first. For `torchfrtrace` that is the
-    order in which the folder lists its files; here it is rank `first`, then those after it.
-    """
-    said: list[str] = []
-
-    class Keep(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            said.append(record.getMessage())
-
-    log = logging.getLogger("Flight Recorder")
-    keep, before = Keep(), [*log.handlers]
-    log.propagate = False
-    log.addHandler(keep)
-    for handler in before:
-        log.removeHandler(handler)
-    try:
-        with tempfile.TemporaryDirectory(prefix="recordings_") as folder:
-            for rank, each in enumerate(dumps):
-                file = Path(folder) / f"rank_{rank}"
-                file.write_bytes(pickle.dumps(for_torchs_analyzer(rank, each)))
-            args: Any = JobConfig().parse_args([folder, "-p", "rank_"])
-            files, version = read_dir(args)
-            ranks = [*range(first, len(dumps)), *range(first)]
-            build_db({f"rank_{rank}": files[f"rank_{rank}"] for rank in ranks}, args, version)
-    finally:
-        log.removeHandler(keep)
-        for handler in before:
-            log.addHandler(handler)
-    starts = ("missing ranks", "error msg", "collective:")
-    return [line for line in said if line.startswith(starts)]
+    """What torch's analyzer says where it reads rank `first` first, then those after it."""
+    ranks = [*range(first, len(dumps)), *range(first)]
+    whole = {rank: for_torchs_analyzer(rank, each) for rank, each in enumerate(dumps)}
+    return torchs_words(whole, ranks)
 
 
 SAY = """import json, os, sys

@@ -97,7 +97,11 @@ def cut(seconds: Tensor, rank: int) -> Tensor:
 
 
 def recording(
-    rank: int, members: Mapping[str, tuple[int, ...]], calls: Mapping[str, int], what: str
+    rank: int,
+    members: Mapping[str, tuple[int, ...]],
+    calls: Mapping[str, int],
+    what: str,
+    full: bool = False,
 ) -> Recording:
     """A rank's calls in several groups: how many in each, mixed as they may come."""
     own = {group: ranks for group, ranks in members.items() if rank in ranks}
@@ -107,7 +111,7 @@ def recording(
         for group, count in calls.items()
         if number <= count
     ]
-    return Recording(rank, own, tuple(made))
+    return Recording(rank, own, tuple(made), full)
 
 
 def recordings(
@@ -122,7 +126,8 @@ def recordings(
     for rank, calls in enumerate(lists):
         at = places[rank] if places else "train.py:80 in train"
         made = [Call("1", number, what, at) for number, what in enumerate(calls, 1)]
-        found.append(Recording(rank, members, tuple(made[-keep[rank] :] if keep else made)))
+        kept = tuple(made[-keep[rank] :] if keep else made)
+        found.append(Recording(rank, members, kept, len(kept) < len(made)))
     return found
 
 

@@ -1,11 +1,29 @@
 """What all ranks' recordings say together: at which collective they came apart, and by whom."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from shared.clusters.recordings import Call, Recording
-from shared.clusters.verdicts import Hang
+from shared.clusters.verdicts import Hang, names
 from shared.errors import InputError
+
+Place = tuple[int, int]  # a call's number in its group, and its part
+
+
+@dataclass(frozen=True)
+class _Group:
+    """A group's recorded calls by rank and place; `unknown` ranks have lost what they had of it."""
+
+    name: str
+    members: tuple[int, ...]
+    calls: Mapping[int, Mapping[Place, Call]]
+    unknown: tuple[int, ...]
+
+    def places(self) -> list[Place]:
+        """The places from which on no rank has lost a call."""
+        first = max((min(own) for own in self.calls.values() if own), default=(0, 0))
+        return sorted({at for own in self.calls.values() for at in own if at >= first})
 
 
 def explain_hang(recordings: Sequence[Recording]) -> list[Hang]:
@@ -14,44 +32,86 @@ def explain_hang(recordings: Sequence[Recording]) -> list[Hang]:
     Calls belong together by their number in the group. A recording keeps the last calls only, so
     they are compared from the latest of the numbers at which the ranks' recordings of the group
     begin. A member that left no recording, or no call of the group, is missing from the first call
-    compared. Missing and odd ranks are those of the earliest number at which there are any.
-    Where every member made the same calls, the group is not in the list: if it hangs, then inside
-    that call, and the recordings do not say by whom.
+    compared, unless its recording is full: it may have lost what it had, and nobody waits for it.
+    Missing and odd ranks are those of the earliest number at which there are any. Where every
+    member made the same calls, but one came back on some ranks alone, the others are stuck in it.
+    Where all came back from the same calls, or nobody knows (gloo does not write it down), the
+    group is not in the list: `compared` says what was looked at.
 
     Raises InputError for two recordings of one rank.
     """
+    hangs = (_first_difference(group) or _never_came_back(group) for group in _groups(recordings))
+    return [hang for hang in hangs if hang is not None]
+
+
+def compared(recordings: Sequence[Recording]) -> list[str]:
+    """A line a group: which of whose calls an answer rests on, and of whom nothing is known."""
+    lines = []
+    for group in _groups(recordings):
+        places, made = group.places(), [rank for rank, own in group.calls.items() if own]
+        line = f"group {group.name} of {names(group.members)}: "
+        if not places:
+            line += "no call recorded"
+        else:
+            line += f"calls no. {places[0][0]} to {places[-1][0]}, recorded on {names(made)}"
+            states = {
+                at: {own[at].state for own in group.calls.values() if at in own} for at in places
+            }
+            open_at = [
+                at[0] for at, seen in states.items() if seen and not seen & {"", "completed"}
+            ]
+            line += f"; no. {open_at[0]} came back on no rank" if open_at else ""
+            line += "; who came back is not recorded" if {""} in states.values() else ""
+        if group.unknown:
+            line += f"; unknown: {names(group.unknown)}, whose full buffer has lost its calls"
+        lines.append(line)
+    return lines
+
+
+def _groups(recordings: Sequence[Recording]) -> Iterator[_Group]:
+    """The groups by name and ranks: two that split one group may bear the same name."""
     by_rank = {each.rank: each for each in recordings}
     if len(by_rank) < len(recordings):
         ranks = sorted(each.rank for each in recordings)
         raise InputError(f"two recordings of one rank, of ranks {ranks}: give one of each")
-    members = {name: ranks for each in recordings for name, ranks in each.members.items()}
-    found = []
-    for group in sorted(members):
-        calls = {
-            rank: {call.number: call for call in by_rank[rank].calls if call.group == group}
-            if rank in by_rank
-            else {}
-            for rank in members[group]
-        }
-        hang = _first_difference(group, calls)
-        if hang is not None:
-            found.append(hang)
-    return found
+    pairs = ((name, tuple(own)) for each in recordings for name, own in each.members.items())
+    for name, members in sorted(set(pairs)):
+        calls = {rank: _calls_in(by_rank.get(rank), name, members) for rank in members}
+        unknown = [r for r in members if r in by_rank and by_rank[r].full and not calls[r]]
+        known = {rank: own for rank, own in calls.items() if rank not in unknown}
+        yield _Group(name, members, known, tuple(unknown))
 
 
-def _first_difference(group: str, calls: Mapping[int, Mapping[int, Call]]) -> Hang | None:
-    if not any(calls.values()):
-        return None
-    first = max(min(own) for own in calls.values() if own)
-    last = {rank: own[max(own)] for rank, own in calls.items() if own}
-    for number in range(first, max(call.number for call in last.values()) + 1):
-        made = {rank: own[number].what for rank, own in calls.items() if number in own}
-        if not made:  # a number that no recording has
-            continue
-        missing = tuple(rank for rank in calls if rank not in made)
-        (what, votes), *_ = Counter(made.values()).most_common()
+def _calls_in(
+    recording: Recording | None, name: str, members: tuple[int, ...]
+) -> Mapping[Place, Call]:
+    if recording is None or tuple(recording.members.get(name, ())) != members:
+        return {}
+    return {(call.number, call.part): call for call in recording.calls if call.group == name}
+
+
+def _first_difference(group: _Group) -> Hang | None:
+    last = _last_calls(group)
+    for at in group.places():
+        made = {rank: own[at] for rank, own in group.calls.items() if at in own}
+        missing = tuple(rank for rank in group.calls if rank not in made)
+        (what, votes), *_ = Counter(call.what for call in made.values()).most_common()
         majority = 2 * votes > len(made)
-        odd = tuple(rank for rank, each in made.items() if each != what or not majority)
+        odd = tuple(rank for rank, call in made.items() if call.what != what or not majority)
         if missing or odd:
-            return Hang(group, number, what, missing, odd, last)
+            return Hang(group.name, at[0], what, missing, odd, last, made=made)
     return None
+
+
+def _never_came_back(group: _Group) -> Hang | None:
+    for at in group.places():
+        made = {rank: own[at] for rank, own in group.calls.items()}
+        open_on = tuple(rank for rank, call in made.items() if call.state not in ("completed", ""))
+        if open_on and any(call.state == "completed" for call in made.values()):
+            what = made[open_on[0]].what
+            return Hang(group.name, at[0], what, (), (), _last_calls(group), open_on)
+    return None
+
+
+def _last_calls(group: _Group) -> dict[int, Call]:
+    return {rank: own[max(own)] for rank, own in group.calls.items() if own}

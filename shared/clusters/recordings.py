@@ -1,15 +1,20 @@
 """What torch's flight recorder has of a rank: its last calls of collectives, in order.
 
-torch keeps the last TORCH_FR_BUFFER_SIZE calls of each process (2,000 by default), for NCCL and for
-gloo, and writes a call down when it is made. gloo marks one as retired when it came back or gave
-up, so after a time-out what counts is who made a call, not who came back from it.
-Source: torch/distributed/flight_recorder, and torch._C._distributed_c10d._dump_fr_trace.
+torch keeps the last TORCH_FR_BUFFER_SIZE calls of each process (2,000 by default), of all its
+groups together, for NCCL and for gloo, and writes a call down when it is made. gloo marks one as
+retired when it came back or gave up, so after a time-out what counts is who made a call, not who
+came back from it. NCCL's entries have a state: scheduled, started, completed.
+Source: torch/csrc/distributed/c10d/FlightRecorderDetail.hpp, torch/distributed/flight_recorder,
+and torch._C._distributed_c10d._dump_fr_trace.
 """
 
+import io
 import os
 import pickle
+import re
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +23,18 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 
-# Their inputs may have other sizes on other ranks: a root's, or uneven parts.
-_UNEVEN = ("scatter", "gather", "all_to_all", "alltoall", "send", "recv")
-# Whose frames say nothing about who called: a call comes from a script or a notebook's cell.
+# Their parts may have other sizes on other ranks. Of a gather the input, of a scatter the output
+# is what all ranks have; the other side is the root's alone.
+_UNEVEN = re.compile("all_?to_?all|_v$|_v_")
+_MESSAGE = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
+# Whose frames say nothing about who called: a call comes from a script or a notebook's cell. By
+# place for this machine's libraries, by the path's words for dumps that come from another.
 _LIBRARIES = (Path(torch.__file__).parent, Path(os.__file__).parent, Path(__file__).parents[1])
+_PASSED_ON = re.compile(
+    r"/torch/(_\w+|autograd|distributed|nn|optim|utils)/|/typing_extensions\.py$|^<frozen"
+    r"|/lib/python3[\d.]*/(?!site-packages|dist-packages)"
+)
+_INSTALLED = re.compile(r"/(site|dist)-packages/")
 _TYPES = {"Float": "float32", "Double": "float64", "Long": "int64", "Int": "int32"}
 _TYPES |= {"BFloat16": "bfloat16", "Half": "float16", "Byte": "uint8", "Bool": "bool"}
 
@@ -41,22 +54,38 @@ os.register_at_fork(after_in_child=_note_the_fork)
 class Call:
     """A collective that a rank called: its group, its number there (from 1), what, and from where.
 
-    `what` is equal on two ranks where the calls fit together ("all_reduce of 7 float32").
+    `what` is equal on two ranks where the calls fit together ("all_reduce of 7 float32"). Of calls
+    that travel as one, and have one number, `part` counts from 1. `state` is NCCL's, "" where
+    nobody knows whether the call came back.
     """
 
     group: str
     number: int
     what: str
     at: str
+    part: int = 0
+    state: str = ""
 
 
 @dataclass(frozen=True)
 class Recording:
-    """A rank's last calls, oldest first, and the ranks of the groups that it is in."""
+    """A rank's last calls, oldest first, and the ranks of the groups that it is in.
+
+    One that is `full` has lost older calls: of a group that it shows no call of, it says nothing.
+    """
 
     rank: int
     members: Mapping[str, tuple[int, ...]]
     calls: tuple[Call, ...]
+    full: bool = False
+
+
+class PlainData(pickle.Unpickler):
+    """Reads lists, dicts, text and numbers, which is all that a dump holds, and runs nothing."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Refuse: a file that names a function would have it called."""
+        raise pickle.UnpicklingError(f"it wants to call {module}.{name}, and is not read for that")
 
 
 def recorded(leave_out: tuple[str, ...] = ()) -> Recording:
@@ -66,9 +95,11 @@ def recorded(leave_out: tuple[str, ...] = ()) -> Recording:
 
 def dump() -> dict[str, Any]:
     """What torch recorded in this process, as torch gives it; a fork's parent is left out."""
-    found = pickle.loads(vars(_distributed_c10d)["_dump_fr_trace"]())
-    own = [each for each in found["entries"] if each["time_created_ns"] > _forked]
-    return {**found, "entries": own}
+    found = PlainData(io.BytesIO(vars(_distributed_c10d)["_dump_fr_trace"]())).load()
+    entries = found["entries"]
+    own = [each for each in entries if each["time_created_ns"] > _forked]
+    # Where the parent's last calls are still there, none of our own was lost.
+    return {**found, "entries": own, "full": len(own) == len(entries) and _has_lost(entries)}
 
 
 def own_groups() -> dict[str, tuple[int, ...]]:
@@ -83,35 +114,105 @@ def from_dump(
     members: Mapping[str, tuple[int, ...]],
     leave_out: tuple[str, ...] = (),
 ) -> Recording:
-    """A recording out of what torch dumped."""
-    entries = [each for each in dump["entries"] if not each["is_p2p"]]
-    calls = [
-        Call(
-            str(each["process_group"][0]),
-            each["collective_seq_id"],
-            _what(each),
-            _place(each.get("frames", ())),
-        )
-        for each in entries
-    ]
+    """A recording out of what torch dumped, with NCCL or with gloo, by torch 2.2 to 2.13.
+
+    Messages between two ranks are calls of a group of their own, "0 from rank 1 to 2", which are
+    numbered in their order: torch's numbers count all messages of a rank. A full recording has
+    lost the first ones, and with them the numbers; its messages are left out.
+    """
     kept = {name: tuple(ranks) for name, ranks in members.items() if name not in leave_out}
-    return Recording(rank, kept, tuple(call for call in calls if call.group in kept))
+    entries = [each for each in dump["entries"] if group_of(each) in kept]
+    full = dump.get("full", _has_lost(dump["entries"]))
+    calls = list(_collectives(entries, full))
+    messages = [] if full else list(_messages(entries, kept))
+    pairs = {call.group: pair for pair, call in messages}
+    calls += [call for _, call in messages]
+    return Recording(rank, {**kept, **pairs}, tuple(calls), full)
+
+
+def group_of(entry: Mapping[str, Any]) -> str:
+    """torch's name of the group: a pair with its description, in old dumps only a number."""
+    name = entry.get("process_group", entry.get("pg_id", ""))
+    return str(name if isinstance(name, str | int) else name[0])
+
+
+def _has_lost(entries: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether older calls were overwritten: torch counts them from 0 in `record_id`."""
+    return bool(entries) and int(entries[0].get("record_id", 0)) > 0
+
+
+def _collectives(entries: Sequence[Mapping[str, Any]], full: bool) -> Iterator[Call]:
+    numbered = [
+        ((group_of(each), int(each.get("collective_seq_id", each.get("seq_id", 0)))), each)
+        for each in entries
+        if not each.get("is_p2p") and not _MESSAGE.search(each["profiling_name"])
+    ]
+    coalesced = {key for key, each in numbered if "coalesced" in each["profiling_name"]}
+    parts, seen = Counter(key for key, _ in numbered), Counter[tuple[str, int]]()
+    for key, entry in numbered:
+        if full and key in coalesced and key == numbered[0][0]:
+            continue  # some of its parts may be lost
+        seen[key] += 1
+        part = seen[key] if parts[key] > 1 else 0
+        what = f"{_what(entry)}, part {part}" if part else _what(entry)
+        yield Call(*key, what, _place(entry.get("frames", ())), part, _state(entry))
+
+
+def _messages(
+    entries: Sequence[Mapping[str, Any]], members: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[tuple[int, int], Call]]:
+    made = Counter[str]()
+    for entry in entries:
+        found = _MESSAGE.search(entry["profiling_name"])
+        if found is None:
+            continue
+        ranks = [members[group_of(entry)][int(each)] for each in found.groups()[1:]]
+        source, target = ranks if found[1] == "send" else ranks[::-1]
+        if source == target:
+            continue
+        group = f"{group_of(entry)} from rank {source} to {target}"
+        made[group] += 1
+        what = f"message of {_numbers(entry, 'input') or _numbers(entry, 'output')}"
+        call = Call(group, made[group], what, _place(entry.get("frames", ())), 0, _state(entry))
+        yield (source, target), call
+
+
+def _state(entry: Mapping[str, Any]) -> str:
+    return "" if entry["profiling_name"].startswith("gloo:") else str(entry.get("state", ""))
 
 
 def _what(entry: Mapping[str, Any]) -> str:
     name = entry["profiling_name"].split(":")[-1].strip("_")
-    types = entry["input_dtypes"] or ("",)
-    kind = _TYPES.get(types[0], types[0])
-    if any(each in name for each in _UNEVEN) and name not in ("all_gather", "reduce_scatter"):
-        return f"{name} of {kind}".removesuffix(" of ")
-    numbers = sum(torch.Size(size).numel() for size in entry["input_sizes"])
-    return f"{name} of {numbers:,} {kind}" if kind else name
+    side = "output" if name == "scatter" else "input"
+    numbers = _types(entry, side) if _UNEVEN.search(name) else _numbers(entry, side)
+    return f"{name} of {numbers}" if numbers else name
 
 
-def _place(frames: Any) -> str:
-    """The innermost frame of a script or a cell, as "train.py:88 in train"."""
-    for frame in frames:
-        file = Path(frame["filename"])
-        if not any(file.is_relative_to(each) for each in _LIBRARIES):
-            return f"{file.name}:{frame['line']} in {frame['name']}"
+def _numbers(entry: Mapping[str, Any], side: str) -> str:
+    """How many numbers, tensor by tensor, and of which type."""
+    kind = _types(entry, side)
+    sizes = [torch.Size(size).numel() for size in entry[f"{side}_sizes"]]
+    return f"{' + '.join(f'{each:,}' for each in sizes)} {kind}" if kind else ""
+
+
+def _types(entry: Mapping[str, Any], side: str) -> str:
+    types = entry.get(f"{side}_dtypes") or ()
+    types = (types,) if isinstance(types, str) else types
+    return "/".join(dict.fromkeys(_TYPES.get(each, each) for each in types))
+
+
+def _place(frames: Sequence[Mapping[str, Any]]) -> str:
+    """The innermost frame of a script or a cell, as "train.py:88 in train".
+
+    Where all of the program is installed as a package, the innermost that is not torch's.
+    """
+    outside = [each for each in frames if not _PASSED_ON.search(Path(each["filename"]).as_posix())]
+    own = [each for each in outside if not _is_library(Path(each["filename"]))]
+    for frame in own or outside:
+        return f"{Path(frame['filename']).name}:{frame['line']} in {frame['name']}"
     return "?"
+
+
+def _is_library(file: Path) -> bool:
+    here = any(file.is_relative_to(each) for each in _LIBRARIES)
+    return here or bool(_INSTALLED.search(file.as_posix()))

@@ -38,7 +38,9 @@ class Hang:
     """A group's first call that not all of its ranks made alike.
 
     `missing` never made call `number`; `odd` made another one than most (all, where no call has a
-    majority). `what` is the call of most. `last` has each recorded member's last call in the group.
+    majority). Where all made it alike, `stuck` never came back from it, and others did (NCCL's
+    recordings say so). `what` is the call of most. `last` has each recorded member's last call in
+    the group, `made` what it made as call `number`, where that is known.
     """
 
     group: str
@@ -47,6 +49,8 @@ class Hang:
     missing: tuple[int, ...]
     odd: tuple[int, ...]
     last: Mapping[int, Call] = field(default_factory=dict)
+    stuck: tuple[int, ...] = ()
+    made: Mapping[int, Call] = field(default_factory=dict)
 
 
 def describe_odd(odd: Odd) -> str:
@@ -66,17 +70,22 @@ def describe_straggler(found: Straggler) -> str:
 def describe_hang(hang: Hang, said: Mapping[int, str] | None = None) -> str:
     """One line about it; `said` has the errors of ranks, of which only the guilty ones' count."""
     said = said or {}
-    guilty = hang.missing + hang.odd
+    guilty = hang.missing + hang.odd + hang.stuck
     if hang.odd:
         others = "and the others " if hang.last.keys() - guilty else ""  # all are odd
-        words = f"{_names(hang.odd)} {others}do not make the same one"
+        words = f"{names(hang.odd)} {others}do not make the same one"
         line = f"call no. {hang.number}: {words} ({hang.what})"
+    elif hang.stuck:
+        line = f"{hang.what} no. {hang.number} came back on the others, not on {names(hang.stuck)}"
     else:
-        line = f"{hang.what} no. {hang.number} waits for {_names(hang.missing)}"
+        line = f"{hang.what} no. {hang.number} waits for {names(hang.missing)}"
     for rank in guilty:
+        call = hang.made.get(rank)
+        if rank in hang.odd and call is not None and call != hang.last[rank]:
+            line += f"; rank {rank} made {call.what}{_at(call)}"
         if rank in hang.last:
             call = hang.last[rank]
-            line += f"; rank {rank}'s last call: no. {call.number}, {call.what}, at {call.at}"
+            line += f"; rank {rank}'s last call: no. {call.number}, {call.what}{_at(call)}"
         elif rank in hang.missing:
             line += f"; rank {rank} left no call of this group"
         if said.get(rank):
@@ -84,5 +93,10 @@ def describe_hang(hang: Hang, said: Mapping[int, str] | None = None) -> str:
     return line
 
 
-def _names(ranks: Sequence[int]) -> str:
+def names(ranks: Sequence[int]) -> str:
+    """Some ranks in words."""
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+def _at(call: Call) -> str:
+    return f", at {call.at}" if call.at != "?" else ""

@@ -114,6 +114,8 @@ def by_columns_of_calls(recordings):
             for call in each.calls:
                 if call.group == group:
                     tables[each.rank][call.number] = call
+        full = [each.rank for each in recordings if each.full]
+        members = [rank for rank in members if tables[rank] or rank not in full]
         begun = [min(table) for table in tables.values() if table]
         if not begun:
             continue
@@ -150,6 +152,7 @@ def by_sets(recordings):
             rank: {c.number: c for c in own[rank].calls if c.group == group} if rank in own else {}
             for rank in ranks
         }
+        ranks = [r for r in ranks if made[r] or r not in own or not own[r].full]
         present = [rank for rank in ranks if made[rank]]
         if not present:
             continue

@@ -163,6 +163,7 @@ def compared(
     one=False,
     missing_first=False,
     tie=True,
+    heeds_full=True,
 ):
     """The function, with what is to go wrong."""
     by_rank = {each.rank: each for each in recordings}
@@ -176,6 +177,8 @@ def compared(
         for rank in members if died else [r for r in members if r in by_rank]:
             own = [c for c in by_rank[rank].calls if c.group == group] if rank in by_rank else []
             calls[rank] = {n if by_place else c.number: c for n, c in enumerate(own, 1)}
+            if heeds_full and rank in by_rank and by_rank[rank].full and not own:
+                del calls[rank]
         if not any(calls.values()):
             continue
         last = {rank: own[max(own)] for rank, own in calls.items() if own}
@@ -209,6 +212,11 @@ def explain_hang(recordings):
 @mistake("21.3", says="what a full buffer has lost counts as missing")
 def explain_hang(recordings):
     return compared(recordings, first=min)
+
+
+@mistake("21.3", says="a full buffer may have lost all that it had of a group")
+def explain_hang(recordings):
+    return compared(recordings, heeds_full=False)
 
 
 @mistake("21.3", says="numbers of calls alone are compared")

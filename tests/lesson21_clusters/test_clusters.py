@@ -140,6 +140,7 @@ def in_an_interpreter_of_its_own(check):
 def test_a_recording_has_groups_numbers_and_what_is_equal_on_ranks_that_fit():
     by_rank = run_ranks(some_calls, 3)
     assert not explain_hang(by_rank)  # a root's gather is the others' gather
+    assert not any(each.full for each in by_rank)  # what the parent had recorded is no loss
     own = [(call.group, call.number, call.what) for call in by_rank[0].calls]
     assert own[0] == ("0", 1, "all_reduce of 6 float32")
     assert ("1", 1, "all_reduce of 4 float64") in own
@@ -168,7 +169,7 @@ def test_a_full_buffer_keeps_the_last_calls_and_their_numbers():
 
 def recording_in_a_full_buffer():
     by_rank = run_ranks(many_calls_and_a_wait, 3, before=keep_four)
-    assert [len(each.calls) for each in by_rank] == [4, 4, 4]
+    assert [(len(each.calls), each.full) for each in by_rank] == [(4, True)] * 3
     (hang,) = explain_hang(by_rank)
     assert (hang.number, hang.missing) == (10, (1,))
     said = describe_hang(hang, {0: "nothing of interest", 1: "ValueError"})

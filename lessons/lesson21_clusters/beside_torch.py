@@ -1,0 +1,56 @@
+"""torch's own analyzer, `torchfrtrace`, on dumps that are read already."""
+
+import contextlib
+import logging
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
+
+from torch.distributed.flight_recorder.components.builder import build_db
+from torch.distributed.flight_recorder.components.config_manager import JobConfig
+
+STARTS = ("missing ranks", "error msg", "collective:")
+
+
+def torchs_words(
+    dumps: Mapping[int, Mapping[str, Any]], order: Sequence[int], *, partial: bool = False
+) -> list[str]:
+    """The lines of torch's analyzer that say who is missing, or who is to blame.
+
+    It expects of everybody the call of the rank that comes first in `order`; `torchfrtrace` itself
+    takes the order in which the folder lists its files, and reads them by pickle, which runs what a
+    file says. `partial`: some ranks left no dump. What stops it is its last line.
+    """
+    args: Any = JobConfig().parse_args(["--allow-incomplete-ranks"] if partial else [])
+    version = str(dumps[order[0]].get("version", ""))
+    details = {
+        f"rank_{rank}": {"host_name": f"host_rank{rank}", "rank": rank, **dumps[rank]}
+        for rank in order
+    }
+    with _said() as said:
+        try:
+            build_db(details, args, version)
+        except (AssertionError, KeyError, ValueError, TypeError, IndexError) as error:
+            said.append(f"error msg: it stops with {error!r:.200}")
+    return [line for line in said if line.startswith(STARTS)]
+
+
+@contextlib.contextmanager
+def _said() -> Generator[list[str]]:
+    said: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    log = logging.getLogger("Flight Recorder")
+    keep, before = Keep(), [*log.handlers]
+    log.propagate = False
+    log.addHandler(keep)
+    for handler in before:
+        log.removeHandler(handler)
+    try:
+        yield said
+    finally:
+        log.removeHandler(keep)
+        for handler in before:
+            log.addHandler(handler)

@@ -1,0 +1,122 @@
+"""Recordings out of what NCCL's watchdog writes to a log, which is what most people have.
+
+Of each rank there are lines such as
+
+    [rank1]:[E...] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=21,
+        OpType=ALLREDUCE, NumelIn=7, NumelOut=7, Timeout(ms)=600000) ran for ...
+    [rank1]:[E...] [PG ID 0 PG GUID 0(default_pg) Rank 1] failure detected by watchdog at work
+        sequence id: 21 PG status: last enqueued work: 22, last completed work: 20
+
+The first says what did not come back, the second how many calls this rank made of that group, and
+how many of them came back. A rank that timed out in nothing tells its own when it is asked to dump.
+Source: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, and logs by torch 2.0 to 2.9.
+"""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from shared.clusters.recordings import Call, Recording
+
+_PREFIX = re.compile(r"\[rank\d+\]:")  # of each line, since torch 2.2
+_WHO = re.compile(r"\[rank(\d+)\]:|\[(?:PG[^\]]* )?Rank (\d+)\]")  # of the job; of the group
+_GROUP = re.compile(r"\[PG (?:ID )?(\d+)(?: PG GUID (\w+))? ?(?:\((\w+)\))? Rank \d+\]")
+_WORK = re.compile(r"WorkNCCL\(SeqNum=(\d+), OpType=(\w+)(?:, NumelIn=(\d+))?")
+_STATUS = re.compile(
+    r"last enqueued (?:NCCL )?work: (-?\d+)(?:, last started (?:NCCL )?work: -?\d+)?"
+    r", last completed (?:NCCL )?work: (-?\d+)",
+    re.IGNORECASE,
+)
+_UNEVEN = re.compile("^_?(ALLTOALL|GATHER|SCATTER)")
+_MESSAGES = ("SEND", "RECV", "RECVANYSOURCE")  # numbered apart from the collectives
+
+
+@dataclass
+class _Said:
+    """What a rank's lines say of a group; `work` is what timed out, by number."""
+
+    made: int = -1
+    back: int = -1
+    work: dict[int, str] = field(default_factory=dict)
+
+
+def read_log(text: str) -> tuple[list[Recording], list[str]]:
+    """A recording a rank, and what the lines leave open. Empty for a log without such lines.
+
+    A group has the ranks whose lines tell how many of its calls they made; of others nothing is
+    known. Their calls are those from the last that came back on all of them.
+    """
+    groups: dict[str, dict[int, _Said]] = defaultdict(lambda: defaultdict(_Said))
+    seen, notes, waiting = set[int](), list[str](), dict[int, list[re.Match[str]]]()
+    for line in _whole_lines(text):
+        who, work, status = _WHO.search(line), _WORK.search(line), _STATUS.search(line)
+        if who is None or "periodically" in line:  # how far it was some time before
+            continue
+        rank = int(who[1] or who[2])
+        seen.add(rank)
+        if work and work[2] in _MESSAGES:
+            notes.append(f"rank {rank} timed out in a {work[2]}, no. {work[1]} of its messages")
+        elif work:
+            waiting.setdefault(rank, []).append(work)
+        if status is None:
+            continue
+        said = groups[_group(line)][rank]
+        said.made, said.back = max(said.made, int(status[1])), max(said.back, int(status[2]))
+        if "dump signal" not in line:  # there the group may be another than what timed out
+            said.work |= {int(each[1]): _what(each) for each in waiting.pop(rank, ())}
+    for rank, works in sorted(waiting.items()):
+        numbers = ", ".join(f"no. {each[1]} ({_what(each)})" for each in works)
+        notes.append(f"rank {rank} timed out in {numbers}, and no line says how many calls it made")
+    if silent := sorted({*range(max(seen, default=0))} - seen):
+        notes.append(f"no line of ranks {silent}: they died, hang elsewhere, or were filtered out")
+    return _recordings(groups), notes
+
+
+def _whole_lines(text: str) -> Iterator[str]:
+    """The lines; what a terminal or a mail has broken belongs to the line before."""
+    starts = _PREFIX if _PREFIX.search(text) else _WHO
+    whole = ""
+    for line in text.splitlines():
+        known = "Timeout(ms)" in whole or _STATUS.search(whole)
+        cut = "ProcessGroupNCCL" in whole and not known and len(whole) < 600
+        if cut and not starts.search(line) and "what():" not in line:
+            whole = f"{whole.rstrip()} {line.lstrip()}"
+        else:
+            yield whole
+            whole = line
+    yield whole
+
+
+def _group(line: str) -> str:
+    found = _GROUP.search(line)
+    if found is None:
+        return "that no line names"
+    return found[2] or found[1]
+
+
+def _what(work: re.Match[str]) -> str:
+    name = work[2].strip("_").lower()
+    return f"{name} of {int(work[3]):,}" if work[3] and not _UNEVEN.search(work[2]) else name
+
+
+def _recordings(groups: dict[str, dict[int, _Said]]) -> list[Recording]:
+    calls: dict[int, list[Call]] = defaultdict(list)
+    for group, by_rank in groups.items():
+        first = max(1, min(said.back for said in by_rank.values()))
+        told = defaultdict[int, Counter[str]](Counter)
+        for said in by_rank.values():
+            for number, what in said.work.items():
+                told[number][what] += 1
+        for rank, said in by_rank.items():
+            for number in range(first, said.made + 1):
+                usual = told[number].most_common(1)[0][0] if number in told else "call"
+                state = "completed" if number <= said.back else "scheduled"
+                what = said.work.get(number, usual)
+                calls[rank].append(Call(group, number, what, "?", 0, state))
+    members = {group: tuple(sorted(by_rank)) for group, by_rank in groups.items()}
+    ranks = sorted({rank for by_rank in groups.values() for rank in by_rank})
+    return [
+        Recording(r, {g: own for g, own in members.items() if r in own}, tuple(calls[r]))
+        for r in ranks
+    ]

@@ -1,0 +1,353 @@
+"""What other people bring: NCCL's dumps as torch writes them, and the watchdog's lines in a log."""
+
+import json
+import pickle
+import textwrap
+
+import pytest
+
+from lessons.lesson21_clusters.beside_torch import torchs_words
+from shared.clusters.dumps import read_dump, read_dumps, recordings_of
+from shared.clusters.hangs import compared, explain_hang
+from shared.clusters.recordings import from_dump
+from shared.clusters.verdicts import describe_hang
+from shared.clusters.watchdog import read_log
+from shared.errors import InputError
+from shared.exercises.lessons import ROOT
+
+EXPLAIN = ROOT / "lessons" / "lesson21_clusters" / "explain.py"
+PACKAGES = "/opt/conda/lib/python3.10/site-packages"
+TORCH = f"{PACKAGES}/torch/distributed/distributed_c10d.py"
+
+
+def entry(name, number, sizes=((4,),), *, group="0", state="completed", record=0, **more):
+    """An entry as NCCL's flight recorder writes it, in version 2.10."""
+    sizes = [list(size) for size in sizes]
+    return {
+        "profiling_name": f"nccl:{name}", "state": state, "process_group": (group, "default_pg"),
+        "input_sizes": sizes, "output_sizes": sizes, "input_dtypes": ["Float"] * len(sizes),
+        "output_dtypes": ["Float"] * len(sizes), "collective_seq_id": number, "p2p_seq_id": 0,
+        "is_p2p": False, "record_id": record, "time_created_ns": 0, "frames": [],
+    } | more  # fmt: skip
+
+
+def message(name, number, size=8, **more):
+    return entry(name, 0, ((size,),), is_p2p=True, p2p_seq_id=number, **more)
+
+
+def dumps_of(by_rank, groups=None):
+    groups = groups or {"0": tuple(range(len(by_rank)))}
+    config = {
+        name: {"name": name, "desc": "default_pg", "ranks": str(list(ranks))}
+        for name, ranks in groups.items()
+    }
+    return {
+        rank: {
+            "version": "2.10",
+            "pg_config": {n: each for n, each in config.items() if rank in groups[n]},
+            "entries": entries,
+        }
+        for rank, entries in enumerate(by_rank)
+    }
+
+
+def found_in(by_rank, groups=None):
+    hangs = explain_hang(recordings_of(dumps_of(by_rank, groups)))
+    return [(h.group, h.number, h.missing, h.odd, h.stuck) for h in hangs]
+
+
+# Names as torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp has them; rank 2 has another size.
+SAME_ON_ALL = (
+    "all_reduce", "allreduce_coalesced", "all_gather", "_all_gather_base", "all_gather_single",
+    "all_gather_into_tensor_coalesced", "reduce_scatter", "_reduce_scatter_base", "gather",
+    "reduce_scatter_tensor_coalesced", "reduce_scatter_single", "broadcast", "_broadcast_oop",
+    "reduce", "_reduce_oop", "scatter",
+)  # fmt: skip
+UNEVEN = ("all_to_all", "all_to_all_single", "all_to_all_v_single", "all_gather_v", "alltoall_base")
+
+
+@pytest.mark.parametrize("name", SAME_ON_ALL)
+def test_sizes_are_compared_under_all_of_nccls_names(name):
+    ranks = [[entry(name, 1), entry(name, 2, ((90 if r == 2 else 100,),))] for r in range(3)]
+    assert found_in(ranks) == [("0", 2, (), (2,), ())]
+
+
+@pytest.mark.parametrize("name", UNEVEN)
+def test_sizes_that_may_differ_are_not_compared(name):
+    assert found_in([[entry(name, 1, ((r,),))] for r in range(3)]) == []
+
+
+def test_a_roots_side_of_gather_and_scatter_is_its_own():
+    root, other = {"output_sizes": [[2, 4]]}, {"output_sizes": [], "output_dtypes": []}
+    assert found_in([[entry("gather", 1, **root)], [entry("gather", 1, **other)]]) == []
+    root, other = {"input_sizes": [[2, 4]]}, {"input_sizes": [], "input_dtypes": []}
+    assert found_in([[entry("scatter", 1, **root)], [entry("scatter", 1, **other)]]) == []
+
+
+def test_tensors_of_one_call_are_compared_one_by_one():
+    both = [[entry("allreduce_coalesced", 1, sizes)] for sizes in (((10,), (20,)), ((20,), (10,)))]
+    assert found_in(both) == [("0", 1, (), (0, 1), ())]
+
+
+def test_a_message_that_nobody_receives_waits_for_the_rank_that_should():
+    sent = [message("send 0->1", i) for i in (1, 2, 3)]
+    got = [message("recv 1<-0", i) for i in (1, 2)]
+    assert found_in([sent, got]) == [("0 from rank 0 to 1", 3, (1,), (), ())]
+    assert found_in([sent[:2], got]) == []
+    assert found_in([sent[:2], [got[0], message("recv 1<-0", 2, 9)]])[0][3] == (0, 1)
+
+
+def test_messages_are_numbered_by_pair_and_ranks_of_a_group_are_the_jobs():
+    # A stage in the middle counts what it gets and what it sends together; its batch ends with one
+    # more entry. In the group ("7"), rank 2 of the job is rank 1.
+    group = {"group": "7"}
+    middle = [
+        message("recv 1<-0", 1, **group), message("send 1->2", 2, **group),
+        message("coalesced", 2, **group), message("recv 1<-0", 3, **group),
+    ]  # fmt: skip
+    ranks = [
+        [message("send 0->1", i, **group) for i in (1, 2)], [], middle, [],
+        [message("recv 2<-1", i, **group) for i in (1, 2)],
+    ]  # fmt: skip
+    assert found_in(ranks, {"7": (0, 2, 4)}) == [("7 from rank 2 to 4", 2, (2,), (), ())]
+
+
+def test_nccl_runs_ahead_and_the_state_says_who_never_came_back():
+    def rank(late):
+        states = ("completed", "scheduled" if late else "completed", "scheduled")
+        return [entry("all_reduce", 20 + i, state=s, record=i) for i, s in enumerate(states)]
+
+    hangs = explain_hang(recordings_of(dumps_of([rank(False), rank(False), rank(True)])))
+    assert [(h.number, h.missing, h.odd, h.stuck) for h in hangs] == [(21, (), (), (2,))]
+    assert "no. 21 came back on the others, not on rank 2" in describe_hang(hangs[0])
+    nobody = recordings_of(dumps_of([rank(True)] * 3))
+    assert explain_hang(nobody) == []
+    assert compared(nobody) == [
+        "group 0 of ranks 0, 1, 2: calls no. 20 to 22, recorded on ranks 0, 1, 2; no. 21 came back"
+        " on no rank"
+    ]
+
+
+def test_calls_that_travel_as_one_are_compared_part_by_part():
+    def rank(second):
+        parts = [entry("_broadcast_oop", 1, ((16,),)), entry("_broadcast_oop", 1, ((second,),))]
+        return [*parts, entry("ALLGATHER_coalesced", 1, ((0,),))]
+
+    (hang,) = explain_hang(recordings_of(dumps_of([rank(25), rank(16), rank(16)])))
+    assert (hang.number, hang.odd) == (1, (0,))
+    assert hang.what == "broadcast_oop of 16 float32, part 2"
+    assert "rank 0 made broadcast_oop of 25 float32, part 2" in describe_hang(hang)
+
+
+def test_two_groups_of_one_name_are_two_groups():
+    calls = [[entry("all_reduce", i, group="1") for i in range(1, n + 1)] for n in (2, 1, 2, 2)]
+    dumps = dumps_of(calls[:2], {"1": (0, 1)}) | {
+        rank + 2: each for rank, each in dumps_of(calls[2:], {"1": (0, 1)}).items()
+    }
+    for rank in (2, 3):
+        dumps[rank]["pg_config"]["1"]["ranks"] = "[2, 3]"
+    hangs = explain_hang(recordings_of(dumps))
+    assert [(h.number, h.missing) for h in hangs] == [(2, (1,))]
+
+
+def test_numbers_as_text_and_the_older_versions_of_the_format_are_read():
+    as_text = [entry("all_reduce", str(i), input_dtypes="float32") for i in (1, 2)]
+    assert found_in([as_text, as_text[:1]]) == [("0", 2, (1,), (), ())]
+    old = [entry("all_reduce", i) | {"seq_id": i} for i in (1, 2)]  # torch 2.2
+    for each in old:
+        for key in ("collective_seq_id", "p2p_seq_id", "is_p2p", "process_group"):
+            del each[key]
+        each["pg_id"] = 0
+    dumps = {rank: {"entries": old[: 2 - rank]} for rank in (0, 1)}
+    assert [h.missing for h in explain_hang(recordings_of(dumps))] == [(1,)]
+
+
+def test_a_full_buffer_accuses_nobody_of_what_it_lost():
+    """One buffer for all groups: a call of all by four ranks, then 30 in a group of two."""
+    world = entry("all_reduce", 1, record=0)
+    few = [entry("all_reduce", i, group="2", record=i) for i in range(1, 6)]
+    many = [entry("all_reduce", i, group="3", record=i) for i in range(11, 31)]
+    groups = {"0": (0, 1, 2, 3), "2": (0, 1), "3": (2, 3)}
+    ranks = [[world, *few], [world, *few], many, many]
+    assert found_in(ranks, groups) == []
+    lines = compared(recordings_of(dumps_of(ranks, groups)))
+    assert lines[0].endswith("; unknown: ranks 2, 3, whose full buffer has lost its calls")
+    lost_nothing = [{**each, "record_id": i} for i, each in enumerate(many)]
+    assert found_in([*ranks[:2], lost_nothing, many], groups)[0] == ("0", 1, (2,), (), ())
+
+
+def test_a_full_recording_says_nothing_of_messages_and_of_a_call_that_is_cut():
+    sent = [message("send 0->1", i, record=i) for i in (5, 6, 7)]
+    assert found_in([sent, [message("recv 1<-0", 1)]]) == []
+    cut = [entry("coalesced", 3, record=9), entry("all_reduce", 4, record=10)]
+    whole = [entry("broadcast", 3), entry("coalesced", 3), entry("all_reduce", 4)]
+    assert found_in([cut, whole]) == []
+
+
+@pytest.mark.parametrize(
+    ("files", "at"),
+    [
+        ((TORCH, f"{PACKAGES}/typing_extensions.py", "/home/me/a.py"), "a.py:2 in f"),
+        ((TORCH, "/opt/conda/lib/python3.10/contextlib.py", "/w/torch/a.py"), "a.py:2 in f"),
+        ((TORCH, f"{PACKAGES}/megatron/a.py", "/usr/lib/python3.10/runpy.py"), "a.py:1 in f"),
+        ((TORCH,), "?"),
+    ],
+)  # fmt: skip
+def test_a_call_is_at_the_users_line(files, at):
+    frames = [{"name": "f", "filename": file, "line": i} for i, file in enumerate(files)]
+    read = from_dump(0, {"entries": [entry("all_reduce", 1, frames=frames)]}, {"0": (0, 1)})
+    assert read.calls[0].at == at
+
+
+def folder_of(path, by_rank, name="nccl_trace_rank_{}", write=pickle.dumps):
+    path.mkdir()
+    for rank, dump in dumps_of(by_rank).items():
+        (path / name.format(rank)).write_bytes(write(dump))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("nccl_trace_rank_{}", pickle.dumps),
+        ("comm_lib_trace_rank_{}", pickle.dumps),
+        ("job7_rank{}.pickle", pickle.dumps),
+        ("rank_{}.json", lambda dump: json.dumps(dump).encode()),
+    ],
+)
+def test_a_folder_of_dumps_is_read_as_it_lies(name, write, tmp_path, run_script):
+    calls = [entry("_all_gather_base", i) for i in (1, 2, 3)]
+    folder = folder_of(tmp_path / "dumps", [calls, calls, calls[:2]], name, write)
+    (folder / "readme.txt").write_text("written at 3 a.m.")
+    assert explain_hang(recordings_of(read_dumps(folder.glob("*rank*"))))[0].missing == (2,)
+    if write is pickle.dumps and name.startswith("nccl"):
+        status, out, _ = run_script(EXPLAIN, folder)
+        assert status == 1
+        assert "group 0: all_gather_base of 4 float32 no. 3 waits for rank 2" in out
+        assert "torch's analyzer: missing ranks: {2}" in out
+        assert "not read: readme.txt" in out
+
+
+def test_an_empty_answer_says_what_was_compared(tmp_path, run_script):
+    calls = [entry("all_to_all", i, state="scheduled") for i in (1, 2)]
+    status, out, _ = run_script(EXPLAIN, folder_of(tmp_path / "dumps", [calls, calls]))
+    assert status == 0
+    assert "alike on all ranks" in out
+    assert "calls no. 1 to 2, recorded on ranks 0, 1; no. 1 came back on no rank" in out
+
+
+class Evil:
+    def __reduce__(self):
+        return print, ("this was run",)
+
+
+def test_a_dump_is_data_and_runs_nothing(tmp_path, capsys):
+    path = tmp_path / "nccl_trace_rank_0"
+    path.write_bytes(pickle.dumps({"entries": [Evil()]}))
+    with pytest.raises(InputError, match=r"wants to call builtins\.print"):
+        read_dump(path)
+    assert "was run" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"", "no dump"), (b"{}", "no dump"), (b"\x80\x04K\x05.", "no dump"), (None, "not there")],
+)
+def test_what_is_no_dump_is_one_line(content, words, tmp_path, run_script):
+    path = tmp_path / "nccl_trace_rank_0"
+    if content is not None:
+        path.write_bytes(content)
+    status, _, err = run_script(EXPLAIN, path)
+    assert status == 2
+    assert len(err.strip().splitlines()) == 1
+    assert words in err
+
+
+def test_torchs_analyzer_stops_with_a_word_where_it_cannot_read():
+    (line,) = torchs_words(dumps_of([[entry("invented", 1)]] * 2), [0, 1])
+    assert line.startswith("error msg: it stops with AssertionError")
+
+
+def watchdog(rank, number, made, back, op="ALLREDUCE", numel=7, group="0(default_pg)"):
+    """A rank's lines at a time-out, as torch 2.9 writes them."""
+    place = f"[rank{rank}]:[E1128 17:05:38.1 ProcessGroupNCCL.cpp"
+    work = f"WorkNCCL(SeqNum={number}, OpType={op}, NumelIn={numel}, NumelOut={numel}, "
+    return (
+        f"{place}:632] [Rank {rank}] Watchdog caught collective operation timeout: {work}"
+        "Timeout(ms)=600000) ran for 600007 milliseconds before timing out.\n"
+        f"{place}:2271] [PG ID 0 PG GUID {group} Rank {rank}]  failure detected by watchdog at "
+        f"work sequence id: {number} PG status: last enqueued work: {made}, last completed work: "
+        f"{back}\n"
+    )
+
+
+def asked(rank, made, back):
+    """What a rank writes that timed out in nothing."""
+    return (
+        f"[rank{rank}]:[E1128 17:05:38.4 ProcessGroupNCCL.cpp:1746] [PG ID 0 PG GUID 0(default_pg) "
+        f"Rank {rank}] Received a dump signal due to a collective timeout from  rank 0 and we will "
+        f"try our best to dump the debug info. Last enqueued NCCL work: {made}, last completed "
+        f"NCCL work: {back}.This is most likely caused by incorrect usages of collectives\n"
+    )
+
+
+def verdicts(log):
+    return [(h.number, h.missing, h.odd, h.stuck) for h in explain_hang(read_log(log)[0])]
+
+
+def test_a_log_of_several_ranks_says_who_did_not_make_the_call():
+    log = "step 20: loss 3.2\n" + watchdog(0, 21, 22, 20) + watchdog(1, 21, 22, 20)
+    log += asked(0, 22, 20) + asked(2, 20, 20)
+    (hang,) = explain_hang(read_log(log)[0])
+    assert (hang.group, hang.number, hang.missing) == ("0", 21, (2,))
+    assert describe_hang(hang).startswith("allreduce of 7 no. 21 waits for rank 2")
+    wrapped = "\n".join(textwrap.fill(line, 60) for line in log.splitlines())
+    assert verdicts(wrapped) == verdicts(log)
+
+
+@pytest.mark.parametrize(
+    ("of_rank_2", "verdict"),
+    [
+        (watchdog(2, 21, 22, 20), []),
+        (watchdog(2, 21, 22, 20, "_ALLGATHER_BASE"), [(21, (), (2,), ())]),
+        (watchdog(2, 21, 22, 20, numel=8), [(21, (), (2,), ())]),
+        (asked(2, 22, 22), [(21, (), (), (0, 1))]),
+        (asked(2, -1, -1), [(1, (2,), (), ())]),
+        (watchdog(2, 5, 5, 4, group="9(TP)"), []),  # of another group
+    ],
+)
+def test_the_watchdogs_lines_give_the_verdict_that_dumps_give(of_rank_2, verdict):
+    assert verdicts(watchdog(0, 21, 22, 20) + watchdog(1, 21, 22, 20) + of_rank_2) == verdict
+
+
+def test_older_forms_of_the_watchdogs_lines_are_read():
+    """torch 2.1 to 2.6: no name of the group, or its number, and the words "NCCL work"."""
+    form = (
+        "[Rank {r}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=21, "
+        "OpType=_REDUCE_SCATTER_BASE, NumelIn=8, NumelOut=4, Timeout(ms)=600000) ran\n"
+        "{group}[Rank {r}] Exception (either an error or timeout) detected by watchdog at work: "
+        "21, last enqueued NCCL work: 23, last started NCCL work: -1, last completed NCCL "
+        "work: 20.\n"
+    )
+    for group in ("", "[rank{r}]:[E1 x.cpp:1664] [PG 1 Rank {r}] "):
+        log = "".join(form.replace("{group}", group).format(r=r) for r in (0, 1))
+        read, notes = read_log(log)
+        assert [len(each.calls) for each in read] == [4, 4]
+        assert (explain_hang(read), notes) == ([], [])
+    no_status, notes = read_log(form.split("\n")[0].format(r=3))
+    assert no_status == []
+    assert "rank 3 timed out in no. 21 (reduce_scatter_base of 8)" in notes[0]
+    assert notes[1] == "no line of ranks [0, 1, 2]: they died, hang elsewhere, or were filtered out"
+
+
+def test_a_log_is_read_by_the_script_and_says_what_it_leaves_open(tmp_path, run_script):
+    log = tmp_path / "run.log"
+    log.write_text(watchdog(0, 21, 22, 20) + asked(3, 20, 20))
+    status, out, _ = run_script(EXPLAIN, log)
+    assert status == 1
+    assert "group 0: allreduce of 7 no. 21 waits for rank 3" in out
+    assert "no line of ranks [1, 2]" in out
+    log.write_text("loss 3.1\n")
+    status, _, err = run_script(EXPLAIN, tmp_path)
+    assert status == 2
+    assert "neither dumps nor the watchdog's lines" in err
