@@ -90,13 +90,17 @@ def overlap_fraction(trace: Mapping[str, Any]) -> float:
     are events of category "kernel") the kernels with "nccl" in their name, in any case, communicate
     and the others compute. Without kernels spans called "gloo:..." communicate, and operators
     (category "cpu_op") called "aten::..." compute. A moment at which two messages travel counts
-    once. 1.0 where nothing communicates. Raises ValueError without a step.
+    once. 1.0 where nothing communicates. Raises ValueError without a step, and where there are
+    NCCL's labels ("nccl:...") and no kernel: a profile of the CPU alone, which does not say when
+    they traveled.
     """
     steps = _steps(trace)
     kernels = _spans(trace, lambda event: event.get("cat") == "kernel")
     if kernels:
         sent = _spans(trace, lambda e: e.get("cat") == "kernel" and "nccl" in e["name"].lower())
         busy = _spans(trace, lambda e: e.get("cat") == "kernel" and "nccl" not in e["name"].lower())
+    elif _spans(trace, lambda e: e["name"].startswith("nccl:")):
+        raise InputError("NCCL's labels, and no kernels: profile with ProfilerActivity.CUDA")
     else:
         sent = _spans(trace, lambda e: e["name"].startswith("gloo:"))
         busy = _spans(trace, lambda e: e.get("cat") == "cpu_op" and e["name"].startswith("aten::"))
@@ -253,7 +257,8 @@ without detach().
 """,
     "12.2": """
 overlap_fraction: 3 points, 30 minutes. Look for: both sides united before anything is added;
-clipping to the steps; GPU and CPU told apart by what the trace holds, not by what the machine has.
+clipping to the steps; GPU and CPU told apart by what the trace holds, not by what the machine has;
+a profile of the CPU alone of a run with NCCL refused, in place of "all hidden".
 Common mistakes: durations of nested operators added up (more than 100 %); a span that counts
 whole when it overlaps a little; the label "backward" taken for compute, which hides everything.
 """,

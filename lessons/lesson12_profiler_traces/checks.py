@@ -278,6 +278,10 @@ def overlap_edges(answer) -> None:
     expect_equal(answer(idle), 0.0, what="overlap_fraction where nothing computes")
     no_steps = made.trace_of([compute, made.message(10, 20)])
     expect_raises(ValueError, answer, no_steps, what="a trace without a step")
+    of_the_cpu = made.trace_of([step, compute, made.label("nccl:all_reduce", 60, 70)])
+    hint = "without kernels nobody knows what hid NCCL's messages: a profile of the CPU alone"
+    what = "NCCL's labels and no kernels"
+    expect_raises(ValueError, answer, of_the_cpu, what=what, hint=hint)
 
 
 @exercise_12_2.check("random traces, microsecond by microsecond")

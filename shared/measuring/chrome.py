@@ -4,7 +4,10 @@ A trace here is the whole content of the file, a dict whose "traceEvents" are di
 profiler wrote and what Perfetto shows. `shared.measuring.trace` holds the spans of one, sorted out.
 """
 
+import gzip
 import json
+import re
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,25 +16,19 @@ from shared.errors import InputError
 
 STEP = "ProfilerStep#"  # what torch.profiler calls the span of a step
 Event = Mapping[str, Any]
+Interval = tuple[float, float]
+_RANK = re.compile(r"rank[ _-]?(\d+)", re.IGNORECASE)
 
 
 def read_chrome(path: Path) -> dict[str, Any]:
-    """Read a trace of training steps.
+    """Read a trace of training steps, packed by gzip or not.
+
+    Where the content does not say which rank wrote it, the file's name may ("rank_3").
 
     Raises InputError for a file that is not there, is cut off, is no trace in Chrome's format, or
     holds no step of torch.profiler (a trace of another program, or one without profiler.step()).
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not text: unpack it first (gunzip), if it is .gz") from None
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"{path} is cut off or no JSON (line {error.lineno}, column {error.colno}): "
-            "was the run ended while it wrote the trace? Profile it again"
-        ) from None
+    content = _read_json(path)
     if not isinstance(content, dict) or not isinstance(content.get("traceEvents"), list):
         raise InputError(f"{path} is no trace in Chrome's format: it has no list of traceEvents")
     try:
@@ -43,7 +40,35 @@ def read_chrome(path: Path) -> dict[str, Any]:
             f"{path} holds no {STEP}...: it is a trace of another program, or nobody called "
             "profiler.step() after each step"
         )
+    named, info = _RANK.findall(path.name), content.get("distributedInfo") or {}
+    if "rank" not in info and named:
+        content["distributedInfo"] = {**info, "rank": int(named[-1])}
     return content
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        data = path.read_bytes()
+        text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8-sig")
+        return json.loads(text, strict=False)  # names may hold tabs and line breaks
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not text, and not packed by gzip") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise InputError(f"{path} is cut off: the archive ends too early, copy it again") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror})") from None
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        if text[error.pos :].strip() and not error.msg.startswith("Unterminated string"):
+            raise InputError(
+                f"{path} is no JSON at {where}: {text[max(0, error.pos - 20) : error.pos + 10]!r}. "
+                "If a name holds a backslash or a quote that the profiler did not escape, profile "
+                "without with_stack, or put a backslash before it there"
+            ) from None
+        raise InputError(
+            f"{path} is cut off or no JSON ({where}): "
+            "was the run ended while it wrote the trace? Profile it again"
+        ) from None
 
 
 def rank_of(trace: Mapping[str, Any]) -> int:
@@ -51,21 +76,69 @@ def rank_of(trace: Mapping[str, Any]) -> int:
     return trace.get("distributedInfo", {}).get("rank", 0)
 
 
-def step_spans(trace: Mapping[str, Any]) -> list[tuple[float, float]]:
+def step_spans(trace: Mapping[str, Any]) -> list[Interval]:
     """Return start and end of each step, in microseconds and in order, by the CPU's clock."""
-    return sorted(
-        (event["ts"], event["ts"] + event["dur"])
+    return sorted(span for _, span in named_steps(trace))
+
+
+def gpu_step_spans(trace: Mapping[str, Any]) -> dict[str, Interval]:
+    """Return each step on the GPU by name: its first kernel's start, its last one's end.
+
+    Each stream has a span of its own for a step. Empty for a trace without a GPU.
+    """
+    found: dict[str, Interval] = {}
+    for name, (start, end) in named_steps(trace, "gpu_user_annotation"):
+        first, last = found.get(name, (start, end))
+        found[name] = min(first, start), max(last, end)
+    return found
+
+
+def named_steps(
+    trace: Mapping[str, Any], category: str = "user_annotation"
+) -> list[tuple[str, Interval]]:
+    """Return the spans that are called after a step, the CPU's or another category's."""
+    return [
+        (event["name"], (event["ts"], event["ts"] + event["dur"]))
         for event in trace["traceEvents"]
         if event.get("ph") == "X"
         and event.get("name", "").startswith(STEP)
-        and event.get("cat") == "user_annotation"
+        and event.get("cat") == category
+    ]
+
+
+def whole_steps(trace: Mapping[str, Any]) -> list[Interval]:
+    """Return the steps from what the CPU did first for each to what its GPU did last."""
+    gpu = gpu_step_spans(trace)
+    return sorted(
+        (start, max(end, gpu.get(name, (start, end))[1]))
+        for name, (start, end) in named_steps(trace)
     )
 
 
 def step_seconds(trace: Mapping[str, Any]) -> float:
-    """Return the mean length of the steps, in seconds."""
-    spans = step_spans(trace)
+    """Return the mean length of the steps, in seconds.
+
+    A CPU that runs ahead ends its steps early: on a GPU a step lasts from its first kernel to the
+    first of the next step, or to its own last one where it is the only step.
+    """
+    gpu = sorted(gpu_step_spans(trace).values())
+    if len(gpu) > 1:
+        return (gpu[-1][0] - gpu[0][0]) / (len(gpu) - 1) / 1e6
+    spans = gpu or step_spans(trace)
     return sum(end - start for start, end in spans) / len(spans) / 1e6
+
+
+def is_message(event: Event) -> bool:
+    """Whether an event is a collective: a span of gloo's, or a kernel of NCCL's."""
+    name = event.get("name", "")
+    return name.startswith("gloo:") or (event.get("cat") == "kernel" and "nccl" in name.lower())
+
+
+def lacks_kernels(trace: Mapping[str, Any]) -> bool:
+    """Whether NCCL's collectives are there as labels alone: a profile without the GPU's side."""
+    spans = [e for e in trace["traceEvents"] if e.get("ph") == "X"]
+    on_gpu = any(e.get("cat") == "kernel" for e in spans)
+    return not on_gpu and any(e.get("name", "").startswith("nccl:") for e in spans)
 
 
 def merge_ranks(traces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -79,7 +152,8 @@ def merge_ranks(traces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     ranks = [rank_of(trace) for trace in traces]
     if len(set(ranks)) < 2 or len(set(ranks)) < len(ranks):
         raise InputError(
-            f"a merged view needs traces of different ranks, at least two; got ranks {ranks}"
+            f"a merged view needs traces of different ranks, at least two; got ranks {ranks}: call "
+            "the files rank_0.json, rank_1.json ... where a trace does not say who wrote it"
         )
     zero = min(_base(trace) for trace in traces)
     merged: list[dict[str, Any]] = []

@@ -107,12 +107,15 @@ def read_trace(content: Mapping[str, Any]) -> Trace:
     """Return the compute and communication spans of a trace in Chrome's format (`ph: X` events).
 
     An operator inside another of the same thread is part of it and left out. Raises ValueError
-    for what has no list of events; an empty one gives no spans.
+    for what has no list of events, and for a profile of the CPU alone of a run with NCCL, whose
+    messages it does not hold; an empty one gives no spans.
     """
     if "traceEvents" not in content:
         raise ValueError("not a trace in Chrome's format: it has no traceEvents")
     events = [event for event in content["traceEvents"] if event.get("ph") == "X"]
     on_gpu = any(event.get("cat") == "kernel" for event in events)
+    if not on_gpu and any(event["name"].startswith("nccl:") for event in events):
+        raise ValueError("NCCL's labels, and no kernels: profile with ProfilerActivity.CUDA")
     spans = [
         Span(event["name"], kind, event["ts"], event["ts"] + event["dur"], event.get("tid", 0))
         for event in events

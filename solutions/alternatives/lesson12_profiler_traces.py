@@ -119,6 +119,8 @@ def swept_overlap(trace):
     parts = list(edges(trace, step=is_step, sent=sent, busy=busy))
     if not any("step" in running for _, running in parts):
         raise ValueError("no ProfilerStep in this trace")
+    if not gpu and any(event["name"][:5] == "nccl:" for event in trace["traceEvents"]):
+        raise ValueError("the kernels are missing")
     total = sum(time for time, running in parts if {"step", "sent"} <= running)
     hidden = sum(time for time, running in parts if {"step", "sent", "busy"} <= running)
     return 1.0 if total == 0 else hidden / total
@@ -167,6 +169,8 @@ def gridded_overlap(trace):
         raise ValueError("no step")
     if kernel:
         sent, busy = covered(lambda e: e in nccl), covered(lambda e: e in kernel and e not in nccl)
+    elif covered(lambda e: e["name"].startswith("nccl:")).any():
+        raise ValueError("labels without kernels")
     else:
         sent = covered(lambda e: e["name"].startswith("gloo:"))
         busy = covered(lambda e: e.get("cat") == "cpu_op" and e["name"].startswith("aten::"))

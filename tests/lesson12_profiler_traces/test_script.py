@@ -4,7 +4,9 @@ import json
 
 import pytest
 
+from lessons.lesson12_profiler_traces.laboratory import made_traces as made
 from shared.exercises.lessons import ROOT
+from solutions.lesson12_profiler_traces import overlap_fraction
 
 SCRIPT = ROOT / "lessons" / "lesson12_profiler_traces" / "train.py"
 TINY = ("--preset", "tiny", "--device", "cpu")
@@ -76,8 +78,11 @@ STEP = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "ts": 0, 
 @pytest.mark.parametrize(
     ("contents", "words"),
     [
-        ({}, "no rank_*.json there"),
-        ({"rank_0": json.dumps({"traceEvents": [STEP]})}, "at least two; got ranks [0]"),
+        ({}, "no trace there"),
+        (
+            {"a": json.dumps({"traceEvents": [STEP]}), "b": json.dumps({"traceEvents": [STEP]})},
+            "got ranks [0, 0]: call the files rank_0.json",
+        ),
         ({"rank_0": '{"traceEvents": [{"ph"'}, "cut off"),
         ({"rank_0": '{"traceEvents": []}'}, "another program"),
     ],
@@ -89,6 +94,31 @@ def test_bad_traces_are_said_in_one_line(contents, words, tmp_path, run_script):
     assert err.startswith("error: ")
     assert words in err
     assert len(err.strip().splitlines()) == 1
+
+
+def read(folder, run_script):
+    """What --read prints of a folder, and its rows."""
+    status, out, err = run_script(SCRIPT, *TINY, "--read", folder, "--out", folder / "out")
+    assert status == 0, err
+    return out, json.loads((folder / "out" / "metrics.json").read_text())["table"]
+
+
+def test_the_trace_of_one_gpu_is_read_alone(tmp_path, run_script):
+    folder = folder_with(tmp_path / "alone", trace=json.dumps(made.planted_gpu()))
+    out, (row,) = read(folder, run_script)
+    assert "1 rank, steps of 0.09 to 0.09 ms" in out
+    overlap = round(100 * overlap_fraction(made.planted_gpu()), 1)
+    assert (row["rank"], row["overlap, %"]) == (0, overlap)
+    assert not (folder / "out" / "merged.json").exists()
+
+
+def test_a_profile_of_the_cpu_alone_of_a_run_with_nccl_has_no_overlap(tmp_path, run_script):
+    content = made.trace_of([made.label("ProfilerStep#1", 0, 100), made.label("nccl:x", 20, 30)])
+    texts = {f"rank{rank}_trace": json.dumps(content) for rank in (0, 1)}
+    out, rows = read(folder_with(tmp_path / "annotations", **texts), run_script)
+    assert [(row["rank"], row["overlap, %"]) for row in rows] == [(0, "-"), (1, "-")]
+    assert "NCCL's labels without kernels" in out
+    assert "the last to send" not in out
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Trace files: read with clear words, merged, refused."""
 
+import gzip
+import itertools
 import json
 from unittest import mock
 
@@ -7,6 +9,8 @@ import pytest
 import torch
 import torch._dynamo  # what optimizers import: once here, not in every forked rank
 
+from lessons.lesson12_profiler_traces.experiments.drawing import median_step
+from lessons.lesson12_profiler_traces.experiments.report import trace_files
 from lessons.lesson12_profiler_traces.experiments.stragglers import lateness
 from lessons.lesson12_profiler_traces.laboratory import made_traces as made
 from lessons.lesson12_profiler_traces.laboratory import suspects
@@ -14,12 +18,14 @@ from lessons.lesson12_profiler_traces.laboratory.suspects import FAULTS, letters
 from shared.errors import InputError
 from shared.measuring import peak
 from shared.measuring.chrome import (
+    lacks_kernels,
     memory_timeline,
     merge_ranks,
     rank_of,
     read_chrome,
     step_seconds,
     step_spans,
+    whole_steps,
 )
 from shared.measuring.peak import product_flops
 from shared.measuring.trace import overlap_fraction as overlap_of_messages
@@ -76,7 +82,10 @@ def test_traces_of_one_rank_are_not_merged(ranks):
         ("[1, 2]", "no trace in Chrome's format"),
         ('{"events": []}', "no trace in Chrome's format"),
         (json.dumps(made.trace_of([made.op("aten::mm", 0, 5)])), "another program"),
-        (b"\x1f\x8b\x08\x00\xff", "is not text"),
+        (gzip.compress(b'{"traceEvents": []}')[:-9], "is cut off"),
+        (b"\xff\xfe", "is not text"),
+        ('{"traceEvents": [\n{"name": "pkg\\core\\_init.py"}]}', "line 2, column 14.*with_stack"),
+        ('{"traceEvents": [\n{"name": "a "quoted" one"}]}', "line 2, column 14.*with_stack"),
     ],
 )
 def test_what_is_no_trace_of_steps_is_said_in_one_line(content, words, tmp_path):
@@ -90,19 +99,36 @@ def test_what_is_no_trace_of_steps_is_said_in_one_line(content, words, tmp_path)
         read_chrome(tmp_path / "absent.json")
 
 
-def test_steps_are_those_of_the_cpu():
+def test_steps_are_those_of_the_cpu_and_last_as_long_as_the_gpu_says():
     trace = made.planted_gpu()
     assert step_spans(trace) == [(100, 160)]
-    assert step_seconds(trace) == pytest.approx(60e-6)
+    assert whole_steps(trace) == [(100, 200)]
+    assert step_seconds(trace) == pytest.approx(90e-6)
     assert rank_of(trace) == 0
+    assert step_seconds(made.planted_stall()) == pytest.approx(50e-6)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["rank_3.json", "rank-3.json.gz", "rank3_trace.json", "host_77.1690000000.pt.trace.json.gz"],
+)
+def test_traces_are_read_under_the_names_that_tools_give_them(name, tmp_path):
+    trace = made.planted_gpu()
+    if "rank" not in name:
+        trace["distributedInfo"] = {"backend": "nccl", "rank": 3, "world_size": 8}
+    text = json.dumps(trace).replace("sgemm", "sge\tmm").encode()  # a character not escaped
+    (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    for other in ("merged.json", "metrics.json", "settings.json", "rank_3.txt"):
+        (tmp_path / other).write_text("{}")
+    assert trace_files(tmp_path) == [tmp_path / name]
+    assert rank_of(read_chrome(tmp_path / name)) == 3
 
 
 def test_overlap_of_moments_and_of_messages_agree_where_one_message_travels_at_a_time():
     step = made.label("ProfilerStep#1", 0, 100)
     trace = made.trace_of([step, made.op("aten::mm", 10, 40), made.message(20, 80)])
     assert overlap_fraction(trace) == pytest.approx(20 / 60)
-    whole = {**trace, "traceEvents": [e for e in trace["traceEvents"] if "dur" in e]}
-    assert overlap_of_messages(read_trace(whole)) == pytest.approx(20 / 60)
+    assert overlap_of_messages(read_trace(with_lengths(trace))) == pytest.approx(20 / 60)
 
 
 def test_a_trace_without_memory_is_refused():
@@ -162,6 +188,83 @@ def test_lateness_counts_no_message_between_the_steps_and_asks_for_one():
         lateness(merge_ranks([of_a_rank(rank) for rank in (0, 1)]))
     with pytest.raises(InputError, match=r"\{0: 2, 1: 1\}; record the same on all"):
         lateness(merge_ranks([of_a_rank(0, 20), of_a_rank(1, 20, steps=((0, 100),))]))
+
+
+KERNEL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+
+
+def on_a_gpu(rank, cpu, gpu, sent, launched=()):
+    """A trace whose CPU and GPU steps lie apart, with NCCL's kernels, launched at these moments."""
+    events = [made.label(f"ProfilerStep#{n}", a, b) for n, (a, b) in enumerate(cpu)]
+    for stream, cut in ((7, 5), (20, 0)):  # a stream has its own span of a step
+        for n, (a, b) in enumerate(gpu):
+            span = made.span(f"ProfilerStep#{n}", "gpu_user_annotation", a + cut, b - cut, stream)
+            events.append({**span, "pid": 0})
+    for number, at in enumerate(sent):
+        args = {"args": {"correlation": number}} if launched else {}
+        events.append({**made.kernel(KERNEL, at, at + 8, 20), **args})
+    for number, at in enumerate(launched):
+        call = made.span("cudaLaunchKernel", "cuda_runtime", at, at + 1)
+        events.append({**call, "args": {"correlation": number}})
+    return {**made.trace_of(events), "distributedInfo": {"rank": rank, "world_size": 2}}
+
+
+def test_a_cpu_that_runs_ahead_makes_nobody_late_on_the_gpu():
+    gpu, sent = ((20, 110), (110, 210)), (50, 90, 150, 190)
+    ranks = [
+        on_a_gpu(0, ((0, 100), (100, 200)), gpu, sent),
+        on_a_gpu(1, ((0, 60), (60, 160)), gpu, sent),  # by its steps one kernel is another step's
+    ]
+    assert lateness(merge_ranks(ranks)) == {0: 0.0, 1: 0.0}
+    assert [step_seconds(each) for each in ranks] == [pytest.approx(90e-6)] * 2
+    late = on_a_gpu(1, ((0, 60), (60, 160)), gpu, (50, 99, 150, 199))
+    assert lateness(merge_ranks([ranks[0], late])) == {0: 0.0, 1: pytest.approx(0.1)}
+
+
+def test_a_kernel_is_of_the_step_that_launched_it():
+    """Rank 1 sends a prefetched message of step 1 while step 0's kernels still run."""
+    steps, gpu = ((0, 40), (40, 80)), ((20, 100), (90, 190))
+    ranks = [on_a_gpu(r, steps, gpu, (30, at, 150), (5, 45, 60)) for r, at in ((0, 105), (1, 92))]
+    assert lateness(merge_ranks(ranks)) == {0: pytest.approx(13 / 2 / 70), 1: 0.0}
+
+
+def test_the_step_that_is_drawn_lasts_until_its_last_kernel():
+    trace = on_a_gpu(0, ((0, 30), (30, 60), (60, 95)), ((20, 120), (120, 210), (210, 320)), ())
+    assert median_step(trace) == (30, 210)
+
+
+def as_hta_has_it(trace):
+    """hta/analyzers/communication_analysis.py: all kernels of a rank, the steps not looked at."""
+    kernels = [e for e in trace["traceEvents"] if e.get("cat") == "kernel" and "dur" in e]
+    borders = sorted({at for e in kernels for at in (e["ts"], e["ts"] + e["dur"])})
+    hidden = sent = 0
+    for a, b in itertools.pairwise(borders):
+        running = {"nccl" in e["name"] for e in kernels if e["ts"] <= a and b <= e["ts"] + e["dur"]}
+        sent += (b - a) * (True in running)
+        hidden += (b - a) * (running == {True, False})
+    return hidden / sent
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_overlap_is_what_holistic_trace_analysis_computes_where_steps_hold_all_kernels(seed):
+    trace = made.random_trace(seed, gpu=True)
+    whole = made.label("ProfilerStep#1", 0, 10_000)
+    trace["traceEvents"].append(whole)
+    assert overlap_fraction(trace) == pytest.approx(as_hta_has_it(trace))
+
+
+def test_a_profile_of_the_cpu_alone_of_a_run_with_nccl_is_not_all_hidden():
+    step, label = made.label("ProfilerStep#1", 0, 100), made.label("nccl:all_to_all", 20, 30)
+    trace = made.trace_of([step, label, made.op("aten::mm", 10, 40)])
+    assert lacks_kernels(trace)
+    assert not lacks_kernels(made.planted_gpu())
+    for read in (overlap_fraction, lambda trace: read_trace(with_lengths(trace))):
+        with pytest.raises(ValueError, match="no kernels"):
+            read(trace)
+
+
+def with_lengths(trace):
+    return {**trace, "traceEvents": [e for e in trace["traceEvents"] if "dur" in e]}
 
 
 def test_the_fixes_of_the_slow_runs_count_and_read_the_same():

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from matplotlib.axes import Axes
 
-from shared.measuring.chrome import step_spans
+from shared.measuring.chrome import is_message, whole_steps
 from shared.plots import BLUE, GREEN, GREY, MEANING, ORANGE, PURPLE
 
 LABELS = {"data": GREY, "forward": BLUE, "backward": ORANGE, "optimizer": GREEN}
@@ -15,7 +15,7 @@ ROWS = ("labels", "operators", "messages")
 
 def median_step(trace: Mapping[str, Any]) -> tuple[float, float]:
     """The step of median length: a longer one may only have lost its processor for a moment."""
-    steps = sorted(step_spans(trace), key=lambda step: step[1] - step[0])
+    steps = sorted(whole_steps(trace), key=lambda step: step[1] - step[0])
     return steps[len(steps) // 2]
 
 
@@ -75,7 +75,7 @@ def _place(event: Mapping[str, Any]) -> tuple[str, str] | None:
     name, category = event["name"], event.get("cat")
     if name in LABELS and category == "user_annotation":
         return "labels", LABELS[name]
-    if name.startswith("gloo:") or (category == "kernel" and "nccl" in name.lower()):
+    if is_message(event):
         return "messages", MEANING["communication"]
     if category == "kernel" or (category == "cpu_op" and name.startswith("aten::")):
         return "operators", MEANING["compute"]

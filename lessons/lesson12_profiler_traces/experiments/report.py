@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,15 @@ from torch.profiler import profile
 from lessons.lesson12_profiler_traces.experiments.drawing import draw_memory, draw_step
 from lessons.lesson12_profiler_traces.experiments.stragglers import lateness
 from shared.errors import InputError
-from shared.measuring.chrome import memory_timeline, merge_ranks, rank_of, read_chrome, step_seconds
+from shared.measuring.chrome import (
+    is_message,
+    lacks_kernels,
+    memory_timeline,
+    merge_ranks,
+    rank_of,
+    read_chrome,
+    step_seconds,
+)
 from shared.measuring.memory import peak_memory
 from shared.measuring.peak import peak_of
 from shared.measuring.trace import file_alone, quiet_stderr
@@ -28,6 +37,8 @@ from shared.results import write_results
 from shared.script import checked_out
 
 Trace = Mapping[str, Any]
+_OURS = ("merged.json", "metrics.json")  # what stands beside the traces of a run
+_NAMED = re.compile(r"rank|trace|kineto", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -163,11 +174,9 @@ def shares(trace: Trace, healthy: Trace, readers: Readers) -> dict[str, Any]:
 
 
 def _sends(trace: Trace) -> bool:
-    """Whether there are several ranks, and messages between them."""
-    return trace.get("distributedInfo", {}).get("world_size", 1) > 1 and any(
-        e.get("name", "").startswith("gloo:") or "nccl" in e.get("name", "").lower()
-        for e in trace["traceEvents"]
-    )
+    """Whether there are several ranks, as far as the trace says, and messages between them."""
+    several = trace.get("distributedInfo", {}).get("world_size", 2) > 1
+    return several and any(is_message(e) for e in trace["traceEvents"])
 
 
 def write_merged(folder: Path, world_size: int) -> str:
@@ -192,22 +201,42 @@ def latest(merged: Trace) -> str:
     return f"{rank} (by {100 * late[rank]:.0f} % of a step)"
 
 
-def read_folder(args: argparse.Namespace, rank: Rank, readers: Readers) -> None:
-    """A table of the traces rank_*.json in --read, one row a rank, and merged.json in --out.
+def trace_files(folder: Path) -> list[Path]:
+    """The files of a folder that are traces by their names, packed or not.
 
-    Raises InputError where there are fewer than two, and where one cannot be read.
+    As they lie there: rank_0.json, rank-0.json.gz (HTA), rank0_trace.json (torchtitan),
+    HOST_PID.TIME.pt.trace.json.gz (tensorboard_trace_handler).
+    """
+    found = [each for each in folder.glob("*.json*") if each.name.endswith((".json", ".json.gz"))]
+    found = sorted(each for each in found if each.name not in _OURS)
+    return [each for each in found if _NAMED.search(each.name)] or found
+
+
+def read_folder(args: argparse.Namespace, rank: Rank, readers: Readers) -> None:
+    """A table of the traces in --read, one row a rank, and of several merged.json in --out.
+
+    Raises InputError where there are none, one cannot be read, or two say the same rank.
     """
     if not rank.is_main:
         return
-    paths = sorted(args.read.glob("rank_*.json"))
+    paths = trace_files(args.read)
     if not paths:
-        raise InputError(f"--read {args.read}: no rank_*.json there")
-    traces = [read_chrome(path) for path in paths]
-    merged = merge_ranks(traces)
+        raise InputError(f"--read {args.read}: no trace there, *.json or *.json.gz")
+    traces = sorted((read_chrome(path) for path in paths), key=rank_of)
     table = [{"rank": rank_of(each), **shares(each, traces[0], readers)} for each in traces]
     times = [row["profiled, ms"] for row in table]
-    words = f"{len(traces)} ranks, steps of {min(times)} to {max(times)} ms"
-    if all(map(_sends, traces)):
-        words += f"; the last to send is rank {latest(merged)}, if the clocks agree"
-    (checked_out(args.out) / "merged.json").write_text(json.dumps(merged))
+    words = f"{len(traces)} rank{'s' * (len(traces) > 1)}, steps of {min(times)} to {max(times)} ms"
+    if any(map(lacks_kernels, traces)):
+        words += "; NCCL's labels without kernels: what they hide, and who is late, is not in there"
+    if len(traces) > 1:
+        merged = merge_ranks(traces)
+        (checked_out(args.out) / "merged.json").write_text(json.dumps(merged))
+        words += _who_is_late(merged) if all(map(_sends, traces)) else ""
     write_results(args, rank, headline=words, table=table)
+
+
+def _who_is_late(merged: Trace) -> str:
+    try:
+        return f"; the last to send is rank {latest(merged)}, if the clocks agree"
+    except InputError as error:
+        return f"; who is late cannot be said: {error}"
