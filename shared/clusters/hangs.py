@@ -35,13 +35,12 @@ def explain_hang(recordings: Sequence[Recording]) -> list[Hang]:
     compared, unless its recording is full: it may have lost what it had, and nobody waits for it.
     Missing and odd ranks are those of the earliest number at which there are any. Where every
     member made the same calls, but one came back on some ranks alone, the others are stuck in it.
-    Where all came back from the same calls, or nobody knows (gloo does not write it down), the
-    group is not in the list: `compared` says what was looked at.
+    Where one came back on no rank, calls after it say nothing: NCCL's ranks run ahead, not equally
+    far. Such a group is not in the list, nor is one whose calls are alike: see `compared`.
 
     Raises InputError for two recordings of one rank.
     """
-    hangs = (_first_difference(group) or _never_came_back(group) for group in _groups(recordings))
-    return [hang for hang in hangs if hang is not None]
+    return [hang for group in _groups(recordings) if (hang := _came_apart(group)) is not None]
 
 
 def compared(recordings: Sequence[Recording]) -> list[str]:
@@ -49,19 +48,18 @@ def compared(recordings: Sequence[Recording]) -> list[str]:
     lines = []
     for group in _groups(recordings):
         places, made = group.places(), [rank for rank, own in group.calls.items() if own]
+        seen = [{own[at].state for own in group.calls.values() if at in own} for at in places]
         line = f"group {group.name} of {names(group.members)}: "
-        if not places:
-            line += "no call recorded"
-        else:
-            line += f"calls no. {places[0][0]} to {places[-1][0]}, recorded on {names(made)}"
-            states = {
-                at: {own[at].state for own in group.calls.values() if at in own} for at in places
-            }
-            open_at = [
-                at[0] for at, seen in states.items() if seen and not seen & {"", "completed"}
-            ]
-            line += f"; no. {open_at[0]} came back on no rank" if open_at else ""
-            line += "; who came back is not recorded" if {""} in states.values() else ""
+        line += (
+            "no call recorded"
+            if not places
+            else (f"calls no. {places[0][0]} to {places[-1][0]}, recorded on {names(made)}")
+        )
+        for at, states in zip(places, seen, strict=True):
+            if not states & {"", "completed"}:
+                line += f"; no. {at[0]} came back on no rank"
+                break
+        line += "; who came back is not recorded" if {""} in seen else ""
         if group.unknown:
             line += f"; unknown: {names(group.unknown)}, whose full buffer has lost its calls"
         lines.append(line)
@@ -90,8 +88,8 @@ def _calls_in(
     return {(call.number, call.part): call for call in recording.calls if call.group == name}
 
 
-def _first_difference(group: _Group) -> Hang | None:
-    last = _last_calls(group)
+def _came_apart(group: _Group) -> Hang | None:
+    last = {rank: own[max(own)] for rank, own in group.calls.items() if own}
     for at in group.places():
         made = {rank: own[at] for rank, own in group.calls.items() if at in own}
         missing = tuple(rank for rank in group.calls if rank not in made)
@@ -100,18 +98,9 @@ def _first_difference(group: _Group) -> Hang | None:
         odd = tuple(rank for rank, call in made.items() if call.what != what or not majority)
         if missing or odd:
             return Hang(group.name, at[0], what, missing, odd, last, made=made)
+        stuck = tuple(rank for rank, call in made.items() if call.state not in ("completed", ""))
+        if len(stuck) == len(made):
+            return None  # all hang in this one: who was told to make more after it is no matter
+        if stuck and any(call.state == "completed" for call in made.values()):
+            return Hang(group.name, at[0], what, (), (), last, stuck)
     return None
-
-
-def _never_came_back(group: _Group) -> Hang | None:
-    for at in group.places():
-        made = {rank: own[at] for rank, own in group.calls.items()}
-        open_on = tuple(rank for rank, call in made.items() if call.state not in ("completed", ""))
-        if open_on and any(call.state == "completed" for call in made.values()):
-            what = made[open_on[0]].what
-            return Hang(group.name, at[0], what, (), (), _last_calls(group), open_on)
-    return None
-
-
-def _last_calls(group: _Group) -> dict[int, Call]:
-    return {rank: own[max(own)] for rank, own in group.calls.items() if own}

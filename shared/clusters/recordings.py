@@ -29,12 +29,12 @@ _UNEVEN = re.compile("all_?to_?all|_v$|_v_")
 _MESSAGE = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
 # Whose frames say nothing about who called: a call comes from a script or a notebook's cell. By
 # place for this machine's libraries, by the path's words for dumps that come from another.
-_LIBRARIES = (Path(torch.__file__).parent, Path(os.__file__).parent, Path(__file__).parents[1])
+_HERE = (Path(torch.__file__).parent, Path(os.__file__).parent, Path(__file__).parents[1])
 _PASSED_ON = re.compile(
     r"/torch/(_\w+|autograd|distributed|nn|optim|utils)/|/typing_extensions\.py$|^<frozen"
     r"|/lib/python3[\d.]*/(?!site-packages|dist-packages)"
 )
-_INSTALLED = re.compile(r"/(site|dist)-packages/")
+_LIBRARY = re.compile(rf"{_PASSED_ON.pattern}|/(site|dist)-packages/")
 _TYPES = {"Float": "float32", "Double": "float64", "Long": "int64", "Int": "int32"}
 _TYPES |= {"BFloat16": "bfloat16", "Half": "float16", "Byte": "uint8", "Bool": "bool"}
 
@@ -155,13 +155,17 @@ def _collectives(entries: Sequence[Mapping[str, Any]], full: bool) -> Iterator[C
         seen[key] += 1
         part = seen[key] if parts[key] > 1 else 0
         what = f"{_what(entry)}, part {part}" if part else _what(entry)
-        yield Call(*key, what, _place(entry.get("frames", ())), part, _state(entry))
+        state = _state(entry) if part in (0, parts[key]) else ""  # torch times the last part alone
+        yield Call(*key, what, _place(entry.get("frames", ())), part, state)
 
 
 def _messages(
     entries: Sequence[Mapping[str, Any]], members: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[tuple[int, int], Call]]:
-    made = Counter[str]()
+    made, batches = Counter[str](), dict[tuple[str, Any], str]()
+    for entry in entries:  # the entry that ends a batch knows whether it came back
+        if entry.get("is_p2p") and "coalesced" in entry["profiling_name"]:
+            batches[group_of(entry), entry["p2p_seq_id"]] = _state(entry)
     for entry in entries:
         found = _MESSAGE.search(entry["profiling_name"])
         if found is None:
@@ -173,7 +177,8 @@ def _messages(
         group = f"{group_of(entry)} from rank {source} to {target}"
         made[group] += 1
         what = f"message of {_numbers(entry, 'input') or _numbers(entry, 'output')}"
-        call = Call(group, made[group], what, _place(entry.get("frames", ())), 0, _state(entry))
+        state = batches.get((group_of(entry), entry.get("p2p_seq_id")), _state(entry))
+        call = Call(group, made[group], what, _place(entry.get("frames", ())), 0, state)
         yield (source, target), call
 
 
@@ -206,13 +211,9 @@ def _place(frames: Sequence[Mapping[str, Any]]) -> str:
 
     Where all of the program is installed as a package, the innermost that is not torch's.
     """
-    outside = [each for each in frames if not _PASSED_ON.search(Path(each["filename"]).as_posix())]
-    own = [each for each in outside if not _is_library(Path(each["filename"]))]
-    for frame in own or outside:
-        return f"{Path(frame['filename']).name}:{frame['line']} in {frame['name']}"
+    ours = [each for each in frames if not any(map(Path(each["filename"]).is_relative_to, _HERE))]
+    for passed_on in (_LIBRARY, _PASSED_ON):
+        for frame in ours:
+            if not passed_on.search(Path(frame["filename"]).as_posix()):
+                return f"{Path(frame['filename']).name}:{frame['line']} in {frame['name']}"
     return "?"
-
-
-def _is_library(file: Path) -> bool:
-    here = any(file.is_relative_to(each) for each in _LIBRARIES)
-    return here or bool(_INSTALLED.search(file.as_posix()))

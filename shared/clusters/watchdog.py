@@ -1,11 +1,8 @@
 """Recordings out of what NCCL's watchdog writes to a log, which is what most people have.
 
-Of each rank there are lines such as
-
-    [rank1]:[E...] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=21,
-        OpType=ALLREDUCE, NumelIn=7, NumelOut=7, Timeout(ms)=600000) ran for ...
-    [rank1]:[E...] [PG ID 0 PG GUID 0(default_pg) Rank 1] failure detected by watchdog at work
-        sequence id: 21 PG status: last enqueued work: 22, last completed work: 20
+    [rank1]:[E...] [Rank 1] Watchdog caught ...: WorkNCCL(SeqNum=21, OpType=ALLREDUCE, NumelIn=7 ...
+    [rank1]:[E...] [PG ID 0 PG GUID 0(default_pg) Rank 1] ... last enqueued work: 22, last completed
+        work: 20
 
 The first says what did not come back, the second how many calls this rank made of that group, and
 how many of them came back. A rank that timed out in nothing tells its own when it is asked to dump.
@@ -61,7 +58,8 @@ def read_log(text: str) -> tuple[list[Recording], list[str]]:
             waiting.setdefault(rank, []).append(work)
         if status is None:
             continue
-        said = groups[_group(line)][rank]
+        named = _GROUP.search(line)
+        said = groups[(named[2] or named[1]) if named else "that no line names"][rank]
         said.made, said.back = max(said.made, int(status[1])), max(said.back, int(status[2]))
         if "dump signal" not in line:  # there the group may be another than what timed out
             said.work |= {int(each[1]): _what(each) for each in waiting.pop(rank, ())}
@@ -86,13 +84,6 @@ def _whole_lines(text: str) -> Iterator[str]:
             yield whole
             whole = line
     yield whole
-
-
-def _group(line: str) -> str:
-    found = _GROUP.search(line)
-    if found is None:
-        return "that no line names"
-    return found[2] or found[1]
 
 
 def _what(work: re.Match[str]) -> str:

@@ -106,15 +106,6 @@ def named_steps(
     ]
 
 
-def whole_steps(trace: Mapping[str, Any]) -> list[Interval]:
-    """Return the steps from what the CPU did first for each to what its GPU did last."""
-    gpu = gpu_step_spans(trace)
-    return sorted(
-        (start, max(end, gpu.get(name, (start, end))[1]))
-        for name, (start, end) in named_steps(trace)
-    )
-
-
 def step_seconds(trace: Mapping[str, Any]) -> float:
     """Return the mean length of the steps, in seconds.
 
@@ -132,13 +123,6 @@ def is_message(event: Event) -> bool:
     """Whether an event is a collective: a span of gloo's, or a kernel of NCCL's."""
     name = event.get("name", "")
     return name.startswith("gloo:") or (event.get("cat") == "kernel" and "nccl" in name.lower())
-
-
-def lacks_kernels(trace: Mapping[str, Any]) -> bool:
-    """Whether NCCL's collectives are there as labels alone: a profile without the GPU's side."""
-    spans = [e for e in trace["traceEvents"] if e.get("ph") == "X"]
-    on_gpu = any(e.get("cat") == "kernel" for e in spans)
-    return not on_gpu and any(e.get("name", "").startswith("nccl:") for e in spans)
 
 
 def merge_ranks(traces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

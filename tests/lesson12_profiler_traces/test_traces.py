@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch._dynamo  # what optimizers import: once here, not in every forked rank
 
-from lessons.lesson12_profiler_traces.experiments.drawing import median_step
-from lessons.lesson12_profiler_traces.experiments.report import trace_files
+from lessons.lesson12_profiler_traces.experiments.drawing import median_step, whole_steps
+from lessons.lesson12_profiler_traces.experiments.report import lacks_kernels, trace_files
 from lessons.lesson12_profiler_traces.experiments.stragglers import lateness
 from lessons.lesson12_profiler_traces.laboratory import made_traces as made
 from lessons.lesson12_profiler_traces.laboratory import suspects
@@ -18,14 +18,12 @@ from lessons.lesson12_profiler_traces.laboratory.suspects import FAULTS, letters
 from shared.errors import InputError
 from shared.measuring import peak
 from shared.measuring.chrome import (
-    lacks_kernels,
     memory_timeline,
     merge_ranks,
     rank_of,
     read_chrome,
     step_seconds,
     step_spans,
-    whole_steps,
 )
 from shared.measuring.peak import product_flops
 from shared.measuring.trace import overlap_fraction as overlap_of_messages

@@ -128,6 +128,34 @@ def test_nccl_runs_ahead_and_the_state_says_who_never_came_back():
     ]
 
 
+def test_ranks_that_ran_ahead_by_different_numbers_accuse_nobody():
+    """All hang in no. 21; rank 1's CPU waited for a result, and made fewer calls after it."""
+
+    def rank(made):
+        states = {20: "completed"}
+        return [entry("all_reduce", n, state=states.get(n, "scheduled")) for n in range(20, made)]
+
+    assert found_in([rank(26), rank(23), rank(26)]) == []
+    assert verdicts(watchdog(0, 21, 25, 20) + watchdog(1, 21, 22, 20)) == []
+
+
+def test_only_the_end_of_a_batch_knows_whether_it_came_back():
+    def parts(state):  # torch writes no events down for what is inside
+        inside = [entry("broadcast", 3, state="scheduled"), entry("broadcast", 3, ((9,),))]
+        return [*inside, entry("coalesced", 3, state=state), entry("all_reduce", 4, state=state)]
+
+    assert found_in([parts("completed")] * 2) == []
+    assert found_in([parts("completed"), parts("scheduled")])[0][4] == (1,)
+
+    def batch(name, state):
+        inside = [message(name, 1, state="scheduled"), message("coalesced", 1, state=state)]
+        return [*inside, message(name, 2, state=state)]
+
+    assert found_in([batch("send 0->1", "completed"), batch("recv 1<-0", "completed")]) == []
+    (found,) = found_in([batch("send 0->1", "completed"), batch("recv 1<-0", "scheduled")])
+    assert found == ("0 from rank 0 to 1", 1, (), (), (1,))
+
+
 def test_calls_that_travel_as_one_are_compared_part_by_part():
     def rank(second):
         parts = [entry("_broadcast_oop", 1, ((16,),)), entry("_broadcast_oop", 1, ((second,),))]

@@ -6,11 +6,20 @@ from typing import Any
 import torch
 from matplotlib.axes import Axes
 
-from shared.measuring.chrome import is_message, whole_steps
+from shared.measuring.chrome import gpu_step_spans, is_message, named_steps
 from shared.plots import BLUE, GREEN, GREY, MEANING, ORANGE, PURPLE
 
 LABELS = {"data": GREY, "forward": BLUE, "backward": ORANGE, "optimizer": GREEN}
 ROWS = ("labels", "operators", "messages")
+
+
+def whole_steps(trace: Mapping[str, Any]) -> list[tuple[float, float]]:
+    """Return the steps from what the CPU did first for each to what its GPU did last."""
+    gpu = gpu_step_spans(trace)
+    return sorted(
+        (start, max(end, gpu.get(name, (start, end))[1]))
+        for name, (start, end) in named_steps(trace)
+    )
 
 
 def median_step(trace: Mapping[str, Any]) -> tuple[float, float]:

@@ -20,7 +20,6 @@ from lessons.lesson12_profiler_traces.experiments.stragglers import lateness
 from shared.errors import InputError
 from shared.measuring.chrome import (
     is_message,
-    lacks_kernels,
     memory_timeline,
     merge_ranks,
     rank_of,
@@ -171,6 +170,13 @@ def shares(trace: Trace, healthy: Trace, readers: Readers) -> dict[str, Any]:
         "overlap, %": round(100 * readers.overlap_fraction(trace), 1) if sent else "-",
         "diagnosis": readers.diagnose(trace, healthy),
     }
+
+
+def lacks_kernels(trace: Mapping[str, Any]) -> bool:
+    """Whether NCCL's collectives are there as labels alone: a profile without the GPU's side."""
+    spans = [e for e in trace["traceEvents"] if e.get("ph") == "X"]
+    on_gpu = any(e.get("cat") == "kernel" for e in spans)
+    return not on_gpu and any(e.get("name", "").startswith("nccl:") for e in spans)
 
 
 def _sends(trace: Trace) -> bool:
