@@ -3,6 +3,7 @@
 import gzip
 import itertools
 import json
+import random
 from unittest import mock
 
 import pytest
@@ -249,6 +250,23 @@ def test_overlap_is_what_holistic_trace_analysis_computes_where_steps_hold_all_k
     whole = made.label("ProfilerStep#1", 0, 10_000)
     trace["traceEvents"].append(whole)
     assert overlap_fraction(trace) == pytest.approx(as_hta_has_it(trace))
+
+
+def drawn_kernels(seed):
+    """Forty kernels of a step on a GPU, of which some are NCCL's."""
+    draw, events = random.Random(seed), [made.label("ProfilerStep#1", 1000, 4000)]
+    gpu = {**made.label("ProfilerStep#1", 1000, 10_000), "cat": "gpu_user_annotation"}
+    for _ in range(40):
+        name = draw.choice(["sgemm_128", "ncclKernel_AllReduce_RING_LL_Sum_float", "elementwise"])
+        start = draw.randrange(1100, 8000)
+        events.append(made.kernel(name, start, start + draw.randrange(5, 200)))
+    return made.trace_of([*events, gpu])
+
+
+@pytest.mark.parametrize(("seed", "percent"), [(0, 37.70), (1, 23.87), (2, 33.09), (3, 40.52)])
+def test_overlap_is_the_number_that_holistic_trace_analysis_itself_gave(seed, percent):
+    """HTA 0.5.0, get_comm_comp_overlap of these traces as files."""
+    assert 100 * overlap_fraction(drawn_kernels(seed)) == pytest.approx(percent, abs=0.005)
 
 
 def test_a_profile_of_the_cpu_alone_of_a_run_with_nccl_is_not_all_hidden():
