@@ -60,7 +60,7 @@ def train(
     losses, unseen_losses = [], []
     bar = progress(loader, rank, "training", total=args.steps)
     for step, batch in enumerate(bar, start=1):
-        batch = batch.to(rank.device, non_blocking=True)
+        batch = batch.to(rank.device)
         optimizer.zero_grad()
         with autocast(args, rank.device):
             logits = model(batch.src, batch.tgt_in)  # (B, T, V)

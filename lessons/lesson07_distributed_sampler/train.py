@@ -28,6 +28,7 @@ from lessons.lesson07_distributed_sampler.experiments.next_character import (
 )
 from lessons.lesson07_distributed_sampler.experiments.pitfalls import PRESETS, Preset
 from shared import script
+from shared.data.batching import moved
 from shared.data.sampling import DistributedSampler, WatchedSampler
 from shared.measuring.timing import synchronized_now
 from shared.ranks.group import Rank, process_group
@@ -73,8 +74,8 @@ def train(
             loader.sampler.set_epoch(epoch)  # ty: ignore[missing-attribute]
         for indices, contexts, targets in islice(loader, steps):
             with cast:
-                logits = ddp(contexts.to(rank.device))
-            loss = F.cross_entropy(logits.float(), targets.to(rank.device))
+                logits = ddp(moved(contexts, rank.device))
+            loss = F.cross_entropy(logits.float(), moved(targets, rank.device))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

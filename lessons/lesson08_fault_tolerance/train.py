@@ -63,9 +63,9 @@ def begin_training(
     def take_step(indices: list[int]) -> float:
         noisy = [(runs.noisy(pairs[i][0]), pairs[i][1]) for i in indices]
         batch = collate(noisy).to(rank.device)
-        tokens = torch.tensor(batch.num_tokens, device=rank.device)
+        tokens = torch.full((), batch.num_tokens, device=rank.device)  # made there, not fetched
         dist.all_reduce(tokens)  # of all ranks: sentences differ in length
-        meter.tokens += int(tokens)
+        meter.tokens += tokens
 
         optimizer.zero_grad()
         with autocast(args, rank.device):
@@ -77,7 +77,7 @@ def begin_training(
         optimizer.step()  # resume_training steps the schedule and counts
         total = loss.detach()
         dist.all_reduce(total)  # the parts add up
-        return total.item()
+        return total.item()  # the step's one wait for a GPU: a checkpoint keeps numbers
 
     return TrainingState(model, optimizer, schedule, sampler), take_step
 

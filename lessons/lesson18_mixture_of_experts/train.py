@@ -108,7 +108,7 @@ def main() -> None:
                 for layer, counts in zip(expert_layers(model), loads, strict=True):
                     update_bias(layer.bias, counts)
             seen.seconds.append(synchronized_now(rank.device) - began)
-            seen.fullest.append((loads[0].max() / loads[0].double().mean()).item())
+            seen.fullest.append(loads[0].max() / loads[0].double().mean())
         conclude(args, rank, mesh, recipe, model, seen)
 
 

@@ -96,7 +96,7 @@ def train(
             part, norm = train_step(engine, own, batch.num_tokens, given.max_norm)
             record.add(engine, step, part, norm, batch.num_tokens)
             traced()
-            last, stop = step == steps, notice.to_anyone()
+            last, stop = step == steps, notice.to_anyone_before()  # nothing waits for it
             if last or stop:
                 record.flush(engine)
             if last or (given.evaluate_every and step % given.evaluate_every == 0):

@@ -31,10 +31,9 @@ class Batch:
     # An int that is counted once on the CPU: counting on the GPU would wait for it every step.
     num_tokens: int
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
-        """The same batch on another device; `non_blocking` helps only from pinned memory."""
-        moved = {name: x.to(device, non_blocking=non_blocking) for name, x in self._tensors()}
-        return replace(self, **moved)
+    def to(self, device: torch.device | str) -> "Batch":
+        """The same batch on another device; see `moved`."""
+        return replace(self, **{name: moved(x, device) for name, x in self._tensors()})
 
     def pin_memory(self) -> "Batch":
         """The same batch in page-locked memory; DataLoader(pin_memory=True) calls this."""
@@ -42,6 +41,16 @@ class Batch:
 
     def _tensors(self) -> list[tuple[str, Tensor]]:
         return [(name, x) for name, x in vars(self).items() if isinstance(x, Tensor)]
+
+
+def moved(x: Tensor, device: torch.device | str) -> Tensor:
+    """The tensor on a device. A GPU fetches it while this thread goes on: nobody waits.
+
+    From ordinary memory a copy waits for all that the GPU has still to do: the step before.
+    """
+    if torch.device(device).type != "cuda" or x.device.type != "cpu":
+        return x.to(device)
+    return x.pin_memory().to(device, non_blocking=True)
 
 
 def collate(

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor
 
-from shared.data.batching import Batch
+from shared.data.batching import Batch, moved
 from shared.errors import InputError
 
 NO_TARGET = -100  # a position that has no loss, as in F.cross_entropy
@@ -28,8 +28,8 @@ class Text:
         return int((self.targets != NO_TARGET).sum())
 
     def to(self, device: torch.device | str) -> "Text":
-        """The same rows on another device."""
-        return Text(self.tokens.to(device), self.targets.to(device))
+        """The same rows on another device; see `moved`."""
+        return Text(moved(self.tokens, device), moved(self.targets, device))
 
 
 Rows = Text | Batch

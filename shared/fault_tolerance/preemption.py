@@ -7,7 +7,7 @@ leave on the rank that was told alone would leave the others in the next all-red
 import contextlib
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from types import FrameType
 
@@ -35,12 +35,37 @@ class Notice:
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.come = device, False
+        self._asked: Callable[[], bool] = lambda: False
 
     def to_anyone(self) -> bool:
-        """Return whether any rank was told; every rank calls it, and all get the same answer."""
-        told = torch.tensor(float(self.come), device=self.device)
+        """Return whether any rank was told; every rank calls it, and all get the same answer.
+
+        It waits for all that a GPU has to do: see `to_anyone_before`.
+        """
+        return self._ask()()
+
+    def to_anyone_before(self) -> bool:
+        """Return what `to_anyone` would have, where this was called last; at first, False.
+
+        The answer to a step's question is read in the next step: by then a GPU has it ready, and
+        goes on with what it has been given since.
+        """
+        asked, self._asked = self._asked, self._ask()
+        return asked()
+
+    def _ask(self) -> Callable[[], bool]:
+        told = torch.full((), float(self.come), device=self.device)
         dist.all_reduce(told, op=dist.ReduceOp.MAX)
-        return bool(told)
+        if self.device.type != "cuda":
+            return lambda: bool(told)
+        answer, there = told.to("cpu", non_blocking=True), torch.cuda.Event()
+        there.record()
+
+        def read() -> bool:
+            there.synchronize()  # for what came before the answer, and no more
+            return bool(answer)
+
+        return read
 
 
 @contextlib.contextmanager

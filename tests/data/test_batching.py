@@ -40,7 +40,7 @@ def some_pairs(number: int, seed: int = 0) -> list[tuple[list[int], list[int]]]:
 
 def test_moving_a_batch_moves_every_tensor():
     batch = collate(some_pairs(3))
-    moved = batch.to("meta", non_blocking=True)
+    moved = batch.to("meta")
     assert isinstance(moved, Batch)
     assert {x.device.type for x in vars(moved).values() if isinstance(x, torch.Tensor)} == {"meta"}
     assert moved.num_tokens == batch.num_tokens

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch._dynamo  # what optimizers import: once here, not in every forked rank
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lessons.lesson23_capstone.relay import english
 from shared.capstone.config import Config, DataTable, ModelTable, ParallelTable, TrainingTable
@@ -20,6 +21,7 @@ from shared.capstone.tasks import (
     own_share,
 )
 from shared.data.corpora import load_corpus
+from shared.fault_tolerance.preemption import Notice
 from shared.ranks.forked import run_ranks
 from shared.ranks.group import Rank
 from shared.training.engine import train_step
@@ -31,6 +33,7 @@ MODELS = {
     "modern": ModelTable("modern", 32, 4, 4, 2, 64, 400, 32, fused=False),
     "translator": ModelTable("translator", 32, 2, 4, 0, 64, 300, 64),
 }
+WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2"}  # on a GPU
 # By mode: the ranks that save and those that resume, and how they share the work then.
 MODES = {
     "single": (1, 1, {}, {}),
@@ -183,3 +186,52 @@ def test_old_checkpoints_go_and_a_half_written_one_is_none(tasks, tmp_path):
     assert [path.name for path in saved_in(tmp_path)] == ["step_00000004", "step_00000006"]
     notes = json.loads((tmp_path / "step_00000006" / RUN).read_text())
     assert (notes["step"], notes["mode"], notes["ranks"]) == (6, "ddp", 2)
+
+
+# Nothing waits for a GPU
+
+
+class Waits(TorchDispatchMode):
+    """The operators that hand a number of the device to Python, or a size that depends on one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        self.seen += [name] * (name in WAITING)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_step_reads_nothing_from_a_gpu(tasks):
+    """The optimizer apart, whose step counts lie on the CPU wherever the model is."""
+
+    def work(rank: int) -> dict[str, int]:
+        found = {}
+        for mode in ("ddp", "fsdp2", "3d"):
+            config, task = config_of("gpt", pp=2, micro_batches=2), tasks["gpt"]
+            made, batch = started(rank, mode, config, task), task.batch(1)
+            made.engine.optimizer.step = lambda: None
+            own, num_tokens = own_share(batch, *made.engine.share), batch.num_tokens
+            with Waits() as waits:
+                train_step(made.engine, own, num_tokens, config.training.max_norm)
+            found[mode] = len(waits.seen)
+        return found
+
+    # On a CPU alone each forward looks at two numbers, whether all tokens are in the vocabulary,
+    # and a vocabulary in parts at one, whether all targets are; a step of 3d has two of each.
+    first, last = run_ranks(work, 2)
+    assert first == {"ddp": 2, "fsdp2": 2, "3d": 4}
+    assert last == {"ddp": 2, "fsdp2": 2, "3d": 2}
+
+
+def test_told_in_one_step_all_ranks_hear_it_in_the_next():
+    def work(rank: int) -> list[bool]:
+        notice, heard = Notice(torch.device("cpu")), []
+        for step in range(1, 6):
+            notice.come |= rank == 1 and step == 3
+            heard.append(notice.to_anyone_before())
+        return heard
+
+    assert run_ranks(work, 2) == [[False, False, False, True, True]] * 2

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
 from shared.errors import InputError
@@ -24,12 +25,14 @@ from shared.script import progress
 class Meter:
     """Counts the steps of this start; saving is not in their seconds.
 
-    `tokens` are those of all ranks, added by the step itself.
+    `tokens` are those of all ranks, added by the step itself, on its device.
     """
+
+    tokens: int | Tensor = 0
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
-        self.began_at, self.steps, self.tokens, self.seconds = 0, 0, 0, 0.0
+        self.began_at, self.steps, self.seconds = 0, 0, 0.0
         self._bar: Iterator[int] = iter(())
 
     def begin(self, step: int, num_steps: int, path: Path | None) -> None:
@@ -58,7 +61,7 @@ class Meter:
         next(self._bar, None)  # to its end
         if not self.steps:
             return {}
-        return speed(self.seconds, self.steps, self.tokens, self.rank.device)
+        return speed(self.seconds, self.steps, int(self.tokens), self.rank.device)
 
 
 WAYS = (

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import matplotlib.pyplot as plt
+import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -34,7 +35,7 @@ class Seen:
     losses: list[Tensor] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     traffic: Traffic = field(default_factory=Traffic)
-    fullest: list[float] = field(default_factory=list)  # load of the fullest expert, mean is 1
+    fullest: list[Tensor] = field(default_factory=list)  # load of the fullest expert, mean is 1
 
 
 def ranks_an_expert_group(args: argparse.Namespace, rank: Rank) -> int:
@@ -81,6 +82,7 @@ def conclude(
     if not rank.is_main:
         return
     calls = [call for call in seen.traffic.calls if call.op == "all_to_all"]
+    fullest = torch.stack(seen.fullest).tolist()
     row: dict[str, Any] = {
         "dp": mesh["dp"].size(),
         "ep": mesh["ep"].size(),
@@ -90,12 +92,12 @@ def conclude(
         **training.row(recipe.batch * recipe.length),
         "all_to_alls a step": len(calls),
         "their MiB": round(sum(call.num_bytes for call in calls) / 2**20, 3),
-        "fullest expert": round(seen.fullest[-1], 2),
+        "fullest expert": round(fullest[-1], 2),
         "kept": round(sum(each.kept for each in expert_layers(model)) / recipe.num_layers, 3),
     }
     words = f"{args.experts} experts, k {args.k}, on dp {row['dp']} x ep {row['ep']}: loss "
     words += f"{row['last loss']}, the fullest expert has {row['fullest expert']} times the mean"
-    figures = {"experts.png": draw_run(training.losses, seen.fullest)}
+    figures = {"experts.png": draw_run(training.losses, fullest)}
     write_results(args, rank, headline=words, table=[row], figures=figures, losses=training.losses)
 
 
