@@ -182,17 +182,22 @@ def autocast(args: argparse.Namespace, device: torch.device) -> torch.autocast:
 def run_script(main: Callable[[], None]) -> None:
     """Run a script's main; a user's mistake is one line on stderr and exit status 2.
 
-    So is an exercise that a learner's own answer uses and nobody solved. The first rank of each
-    machine says it; a rank that did not meet the others speaks for itself. torchrun's own summary
-    shows the line of the rank that failed first, or that rank's traceback (`record`). Ctrl-C ends
-    with status 130.
+    So are a GPU that is full, and an exercise that a learner's own answer uses and nobody solved.
+    The first rank of each machine says it; a rank that did not meet the others speaks for itself.
+    torchrun's own summary shows the line of the rank that failed first, or that rank's traceback
+    (`record`). Ctrl-C ends with status 130.
     """
     try:
         record(main, WholeErrorFile())()
-    except (InputError, NotSolved) as error:
+    except (InputError, NotSolved, torch.OutOfMemoryError) as error:
+        words = f"error: {error}"
+        if isinstance(error, torch.OutOfMemoryError):  # its fourth sentence is for experts
+            first = ". ".join(" ".join(str(error).split()).split(". ")[:3])
+            words = f"error: {first}: take a smaller --preset or more GPUs; `nvidia-smi` shows who "
+            words += "else uses this one"
         if isinstance(error, NoGroup) or os.environ.get("LOCAL_RANK", "0") == "0":
-            print(f"error: {error}", file=sys.stderr, flush=True)
-        _tell_torchrun(f"error: {error}", f"error: {error}")
+            print(words, file=sys.stderr, flush=True)
+        _tell_torchrun(words, words)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

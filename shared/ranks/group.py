@@ -24,6 +24,7 @@ import torch.distributed as dist
 import torch.distributed.nn.functional
 
 from shared.errors import InputError, NoGroup
+from shared.ranks.gpus import are_misnamed, chosen_by, take_gpu, why_none
 from shared.ranks.visible import without_gpus
 
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
@@ -79,8 +80,9 @@ def process_group(device: str = "auto", timeout: float = 600.0) -> Generator[Ran
     its process: that is how a hang is looked at.
 
     Raises InputError for a half-set or contradictory launcher environment, for a port in use, for
-    ranks that never arrived, for "cuda" without CUDA, for "cpu" once torch has counted GPUs, and
-    for more ranks on this machine than GPUs: NCCL refuses two ranks on one device.
+    ranks that never arrived, for "cuda" without CUDA, for "cpu" once torch has counted GPUs, for a
+    GPU that cannot be used (`take_gpu`), for a CUDA_VISIBLE_DEVICES that names none, and for more
+    ranks on this machine than GPUs: NCCL refuses two ranks on one device.
     Source: docs.pytorch.org/docs/stable/elastic/run.html, "Environment Variables".
     """
     if device == "cpu":
@@ -93,7 +95,7 @@ def process_group(device: str = "auto", timeout: float = 600.0) -> Generator[Ran
         wait = datetime.timedelta(seconds=timeout)
         options: dict = {}
         if chosen.type == "cuda":
-            torch.cuda.set_device(chosen)
+            take_gpu(chosen)
             options["device_id"] = chosen
         _let_groups_go()
         try:
@@ -239,14 +241,17 @@ def _choose_device(device: str, place: dict[str, int]) -> torch.device:
         raise InputError(f"--device {device!r}: it can be auto, cpu or cuda")
     # Not asked for the CPU: where NVML does not answer, torch counts for good, see without_gpus().
     gpus = 0 if device == "cpu" else torch.cuda.device_count()
-    if device != "cuda" and gpus == 0:
+    if device == "cpu" or (device == "auto" and gpus == 0 and not are_misnamed()):
         return torch.device("cpu")
     if gpus == 0:
-        raise InputError("--device cuda: torch sees no CUDA device here; use --device cpu")
+        raise InputError(
+            f"--device {device}: torch sees no CUDA device here ({why_none()}); use --device cpu"
+        )
     if place["LOCAL_WORLD_SIZE"] > gpus:
         raise InputError(
-            f"{place['LOCAL_WORLD_SIZE']} ranks on this machine and {gpus} GPU(s): NCCL refuses "
-            f"two ranks on one device; use --nproc_per_node={gpus}, or --device cpu (gloo)"
+            f"{place['LOCAL_WORLD_SIZE']} ranks on this machine and {gpus} GPU(s){chosen_by()}: "
+            f"NCCL refuses two ranks on one device; use --nproc_per_node={gpus}, or --device cpu "
+            "(gloo)"
         )
     return torch.device("cuda", place["LOCAL_RANK"])
 

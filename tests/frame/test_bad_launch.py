@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from shared.exercises.lessons import ROOT
+from shared.ranks import gpus
 from shared.ranks import group as distributed
 from shared.ranks.launching import LaunchFailed, launch
+from shared.script import run_script
 
 SCRIPTS = sorted((ROOT / "lessons").glob("lesson0[5-8]_*/train.py"))
 TINY = ("--preset", "tiny")
@@ -108,6 +110,100 @@ def test_more_ranks_than_gpus(start, script, monkeypatch):
 def test_cuda_where_there_is_none(start, script, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     expect_error(start(script, *TINY, "--device", "cuda"), "sees no CUDA device", "--device cpu")
+
+
+ON_GPU = (*TINY, "--device", "cuda")
+
+
+@pytest.mark.parametrize(
+    ("visible", "device", "words"),
+    [
+        ("", "cuda", "CUDA_VISIBLE_DEVICES= hides them all: unset it"),
+        ("7", "cuda", "CUDA_VISIBLE_DEVICES=7 names none of them"),
+        ("words", "auto", "CUDA_VISIBLE_DEVICES=words names none of them"),
+    ],
+)
+def test_gpus_that_are_hidden_or_named_wrong(visible, device, words, start, monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(gpus, "DRIVER", tmp_path)
+    (tmp_path / "0000:01:00.0").mkdir()
+    args = (*TINY, "--device", device)
+    expect_error(start(SCRIPTS[0], *args, CUDA_VISIBLE_DEVICES=visible), words, "--device cpu")
+
+
+def test_a_few_gpus_of_those_that_are_there(start, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    result = start(SCRIPTS[0], *ON_GPU, **LAUNCHED, CUDA_VISIBLE_DEVICES="0,7")
+    expect_error(result, "2 ranks on this machine and 1 GPU(s) (CUDA_VISIBLE_DEVICES=0,7)")
+
+
+def test_a_torch_for_the_cpu_alone(start, monkeypatch):
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
+    expect_error(start(SCRIPTS[0], *ON_GPU), "is built for the CPU alone", "--device cpu")
+
+
+@pytest.fixture
+def one_gpu(monkeypatch):
+    """A torch that sees a GPU of compute capability 7.5, and has code for it and for newer ones."""
+    known = {
+        "device_count": lambda: 1,
+        "set_device": lambda device: None,
+        "get_device_name": lambda device: "Tesla T4",
+        "get_device_capability": lambda device: (7, 5),
+        "get_arch_list": lambda: ["sm_70", "sm_80", "sm_90"],
+    }
+    for name, value in known.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    return monkeypatch
+
+
+def test_a_torch_without_nccl(start, one_gpu):
+    one_gpu.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    expect_error(start(SCRIPTS[0], *ON_GPU), "has no NCCL", "--device cpu (gloo)")
+
+
+@pytest.mark.parametrize(
+    ("built", "runs"),
+    [
+        (["sm_70", "sm_80"], True),
+        (["sm_75"], True),
+        (["compute_70"], True),  # compiled for this GPU when it is needed
+        (["sm_80", "sm_90a", "compute_90"], False),
+        (["sm_60"], False),
+    ],
+)
+def test_a_gpu_for_which_torch_has_no_code(built, runs, start, one_gpu):
+    one_gpu.setattr(torch.cuda, "get_arch_list", lambda: built)
+    if runs:
+        gpus._check_architecture(torch.device("cuda", 0))
+    else:
+        result = start(SCRIPTS[0], *ON_GPU)
+        words = "GPU 0 (Tesla T4) has compute capability 7.5", f"has code for {', '.join(built)}"
+        expect_error(result, *words, "--device cpu")
+
+
+@pytest.mark.parametrize("kind", [torch.OutOfMemoryError, RuntimeError])
+def test_a_gpu_that_another_process_has(kind, start, one_gpu):
+    def refuse(device: torch.device) -> None:
+        raise kind("CUDA error: devices are busy or unavailable\nCompile with TORCH_USE_CUDA_DSA")
+
+    one_gpu.setattr(torch.cuda, "set_device", refuse)
+    result = start(SCRIPTS[0], *ON_GPU)
+    expect_error(result, "GPU 0 cannot be used (CUDA error: devices are busy", "nvidia-smi")
+
+
+def test_a_gpu_that_gets_full(capfd):
+    def train() -> None:
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
+            "14.58 GiB of which 1.50 GiB is free. Including non-PyTorch memory, this process has"
+        )
+
+    with pytest.raises(SystemExit) as left:
+        run_script(train)
+    said = capfd.readouterr().err
+    expect_error((left.value.code, said), "2.00 GiB", "1.50 GiB is free: take a smaller --preset")
 
 
 def test_torchrun_ends_with_ranks_that_were_too_many(tmp_path):
