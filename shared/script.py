@@ -23,6 +23,7 @@ from shared.data.text import TextCorpus, load_text
 from shared.errors import InputError, NoGroup
 from shared.exercises.mine import put_mine_in_place
 from shared.exercises.notebook import NotSolved
+from shared.measuring.room import Needed, check_room
 from shared.ranks.agreement import agree_on, fingerprint, gathered
 from shared.ranks.group import Rank
 from shared.ranks.logs import without_frames
@@ -106,9 +107,20 @@ def positive_int(text: str) -> int:
     return int(text)
 
 
-def choose_preset(args: argparse.Namespace, device: torch.device, presets: Mapping[str, T]) -> T:
-    """The preset that was asked for, or the one that fits the device; its name goes into `args`."""
+def choose_preset(
+    args: argparse.Namespace,
+    device: torch.device,
+    presets: Mapping[str, T],
+    needed: Needed | None = None,
+) -> T:
+    """The preset that was asked for, or the one that fits the device; its name goes into `args`.
+
+    Where `needed` says the bytes of a rank, raises InputError unless a GPU has them (`check_room`).
+    """
     args.preset = args.preset or ("large" if device.type == "cuda" else "small")
+    if needed is not None and device.type == "cuda":
+        given = getattr(args, "precision", None)
+        check_room(args, presets, needed, given == "bf16" if given else has_bf16(device))
     return presets[args.preset]
 
 

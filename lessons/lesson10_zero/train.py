@@ -120,7 +120,7 @@ def main() -> None:
         import_deepspeed(args.device)
     with process_group(args.device) as rank:
         script.prepare(args, rank, globals())
-        recipe = script.choose_preset(args, rank.device, RECIPES)
+        recipe = script.choose_preset(args, rank.device, RECIPES, results.bytes_needed)
         if args.search:
             return search(args, rank, HERE, recipe, with_deepspeed)
         ids, vocab_size = load_tokens(script.load_same_text(args), recipe)

@@ -21,6 +21,7 @@ from lessons.lesson11_gradient_checkpointing.experiments.results import (
     PRESETS,
     Seen,
     Size,
+    bytes_needed,
     conclude,
     count_step,
 )
@@ -137,7 +138,7 @@ def main() -> None:
         raise InputError(f"--budget-mib must be above 0 and finite, got {args.budget_mib}")
     with process_group(args.device) as rank:
         script.prepare(args, rank, globals())
-        size = script.choose_preset(args, rank.device, PRESETS)
+        size = script.choose_preset(args, rank.device, PRESETS, bytes_needed)
         text = script.load_same_text(args).train.encode()
         data = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         if len(data) < 2 * size.length:

@@ -19,6 +19,7 @@ from lessons.lesson12_profiler_traces.experiments.report import (
     Readers,
     Run,
     Size,
+    bytes_needed,
     conclude,
     read_folder,
     recorded_memory,
@@ -128,8 +129,7 @@ def main() -> None:
     args = parser.parse_args()
     with process_group(args.device) as rank:
         prepare(args, rank, globals())
-        utilization, overlap = model_flops_utilization, overlap_fraction
-        readers = Readers(data_stall_fraction, overlap, utilization, diagnose)
+        readers = Readers(data_stall_fraction, overlap_fraction, model_flops_utilization, diagnose)
         if args.read:
             return read_folder(args, rank, readers)
         alone = args.engine == "single" or rank.world_size == 1
@@ -139,7 +139,7 @@ def main() -> None:
             raise InputError(f"--steps {args.steps}: the schedule takes {sum(PLAN.values())}")
         if not 0 < args.pause <= 60:
             raise InputError(f"--pause must be above 0 seconds, at most 60, got {args.pause}")
-        size = choose_preset(args, rank.device, PRESETS)
+        size = choose_preset(args, rank.device, PRESETS, bytes_needed)
         text = load_same_text(args).train.encode()
         names = dict.fromkeys(("none", args.slow))  # a healthy run beside it
         runs = [train(name, size, text, rank, args) for name in names]

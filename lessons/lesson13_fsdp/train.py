@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lessons.lesson13_fsdp.experiments.results import (
     ADAMW,
     Run,
+    bytes_needed,
     check_flags,
     conclude,
     config_of,
@@ -125,7 +126,7 @@ def main() -> None:
     check_flags(args)
     with process_group(args.device) as rank:
         prepare(args, rank, globals())
-        recipe = choose_preset(args, rank.device, RECIPES)
+        recipe = choose_preset(args, rank.device, RECIPES, bytes_needed)
         if args.offload and rank.device.type != "cuda":
             raise InputError("--offload moves shards between a GPU and the CPU: no GPU is here")
         if args.search:

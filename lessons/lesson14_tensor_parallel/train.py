@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from lessons.lesson14_tensor_parallel.experiments.results import (
     RECIPES,
     Seen,
+    bytes_needed,
     conclude,
     ranks_a_model,
 )
@@ -75,7 +76,8 @@ def main() -> None:
         if args.engine == "single" and rank.world_size > 1:
             raise InputError(f"--engine single is one process, not {rank.world_size}")
         prepare(args, rank, globals())
-        recipe, cast = choose_preset(args, rank.device, RECIPES), autocast(args, rank.device)
+        recipe = choose_preset(args, rank.device, RECIPES, bytes_needed)
+        cast = autocast(args, rank.device)
         mesh = make_mesh(rank.device.type, dp=-1, tp=ranks_a_model(args, recipe, rank))
         ids, vocab_size = load_tokens(load_same_text(args), recipe)
         torch.manual_seed(args.seed)

@@ -13,7 +13,13 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from lessons.lesson15_pipeline_parallel.experiments.runs import RECIPES, Seen, conclude, costs_of
+from lessons.lesson15_pipeline_parallel.experiments.runs import (
+    RECIPES,
+    Seen,
+    bytes_needed,
+    conclude,
+    costs_of,
+)
 from shared.data.rows import Text
 from shared.errors import InputError
 from shared.measuring.timing import synchronized_now
@@ -86,7 +92,8 @@ def main() -> None:
     args = parser.parse_args()
     with process_group(args.device) as rank:
         prepare(args, rank, globals())
-        recipe, cast = choose_preset(args, rank.device, RECIPES), autocast(args, rank.device)
+        recipe = choose_preset(args, rank.device, RECIPES, bytes_needed)
+        cast = autocast(args, rank.device)
         check_sizes(args, rank.world_size, recipe.batch)
         table = plan(args, rank.world_size)
         ids, vocab_size = load_tokens(load_same_text(args), recipe)

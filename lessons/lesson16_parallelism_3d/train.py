@@ -14,6 +14,7 @@ import torch
 from lessons.lesson16_parallelism_3d.experiments.choosing import (
     RECIPES,
     as_cut,
+    bytes_needed,
     choose_plan,
     idle_flags,
 )
@@ -117,7 +118,7 @@ def main() -> None:
     args = add_flags(parser).parse_args()
     with process_group(args.device) as rank:
         prepare(args, rank, globals())
-        recipe = choose_preset(args, rank.device, RECIPES)
+        recipe = choose_preset(args, rank.device, RECIPES, bytes_needed)
         plan = choose_plan(args, recipe, rank.world_size)
         for words in idle_flags(args, plan) if rank.is_main else ():
             print(f"note: {words}", flush=True)

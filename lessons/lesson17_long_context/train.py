@@ -14,7 +14,13 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from lessons.lesson17_long_context.experiments.results import RECIPES, Seen, conclude, with_length
+from lessons.lesson17_long_context.experiments.results import (
+    RECIPES,
+    Seen,
+    bytes_needed,
+    conclude,
+    with_length,
+)
 from shared.errors import InputError
 from shared.long_context.models import context_parallel, sum_gradients
 from shared.long_context.orders import balanced_order, cut_sequence, plain_order
@@ -92,7 +98,8 @@ def main() -> None:
                 f"--engine single is one process, not {rank.world_size}: --engine ring"
             )
         prepare(args, rank, globals())
-        recipe, cast = choose_preset(args, rank.device, RECIPES), autocast(args, rank.device)
+        recipe = choose_preset(args, rank.device, RECIPES, bytes_needed)
+        cast = autocast(args, rank.device)
         order = (balanced_order if args.engine == "ring" else plain_order)(rank.world_size)
         recipe = with_length(recipe, args.length, order)
         ids, vocab_size = load_tokens(load_same_text(args), recipe)

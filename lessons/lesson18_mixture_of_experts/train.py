@@ -16,6 +16,7 @@ from lessons.lesson18_mixture_of_experts.experiments.results import (
     RECIPES,
     SIZES,
     Seen,
+    bytes_needed,
     check_rows,
     conclude,
     ranks_an_expert_group,
@@ -83,7 +84,8 @@ def main() -> None:
     args = parser.parse_args()
     with process_group(args.device) as rank:
         prepare(args, rank, globals())
-        recipe, cast = choose_preset(args, rank.device, RECIPES), autocast(args, rank.device)
+        recipe = choose_preset(args, rank.device, RECIPES, bytes_needed)
+        cast = autocast(args, rank.device)
         args.experts = args.experts or SIZES[args.preset]
         ep, share = ranks_an_expert_group(args, rank), check_rows(recipe, rank)
         mesh = make_mesh(rank.device.type, dp=-1, ep=ep)

@@ -29,7 +29,7 @@ from shared.script import (
     progress,
     run_script,
 )
-from shared.training.language_recipes import Recipe, rows, rows_a_rank
+from shared.training.language_recipes import Recipe, bytes_of_replicas, rows, rows_a_rank
 from shared.training.schedules import set_learning_rate
 from solutions.lesson19_lora import LoRALinear, QLoRALinear, add_lora
 
@@ -81,7 +81,8 @@ def main() -> None:
     args = parser.parse_args()
     with process_group(args.device) as rank:
         prepare(args, rank, globals())
-        recipe, cast = choose_preset(args, rank.device, RECIPES), autocast(args, rank.device)
+        recipe = choose_preset(args, rank.device, RECIPES, bytes_of_replicas)
+        cast = autocast(args, rank.device)
         torch.manual_seed(args.seed)
         model = LanguageModel(recipe.config(256)).to(rank.device)  # a token is a byte
         tuning = check_flags(args, model)

@@ -34,7 +34,7 @@ from shared.script import (
     progress,
     run_script,
 )
-from shared.training.language_recipes import load_tokens, rows, rows_a_rank
+from shared.training.language_recipes import bytes_of_replicas, load_tokens, rows, rows_a_rank
 from shared.training.schedules import set_learning_rate
 from solutions.lesson20_less_communication import (
     LocalSGD,
@@ -96,7 +96,8 @@ def main() -> None:
     args = checked(parser.parse_args())
     with process_group(args.device) as rank:
         prepare(args, rank, globals())
-        recipe, cast = choose_preset(args, rank.device, RECIPES), autocast(args, rank.device)
+        recipe = choose_preset(args, rank.device, RECIPES, bytes_of_replicas)
+        cast = autocast(args, rank.device)
         ids, vocab_size = load_tokens(load_same_text(args), recipe)
         torch.manual_seed(args.seed)
         bare = LanguageModel(recipe.config(vocab_size)).to(rank.device)

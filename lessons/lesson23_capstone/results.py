@@ -7,13 +7,15 @@ from typing import Any
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from shared.capstone.config import Config
+from shared.capstone.config import Config, read_config
+from shared.capstone.modes import How, check_mode
 from shared.capstone.record import Record, mfu
 from shared.capstone.tasks import flops_of, model_spec, padded
 from shared.errors import InputError
 from shared.measuring.memory import peak_memory
 from shared.planner.models import GPUS
 from shared.planner.outcomes import Choice
+from shared.planner.peak import peak_bytes
 from shared.planner.report import best_of_layouts, headline, near_miss, refusals, table
 from shared.planner.search import describe, none_fits, survey
 from shared.planner.specs import ModelSpec
@@ -34,6 +36,17 @@ def find_config(given: Path) -> Path:
         return inside
     known = ", ".join(sorted(path.stem for path in CONFIGS.glob("*.toml")))
     raise InputError(f"--config {given}: no such file, and no name in configs/ ({known})")
+
+
+def bytes_needed(args: argparse.Namespace, name: str, ranks: int, half: bool) -> int:
+    """The most bytes on a rank: see `check_room`; 0 where nobody knows, or nothing is run."""
+    config = read_config(find_config(args.config or Path(name)))
+    spec = model_spec(config.model, padded(config.model.vocab_size))
+    if config.plan or spec is None:
+        return 0
+    mode = args.mode or ("single" if ranks == 1 else "ddp")
+    plan = check_mode(mode, config, ranks, How(args.checkpointing))
+    return peak_bytes(spec, plan, "autocast" if half else "float32")
 
 
 def plan_of(config: Config) -> tuple[ModelSpec, Any, list[Choice], list[str]]:

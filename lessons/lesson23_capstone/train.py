@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from lessons.lesson23_capstone.results import conclude, find_config, print_plan
+from lessons.lesson23_capstone.results import bytes_needed, conclude, find_config, print_plan
 from shared.capstone.config import Config, read_config
 from shared.capstone.keeping import Keeping, predicted_states
 from shared.capstone.modes import (
@@ -119,7 +119,7 @@ def main() -> None:
     import_for(args.mode, args.device)
     with process_group(args.device) as rank:
         prepare(args, rank, globals())
-        name = choose_preset(args, rank.device, CONFIGS)
+        name = choose_preset(args, rank.device, CONFIGS, bytes_needed)
         config = read_config(find_config(args.config or Path(name)))
         if config.plan:
             return print_plan(config, args, rank)

@@ -11,6 +11,9 @@ from shared.data.text import TextCorpus
 from shared.data.tokenizer import Tokenizer
 from shared.errors import InputError
 from shared.model.config import TransformerConfig
+from shared.planner.models import spec_of
+from shared.planner.peak import peak_bytes
+from shared.planner.specs import Plan
 from shared.ranks.group import Rank
 from shared.training.schedules import cosine_schedule
 
@@ -41,6 +44,11 @@ class Recipe:
             max_len=self.length,
         )
 
+    def most_bytes(self, plan: Plan, half: bool, vocab_size: int | None = None) -> int:
+        """The most bytes of a rank in a step, in bf16 by autocast (`half`) or in float32."""
+        spec = spec_of(self.config(vocab_size or self.vocab_size), self.length)
+        return peak_bytes(spec, plan, "autocast" if half else "float32")
+
     def learning_rate(self, step: int, steps: int, peak: float) -> float:
         """A tenth of the run up to the peak, then half a cosine."""
         return cosine_schedule(step, min(steps // 10 + 1, steps - 1), steps, peak)
@@ -64,6 +72,16 @@ def load_tokens(corpus: TextCorpus, recipe: Recipe) -> tuple[Int[Tensor, "tokens
     if len(ids) <= recipe.length + 1:
         raise InputError(f"{corpus.name} has {len(ids)} tokens; a row needs {recipe.length + 2}")
     return ids, tokenizer.vocab_size
+
+
+def shared_out(recipe: Recipe, ranks: int, zero: int = 0) -> Plan:
+    """Ranks that share out the rows alone, as the planner says it."""
+    return Plan(dp=ranks, micro_batch=math.ceil(recipe.batch / ranks), zero=zero)
+
+
+def bytes_of_replicas(args: object, recipe: Recipe, ranks: int, half: bool) -> int:
+    """The most bytes on each of `ranks` that have whole models: see `check_room`."""
+    return recipe.most_bytes(shared_out(recipe, ranks), half)
 
 
 def rows_a_rank(recipe: Recipe, rank: Rank) -> int:

@@ -25,6 +25,8 @@ from shared.errors import InputError
 from shared.measuring.largest import largest_that_fits
 from shared.measuring.memory import peak_memory
 from shared.model.language_model import LanguageModel
+from shared.planner.models import spec_of
+from shared.planner.peak import peak_bytes
 from shared.plots import MEANING, use_style
 from shared.ranks.agreement import gathered
 from shared.ranks.group import Rank
@@ -32,7 +34,7 @@ from shared.results import of_all_ranks, write_results
 from shared.sharding.counting import formula
 from shared.training.checkpoint_files import cause_of
 from shared.training.engine import DataParallelEngine
-from shared.training.language_recipes import Recipe
+from shared.training.language_recipes import Recipe, shared_out
 from shared.training.quiet_deepspeed import quiet_deepspeed
 
 COLORS = {
@@ -219,6 +221,15 @@ def draw(losses: list[float], row: dict[str, Any], kinds: list[str]) -> Figure:
     right.invert_yaxis()
     right.set(xlabel="bytes a parameter on rank 0 (dashed: formula)", title="What a rank keeps")
     return figure
+
+
+def bytes_needed(args: argparse.Namespace, recipe: Recipe, ranks: int, half: bool) -> int:
+    """The most bytes on each rank: see `check_room`. Of DeepSpeed's files the leanest is meant."""
+    stage = int(args.engine[-1]) if args.engine.startswith("zero") else 3
+    if args.search:
+        return 0
+    spec = spec_of(recipe.config(recipe.vocab_size), recipe.length)
+    return peak_bytes(spec, shared_out(recipe, ranks, stage), "bf16" if half else "float32")
 
 
 def start_deepspeed(rank: Rank, file: Path, **given: Any) -> Any:

@@ -17,6 +17,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from shared.errors import InputError
 from shared.measuring.activations import counting_saved
 from shared.model.config import TransformerConfig
+from shared.planner.models import spec_of
+from shared.planner.peak import peak_bytes
+from shared.planner.specs import Plan
 from shared.plots import MEANING, use_style
 from shared.ranks.group import Rank
 from shared.results import write_results
@@ -52,6 +55,12 @@ PRESETS = {
     "small": Size(num_layers=9, d_model=128, length=128, batch=4, steps=40),
     "large": Size(num_layers=36, d_model=1024, length=1024, batch=16, steps=100),
 }
+
+
+def bytes_needed(args: argparse.Namespace, size: Size, ranks: int, half: bool) -> int:
+    """The most bytes on each rank, in the steps without checkpoints: see `check_room`."""
+    spec = spec_of(size.config(), size.length)
+    return peak_bytes(spec, Plan(micro_batch=size.batch), "autocast" if half else "float32")
 
 
 @dataclass

@@ -30,6 +30,9 @@ from shared.measuring.memory import peak_memory
 from shared.measuring.peak import peak_of
 from shared.measuring.trace import file_alone, quiet_stderr
 from shared.model.config import TransformerConfig
+from shared.planner.models import spec_of
+from shared.planner.peak import peak_bytes
+from shared.planner.specs import Plan
 from shared.plots import save_figure, use_style
 from shared.ranks.group import Rank
 from shared.results import write_results
@@ -55,6 +58,14 @@ class Size:
             vocab_size=256, d_model=self.d_model, num_heads=4, num_layers=self.num_layers,
             d_ff=4 * self.d_model, dropout=0.0, max_len=self.length,
         )  # fmt: skip
+
+
+def bytes_needed(args: argparse.Namespace, size: Size, ranks: int, half: bool) -> int:
+    """The most bytes on each rank: see `check_room`."""
+    if args.read:
+        return 0
+    spec = spec_of(size.config(), size.length)
+    return peak_bytes(spec, Plan(micro_batch=size.rows), "autocast" if half else "float32")
 
 
 PRESETS = {

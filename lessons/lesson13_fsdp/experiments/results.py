@@ -20,6 +20,8 @@ from shared.measuring.live import NEGLIGIBLE_IN_A_MODEL, settle
 from shared.measuring.memory import peak_memory
 from shared.model.config import TransformerConfig
 from shared.model.language_model import LanguageModel
+from shared.planner.models import spec_of
+from shared.planner.peak import peak_bytes
 from shared.plots import MEANING, use_style
 from shared.ranks.group import Rank
 from shared.results import of_all_ranks, write_results
@@ -27,7 +29,7 @@ from shared.sharding.checkpoint import ShardedByRows
 from shared.sharding.counting import bytes_at_rest
 from shared.sharding.fully_shard import FullyShard
 from shared.training.engine import DataParallelEngine
-from shared.training.language_recipes import Recipe
+from shared.training.language_recipes import Recipe, shared_out
 from shared.training.named_checkpoint import Layout, ModuleLayout
 
 ADAMW: dict[str, Any] = {"betas": (0.9, 0.95), "weight_decay": 0.01}
@@ -160,6 +162,18 @@ def draw(losses: list[float], row: dict[str, Any]) -> Figure:
     right.axvline(row["formula"], color=MEANING["theory"], linestyle="--", linewidth=1)
     right.set(xlabel="bytes a parameter on rank 0 (dashed: formula)", title="Kept between steps")
     return figure
+
+
+def bytes_needed(args: argparse.Namespace, recipe: Recipe, ranks: int, half: bool) -> int:
+    """The most bytes on each rank: see `check_room`. What is offloaded is not on the GPU."""
+    if args.search or args.offload:
+        return 0
+    spec = spec_of(config_of(recipe, recipe.vocab_size), recipe.length)
+    replicas, shards = read_mesh(args.mesh, ranks) if args.engine == "hybrid" else (1, ranks)
+    if args.engine == "ddp":
+        return peak_bytes(spec, shared_out(recipe, ranks), "autocast" if half else "float32")
+    plan = replace(shared_out(recipe, replicas * shards), dp=shards, zero=3)
+    return peak_bytes(spec, plan, "bf16" if half else "float32")
 
 
 Build = Callable[[str, LanguageModel, bool], Run]

@@ -1,6 +1,7 @@
 """The script's sizes and table, and the lesson's figures."""
 
 import argparse
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,10 +15,12 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shared.errors import InputError
 from shared.measuring.traffic import Traffic
+from shared.planner.specs import Plan
 from shared.plots import MEANING, VARIANTS, measured, theory, use_style
 from shared.ranks.collectives import local_part
 from shared.ranks.group import Rank
 from shared.results import of_all_ranks, write_results
+from shared.tensor_parallel.vocabulary import padded_vocabulary
 from shared.training.language_recipes import Recipe
 
 # 12 heads, 60 rows and lengths that 1, 2, 3, 4 and 6 divide.
@@ -59,6 +62,16 @@ def ranks_a_model(args: argparse.Namespace, recipe: Recipe, rank: Rank) -> int:
         heads = f"{recipe.num_heads} heads cannot be cut over {rank.world_size} ranks"
         print(f"note: tp {tp} x dp {dp}, since {heads}", flush=True)
     return tp
+
+
+def bytes_needed(args: argparse.Namespace, recipe: Recipe, ranks: int, half: bool) -> int:
+    """The most bytes on each rank: see `check_room`."""
+    fits = [n for n in range(1, ranks + 1) if ranks % n == 0 == recipe.num_heads % n]
+    tp = 1 if args.engine == "single" else args.tp or fits[-1]
+    dp = max(1, ranks // tp)
+    rows = math.ceil(recipe.batch / dp)
+    plan = Plan(dp=dp, tp=tp, micro_batch=rows, sequence_parallel=args.sequence_parallel)
+    return recipe.most_bytes(plan, half, padded_vocabulary(recipe.vocab_size))
 
 
 def conclude(

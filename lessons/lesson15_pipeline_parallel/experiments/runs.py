@@ -1,6 +1,7 @@
 """Runs of a pipeline: work that takes a fixed time, trained models, and the script's last table."""
 
 import argparse
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,6 +21,7 @@ from shared.pipeline.schedules import Table, bubble
 from shared.pipeline.sleeping import SleepingPart
 from shared.pipeline.stages import parts_of, split_stages
 from shared.pipeline.waiting import split_waiting
+from shared.planner.specs import Plan
 from shared.plots import use_style
 from shared.ranks.group import Rank
 from shared.results import of_all_ranks, write_results
@@ -137,6 +139,15 @@ RECIPES = {
     "small": Recipe(96, 10, 4, 2000, 48, 24, 40, 1_000_000),
     "large": Recipe(768, 12, 12, 16_384, 1024, 64, 500, 50_000_000),
 }
+
+
+def bytes_needed(args: argparse.Namespace, recipe: Recipe, ranks: int, half: bool) -> int:
+    """The most bytes on a rank: see `check_room`. GPipe has all micro-batches in flight."""
+    count = args.micro_batches or ranks * math.ceil(8 / ranks)
+    count = 1 if args.schedule == "gpipe" else count
+    rows = math.ceil(recipe.batch / count)
+    plan = Plan(pp=ranks, chunks=args.chunks, micro_batch=rows, num_micro_batches=count)
+    return recipe.most_bytes(plan, half)
 
 
 @dataclass

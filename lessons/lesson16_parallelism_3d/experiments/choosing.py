@@ -8,6 +8,7 @@ from dataclasses import replace
 from shared.errors import InputError
 from shared.parallel3d.engine import Parallel3D
 from shared.planner.specs import Plan
+from shared.tensor_parallel.vocabulary import padded_vocabulary
 from shared.training.language_recipes import Recipe
 
 AXES = ("dp", "tp", "pp")
@@ -56,6 +57,12 @@ def choose_plan(args: argparse.Namespace, recipe: Recipe, world_size: int) -> Pl
         checkpoint="full" if args.checkpointing else "none",
         precision="float32",
     )
+
+
+def bytes_needed(args: argparse.Namespace, recipe: Recipe, ranks: int, half: bool) -> int:
+    """The most bytes on a rank: see `check_room`."""
+    plan = choose_plan(args, recipe, ranks)
+    return recipe.most_bytes(plan, half, padded_vocabulary(recipe.vocab_size))
 
 
 def idle_flags(args: argparse.Namespace, plan: Plan) -> list[str]:

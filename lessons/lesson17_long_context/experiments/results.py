@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from shared.long_context.orders import Order, positions_of
 from shared.measuring.traffic import Traffic
+from shared.planner.specs import Plan
 from shared.plots import MEANING, VARIANTS, measured, theory, use_style
 from shared.ranks.group import Rank
 from shared.results import of_all_ranks, write_results
@@ -38,6 +39,12 @@ def with_length(recipe: Recipe, length: int | None, order: Order) -> Recipe:
     recipe = replace(recipe, length=length or recipe.length)
     positions_of(order, 0, recipe.length)
     return recipe
+
+
+def bytes_needed(args: argparse.Namespace, recipe: Recipe, ranks: int, half: bool) -> int:
+    """The most bytes on each rank, which has a part of every sequence: see `check_room`."""
+    recipe = replace(recipe, length=args.length or recipe.length)
+    return recipe.most_bytes(Plan(cp=ranks, micro_batch=recipe.batch), half)
 
 
 def ring_bytes(part: int, ranks: int, itemsize: int = 4) -> int:

@@ -1,6 +1,7 @@
 """The script's sizes, its table, and the lesson's figures."""
 
 import argparse
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,10 +15,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from shared.errors import InputError
 from shared.measuring.traffic import Traffic
 from shared.mixture_of_experts.models import expert_layers
+from shared.planner.models import spec_of
 from shared.plots import MEANING, VARIANTS, use_style
 from shared.ranks.group import Rank
 from shared.results import of_all_ranks, write_results
-from shared.training.language_recipes import Recipe
+from shared.training.language_recipes import Recipe, bytes_of_replicas
 
 # 60 rows, which 1 to 6 ranks divide, and 48 for 8 GPUs; the experts of a layer are in SIZES.
 RECIPES = {
@@ -67,6 +69,24 @@ def check_rows(recipe: Recipe, rank: Rank) -> int:
             f"{recipe.batch} rows a step cannot be shared out evenly over {rank.world_size} ranks"
         )
     return recipe.batch // rank.world_size
+
+
+def bytes_needed(args: argparse.Namespace, recipe: Recipe, ranks: int, half: bool) -> int:
+    """The most bytes on each rank: see `check_room`.
+
+    A model with one expert a layer, and what the others and each further choice add to it.
+    """
+    name = next(name for name, each in RECIPES.items() if each == recipe)
+    experts, d, layers = args.experts or SIZES[name], recipe.d_model, recipe.num_layers
+    fits = [n for n in range(1, ranks + 1) if ranks % n == 0 == experts % n]
+    more = layers * (experts // (args.ep or fits[-1]) - 1) * (8 * d * d + 5 * d)  # parameters
+    rows = layers * math.ceil(recipe.batch / ranks) * recipe.length
+    size = 2 if half else 4
+    begin = bytes_of_replicas(args, recipe, ranks, half) + rows * size * (
+        (2 * args.k - 1) * d + (args.k - 1) * 4 * d
+    )
+    whole = more + sum(spec_of(recipe.config(recipe.vocab_size), 1).layer) * layers
+    return max(begin + (14 if half else 12) * more, 20 * whole)
 
 
 def conclude(

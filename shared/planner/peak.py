@@ -1,0 +1,73 @@
+"""The most bytes that a rank of the course's own engines has in a step: does a preset fit a GPU?
+
+`memory_per_rank` counts what is kept, in two precisions. Here the moment counts as well, and what
+autocast casts. tests/training/test_room.py counts steps of the course's models beside it.
+"""
+
+from dataclasses import replace
+from typing import Literal
+
+from shared.planner.activations import embedding_bytes, in_flight, layer_bytes, spread, tokens
+from shared.planner.memory import memory_per_rank
+from shared.planner.specs import ModelSpec, Plan
+
+# Of the numbers that compute: float32; bf16 by autocast, of float32 weights; bf16 weights, whose
+# float32 masters the optimizer has.
+Held = Literal["float32", "autocast", "bf16"]
+LOGITS = 12  # bytes a logit: the softmax, its gradient, and that of the loss, in float32
+STEP = 4  # bytes a parameter that AdamW's step needs for a moment: the roots of the squares
+
+
+def peak_bytes(model: ModelSpec, plan: Plan, held: Held = "float32", logits: int = LOGITS) -> int:
+    """The most bytes on the fullest rank of a plan, whose own `precision` is not looked at.
+
+    Backward's begin, when all activations are there and the loss's gradient, or AdamW's step.
+    """
+    plan = replace(plan, precision="mixed" if held == "bf16" else "float32")
+    most = 0
+    for rank, kept in enumerate(memory_per_rank(model, plan).stages):
+        states = kept.parameters + kept.optimizer
+        casts = kept.parameters // 2 if held == "autocast" else 0  # as long as the graph lives
+        begin = states + casts + activations(model, plan, held, logits, rank)
+        most = max(most, begin, states + kept.gradients + kept.optimizer * STEP // 8)
+    return most
+
+
+def activations(model: ModelSpec, plan: Plan, held: Held, logits: int, rank: int) -> int:
+    """The most bytes that a pipeline rank has for backward, gradients of logits included."""
+    entering, kept = layer_kept(model, plan, held)
+    again = 0
+    if plan.checkpoint != "none":
+        kept, again = entering, kept - entering
+    layers = plan.layers(model)[rank]
+    each = [count * kept for count in layers]
+    each[0] += embedding_bytes(replace(model, dropout=False), plan) if rank == 0 else 0
+    head = 0
+    if rank == plan.pp - 1:
+        head = tokens(model, plan) * logits * model.vocab_size // plan.tp
+        head += spread(model, plan, (6 if held == "autocast" else 8) * model.d_model)
+    most = 0
+    for *alive, chunk in in_flight(plan, rank):
+        now = sum(count * size for count, size in zip(alive, each, strict=True))
+        most = max(most, now + head * (chunk == plan.chunks - 1), now + again)
+    return most
+
+
+def layer_kept(model: ModelSpec, plan: Plan, held: Held) -> tuple[int, int]:
+    """Bytes that enter a layer of a micro-batch, and all that it keeps where none is made again.
+
+    Autocast: the residual stream is float32; the norms' results are cast once for each of the four
+    matrices that read them (only casts of weights are kept for the next reader).
+    """
+    d, f = model.d_model, model.d_ff
+    masks = spread(model, plan, 2 * d * model.dropout)  # a byte each, on a GPU
+    if held != "autocast":
+        half = 2 if held == "bf16" else 1
+        whole = layer_bytes(replace(model, dropout=False), replace(plan, precision="float32"))
+        return spread(model, plan, 4 * d) // half, whole // half + masks
+    matrices = 5 if model.gated else 4
+    whole = 2 * 4 * d + 16 + 2 * matrices * d
+    cut = 2 * (2 * d + 2 * model.kv_width) + 4 * model.num_heads
+    cut += 2 * (4 if model.gated else 1) * f  # of SwiGLU: both inputs, the SiLU and the product
+    kept = spread(model, plan, whole) + tokens(model, plan) * cut // plan.tp
+    return spread(model, plan, 4 * d), kept + masks

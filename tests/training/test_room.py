@@ -1,0 +1,184 @@
+"""Predicted peaks beside counted ones; what is refused before it starts, and what is named then."""
+
+import weakref
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from lessons.lesson11_gradient_checkpointing.experiments.results import PRESETS
+from lessons.lesson23_capstone.results import find_config
+from shared.capstone.config import read_config
+from shared.capstone.modes import again, layers_of
+from shared.capstone.tasks import build_model, model_spec
+from shared.data.rows import Text
+from shared.errors import InputError
+from shared.measuring.room import check_room
+from shared.model import transformer
+from shared.model.language_model import LanguageModel
+from shared.planner.models import spec_of
+from shared.planner.peak import Held, peak_bytes
+from shared.planner.specs import ModelSpec, Plan
+from shared.training.language_recipes import RECIPES, bytes_of_replicas
+from shared.training.reference_run import loss_of
+from tests.benchmarks.presets_that_fit import SCRIPTS
+
+GB = 10**9
+each_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+
+
+class Alive(TorchDispatchMode):
+    """The most bytes of storages at one moment, in blocks of 512 as a GPU hands them out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self.known = weakref.WeakSet[torch.UntypedStorage]()
+
+    def change(self, size: int) -> None:
+        self.now += size
+        self.most = max(self.most, self.now)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for each in tree_leaves(result):
+            if isinstance(each, torch.Tensor) and each.untyped_storage() not in self.known:
+                storage = each.untyped_storage()
+                size = -(-storage.nbytes() // 512) * 512
+                self.known.add(storage)
+                weakref.finalize(storage, self.change, -size)
+                self.change(size)
+        return result
+
+
+def counted(build: Callable[[], nn.Module], rows: int, length: int, held: Held) -> int:
+    """The peak of two steps, in which no number is computed and no memory is needed."""
+    cast = torch.bfloat16 if held == "autocast" else None
+    with FakeTensorMode(), Alive() as alive:
+        model = build()
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+        for _ in range(2):
+            optimizer.zero_grad()
+            tokens = torch.zeros(rows, length, dtype=torch.long)
+            with torch.autocast("cpu", cast, enabled=cast is not None):
+                loss = loss_of(model, Text(tokens, tokens), rows * length)
+            loss.backward()
+            optimizer.step()
+    return alive.most
+
+
+@pytest.fixture(autouse=True)
+def no_numbers(monkeypatch):
+    """Fake tensors cannot be asked whether their tokens are in the vocabulary."""
+    monkeypatch.setattr(transformer, "check_tokens", lambda *_: None)
+
+
+def of_recipe(name: str) -> tuple[Callable[[], nn.Module], ModelSpec, int]:
+    recipe = RECIPES[name]
+    config = recipe.config(recipe.vocab_size)
+    return partial(LanguageModel, config), spec_of(config, recipe.length), recipe.batch
+
+
+def of_lesson_11() -> tuple[Callable[[], nn.Module], ModelSpec, int]:
+    size = PRESETS["large"]
+    config = replace(size.config(), dropout=0.0)  # a mask has a byte a number on a GPU alone
+    return partial(LanguageModel, config), spec_of(config, size.length), size.batch
+
+
+def of_lesson_23(name: str) -> tuple[Callable[[], nn.Module], ModelSpec, int]:
+    config = read_config(find_config(Path(name)))
+    table = config.model
+    spec = model_spec(table, table.vocab_size)
+    assert spec is not None, "the planner knows language models"
+    return partial(build_model, table, table.vocab_size), spec, config.training.batch
+
+
+@pytest.mark.parametrize(
+    ("model", "held", "within"),
+    [
+        (of_recipe("small"), "float32", 0.01),
+        (of_recipe("small"), "autocast", 0.01),
+        (of_recipe("large"), "autocast", 0.01),
+        pytest.param(of_recipe("large"), "float32", 0.01, marks=pytest.mark.full),
+        pytest.param(of_lesson_11(), "autocast", 0.02, marks=pytest.mark.full),
+        pytest.param(of_lesson_23("124m"), "autocast", 0.01, marks=pytest.mark.full),
+        (of_lesson_23("small"), "autocast", 0.1),  # what Llama's parts keep is not all known
+    ],
+)
+def test_the_peak_of_a_step(model, held, within):
+    build, spec, rows = model
+    found = counted(build, rows, spec.seq_len, held)
+    assert peak_bytes(spec, Plan(micro_batch=rows), held) == pytest.approx(found, rel=within)
+
+
+@pytest.mark.full
+def test_the_peak_of_a_step_that_computes_layers_again():
+    build, spec, rows = of_recipe("large")
+
+    def again_by_layer() -> nn.Module:
+        model = build()
+        for layer in layers_of(model):
+            layer.forward = partial(again, layer.forward)
+        return model
+
+    found = counted(again_by_layer, rows, spec.seq_len, "float32")
+    plan = Plan(micro_batch=rows, checkpoint="full")
+    assert peak_bytes(spec, plan) == pytest.approx(found, rel=0.02)
+
+
+@pytest.fixture
+def gpu_of(monkeypatch):
+    """A GPU with so many bytes free."""
+
+    def given(free: float, total: float = 80 * GB) -> None:
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (int(free), int(total)))
+
+    return given
+
+
+@each_script
+def test_a_preset_that_does_not_fit_names_what_does(script, gpu_of):
+    args = Namespace(**script.arguments, preset="large")
+    need = script.needed(args, script.presets["large"], 1, True)
+    gpu_of(0.8 * need)
+    with pytest.raises(InputError, match="--preset large needs about") as refused:
+        check_room(args, script.presets, script.needed, half=True)
+    words = str(refused.value)
+    assert f"{need / GB:.1f} GB on each of 1 GPU(s)" in words
+    assert "--preset small" in words
+    assert script.needed(args, script.presets["small"], 1, True) < 0.05 * need
+
+
+@each_script
+def test_a_preset_that_may_fit_is_not_refused(script, gpu_of):
+    args = Namespace(**script.arguments, preset="large")
+    gpu_of(0.91 * script.needed(args, script.presets["large"], 1, False))
+    check_room(args, script.presets, script.needed, half=False)
+
+
+def test_more_gpus_and_flags_are_named_where_they_do(gpu_of):
+    gpu_of(15.2 * GB)
+    args = Namespace(preset="large")
+    with pytest.raises(InputError, match="take --preset small or 4 GPUs"):
+        check_room(args, RECIPES, bytes_of_replicas, half=False)
+    assert bytes_of_replicas(args, RECIPES["large"], 4, False) <= 15.2 * GB
+    assert bytes_of_replicas(args, RECIPES["large"], 3, False) > 15.2 * GB
+    (script,) = [each for each in SCRIPTS if each.name == "23"]
+    gpu_of(24 * GB)
+    args = Namespace(**script.arguments, preset="large")
+    with pytest.raises(InputError, match="take --checkpointing or --preset small or 2 GPUs"):
+        check_room(args, script.presets, script.needed, half=True)
+
+
+def test_a_gpu_that_others_have_filled(gpu_of):
+    gpu_of(10**6)
+    with pytest.raises(InputError, match=r"0\.0 of 80\.0 GB free: take a GPU that nobody uses"):
+        check_room(Namespace(preset="small"), RECIPES, bytes_of_replicas, half=False)
