@@ -269,14 +269,14 @@ def search(
             wide = replace(recipe, d_model=2048, num_heads=16, num_layers=number, batch=8)
             with torch.device(rank.device):
                 model = LanguageModel(wide.config(wide.vocab_size))
-            run = build(file, model, wide, rank)
+            engine = build(file, model, wide, rank).deepspeed
             tokens = torch.zeros(1, wide.length, dtype=torch.long, device=rank.device)
-            # Two steps: the first makes Adam's states.
-            for _ in range(2 * run.deepspeed.gradient_accumulation_steps()):
-                logits = run.deepspeed(tokens)
-                run.deepspeed.backward(logits.float().mean())
-                run.deepspeed.step()
-            run.deepspeed.destroy()
+            try:  # two steps: the first makes Adam's states
+                for _ in range(2 * engine.gradient_accumulation_steps()):
+                    engine.backward(engine(tokens).float().mean())
+                    engine.step()
+            finally:
+                engine.destroy()  # where memory ran out as well: the next try begins with none
             return True
 
         layers = largest_that_fits(layers_fit)
