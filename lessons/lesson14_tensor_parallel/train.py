@@ -88,8 +88,7 @@ def main() -> None:
         groups = mesh["tp"].get_group(), mesh["dp"].get_group()
         own: dict[str, Any] = {"cast": cast, "cross_entropy": vocab_parallel_cross_entropy}
         engine = TensorParallelEngine(model, optimizer, *groups, **own)
-        seen, steps = Seen(), args.steps or recipe.steps
-        layout = CutModel(model, groups[0])
+        seen, steps, layout = Seen(), args.steps or recipe.steps, CutModel(model, groups[0])
         first = first_step(layout, optimizer, args.resume, steps)
         copy, num_copies = engine.share
         share = recipe.batch // num_copies

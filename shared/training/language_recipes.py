@@ -12,7 +12,7 @@ from shared.data.tokenizer import Tokenizer
 from shared.errors import InputError
 from shared.model.config import TransformerConfig
 from shared.planner.models import spec_of
-from shared.planner.peak import peak_bytes
+from shared.planner.peak import LOGITS, peak_bytes
 from shared.planner.specs import Plan
 from shared.ranks.group import Rank
 from shared.training.schedules import cosine_schedule
@@ -44,10 +44,12 @@ class Recipe:
             max_len=self.length,
         )
 
-    def most_bytes(self, plan: Plan, half: bool, vocab_size: int | None = None) -> int:
+    def most_bytes(
+        self, plan: Plan, half: bool, vocab_size: int | None = None, logits: int = LOGITS
+    ) -> int:
         """The most bytes of a rank in a step, in bf16 by autocast (`half`) or in float32."""
         spec = spec_of(self.config(vocab_size or self.vocab_size), self.length)
-        return peak_bytes(spec, plan, "autocast" if half else "float32")
+        return peak_bytes(spec, plan, "autocast" if half else "float32", logits)
 
     def learning_rate(self, step: int, steps: int, peak: float) -> float:
         """A tenth of the run up to the peak, then half a cosine."""

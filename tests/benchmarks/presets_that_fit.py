@@ -21,7 +21,6 @@ from lessons.lesson18_mixture_of_experts.experiments import results as lesson18
 from lessons.lesson19_lora.experiments import results as lesson19
 from lessons.lesson20_less_communication import results as lesson20
 from lessons.lesson23_capstone import results as lesson23
-from lessons.lesson23_capstone.train import CONFIGS
 from shared.measuring.room import Needed, fewest_ranks
 from shared.training.language_recipes import RECIPES, bytes_of_replicas
 
@@ -45,6 +44,7 @@ MESH = dict.fromkeys(("dp", "tp", "pp"), -1) | {
     "zero": 0,
 }
 CAPSTONE = {"mode": None, "config": None}
+CONFIGS = {"tiny": "tiny", "small": "small", "large": "124m"}
 SCRIPTS = [
     Script("10", lesson10.bytes_needed, RECIPES, {"engine": "zero2", "search": False}),
     Script("11", lesson11.bytes_needed, lesson11.PRESETS, {}),

@@ -142,12 +142,15 @@ RECIPES = {
 
 
 def bytes_needed(args: argparse.Namespace, recipe: Recipe, ranks: int, half: bool) -> int:
-    """The most bytes on a rank: see `check_room`. GPipe has all micro-batches in flight."""
+    """The most bytes on a rank: see `check_room`. GPipe has all micro-batches in flight.
+
+    The executor holds the last stage's logits as well, until their backward.
+    """
     count = args.micro_batches or ranks * math.ceil(8 / ranks)
     count = 1 if args.schedule == "gpipe" else count
     rows = math.ceil(recipe.batch / count)
     plan = Plan(pp=ranks, chunks=args.chunks, micro_batch=rows, num_micro_batches=count)
-    return recipe.most_bytes(plan, half)
+    return recipe.most_bytes(plan, half, logits=14 if half else 16)
 
 
 @dataclass

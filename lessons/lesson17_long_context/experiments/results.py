@@ -42,9 +42,13 @@ def with_length(recipe: Recipe, length: int | None, order: Order) -> Recipe:
 
 
 def bytes_needed(args: argparse.Namespace, recipe: Recipe, ranks: int, half: bool) -> int:
-    """The most bytes on each rank, which has a part of every sequence: see `check_room`."""
+    """The most bytes on each rank, which has a part of every sequence: see `check_room`.
+
+    The logits stay until the step has ended; outside of autocast their loss is in bf16 as well.
+    """
     recipe = replace(recipe, length=args.length or recipe.length)
-    return recipe.most_bytes(Plan(cp=ranks, micro_batch=recipe.batch), half)
+    plan = Plan(cp=ranks, micro_batch=recipe.batch)
+    return recipe.most_bytes(plan, half, logits=8 if half else 16)
 
 
 def ring_bytes(part: int, ranks: int, itemsize: int = 4) -> int:

@@ -19,7 +19,7 @@ from shared.planner.models import spec_of
 from shared.plots import MEANING, VARIANTS, use_style
 from shared.ranks.group import Rank
 from shared.results import of_all_ranks, write_results
-from shared.training.language_recipes import Recipe, bytes_of_replicas
+from shared.training.language_recipes import Recipe, shared_out
 
 # 60 rows, which 1 to 6 ranks divide, and 48 for 8 GPUs; the experts of a layer are in SIZES.
 RECIPES = {
@@ -82,9 +82,8 @@ def bytes_needed(args: argparse.Namespace, recipe: Recipe, ranks: int, half: boo
     more = layers * (experts // (args.ep or fits[-1]) - 1) * (8 * d * d + 5 * d)  # parameters
     rows = layers * math.ceil(recipe.batch / ranks) * recipe.length
     size = 2 if half else 4
-    begin = bytes_of_replicas(args, recipe, ranks, half) + rows * size * (
-        (2 * args.k - 1) * d + (args.k - 1) * 4 * d
-    )
+    begin = recipe.most_bytes(shared_out(recipe, ranks), half, logits=14 if half else 16)
+    begin += rows * size * ((2 * args.k - 1) * d + (args.k - 1) * 4 * d)
     whole = more + sum(spec_of(recipe.config(recipe.vocab_size), 1).layer) * layers
     return max(begin + (14 if half else 12) * more, 20 * whole)
 
