@@ -8,13 +8,17 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 
+def backward_id() -> int:
+    """The number of the backward pass that autograd runs on this thread; -1 for none.
+
+    A backward inside of another, as a re-entrant checkpoint's, has a number of its own.
+    """
+    return torch._C._current_graph_task_id()
+
+
 def inside_backward() -> bool:
     """Whether autograd is running a backward pass on this thread, as in a recomputed forward."""
-    try:  # autograd takes a callback for the end of a backward only while one runs
-        at_end_of_backward(lambda: None)
-    except RuntimeError:
-        return False
-    return True
+    return backward_id() >= 0
 
 
 def at_end_of_backward(call: Callable[[], None]) -> None:

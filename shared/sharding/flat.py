@@ -199,10 +199,16 @@ class Bucket(PartWithMaster):
         return all_gather(self.flat, self.part, self.group)
 
     def collect(self, parameter: nn.Parameter) -> None:
-        """Move a gradient into the flat tensor, or count it as zeros where there is none."""
+        """Move a gradient into the flat tensor, or count it as zeros where there is none.
+
+        Another part of it, from a re-entrant checkpoint's backward, is added.
+        """
         if parameter in self.missing:
             super().collect(parameter)
             self.missing.discard(parameter)
+        elif parameter.grad is not None:
+            self._places[parameter].add_(parameter.grad, alpha=1 / self.num_ranks)
+            parameter.grad = None
 
     def _collect_anew(self) -> None:
         super()._collect_anew()

@@ -24,6 +24,7 @@ class FlatUnit(FlatShard):
     # What the hooks know of its uses in a step:
     users = 0  # modules that compute with it now
     pending = 0  # uses in forward that backward has not come to
+    arrived = 0  # gradients that are complete
 
     def __init__(
         self,

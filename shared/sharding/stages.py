@@ -192,7 +192,8 @@ class ZeroStage2(ZeroStage1):
     what a rank has not used counts with zeros, at the end of its backward. A gradient that is
     complete before its bucket's turn, in a later parameter group perhaps, waits whole, so that
     `bucket_size` bounds them in one group used in the order of its parameters. A second backward
-    before step() sends again, and adds; so does each inner backward of lesson 11's `checkpoint`.
+    before step() sends again, and adds; so does what a re-entrant checkpoint (lesson 11's) computes
+    of a gradient after its bucket has left: all ranks use the same blocks as often.
     Source: Rajbhandari et al. 2020, section 5.2.
     """
 
@@ -210,7 +211,7 @@ class ZeroStage2(ZeroStage1):
         self._begin_backward()
         while self._next < len(self.buckets):
             bucket = self.buckets[self._next]
-            ready = [each for each in bucket.missing if each.grad is not None]
+            ready = [each for each in bucket.parameters if each.grad is not None]
             if ready and self._next:
                 self.buckets[self._next - 1].finish()  # before this one begins to fill
             for each in ready:
@@ -226,12 +227,13 @@ class ZeroStage2(ZeroStage1):
             at_end_of_backward(self._end_backward)  # as torch's DDP does it
 
     def _end_backward(self) -> None:
-        """Send what is not complete: no more gradients will come."""
-        for number in range(self._next, len(self.buckets)):
-            if number:
-                self.buckets[number - 1].finish()
-            self.buckets[number].reduce()
-        self.buckets[-1].finish()
+        """Send what is not complete, and again what came after its bucket had left."""
+        left, rest = self.buckets[: self._next], self.buckets[self._next :]
+        for bucket in left[-1:]:
+            bucket.finish()
+        for bucket in rest + [b for b in left if any(p.grad is not None for p in b.parameters)]:
+            bucket.reduce()
+            bucket.finish()
         self._next, self._in_backward = 0, False
 
     def reduce_gradients(self) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves, tree_map
 
-from shared.sharding.backward import at_backward, at_end_of_backward, inside_backward
+from shared.sharding.backward import at_backward, at_end_of_backward, backward_id, inside_backward
 from shared.sharding.flat_unit import FlatUnit
 
 Unit = TypeVar("Unit", bound=FlatUnit)
@@ -19,10 +19,8 @@ Unit = TypeVar("Unit", bound=FlatUnit)
 def default_units(model: nn.Module) -> Iterator[nn.Module]:
     """The model's children; of a list of layers, each layer."""
     for child in model.children():
-        if isinstance(child, nn.ModuleList | nn.ModuleDict):
-            yield from default_units(child)
-        else:
-            yield child
+        in_list = isinstance(child, nn.ModuleList | nn.ModuleDict)
+        yield from default_units(child) if in_list else [child]
 
 
 class UnitHooks(Generic[Unit]):
@@ -37,7 +35,8 @@ class UnitHooks(Generic[Unit]):
         before forward           +1       +1        gathered; pending only with gradients
         after forward            -1                 freed at 0 users, unless it is kept whole
         before backward          +1                 gathered; what travels is finished
-        last gradient is there   0                  freed, reduced: it travels, and is in `_left`
+        last gradient is there   0                  freed, reduced: it travels, and is in `_left`;
+                                                    not inside of a re-entrant checkpoint
         after backward           -1       -1        at 0 pending: reduced if not in `_left`, which
                                                     it leaves; freed at 0 users
         end of backward                             what travels is finished
@@ -184,14 +183,18 @@ class UnitHooks(Generic[Unit]):
 
     def _begin_backward(self) -> None:
         if not self._in_backward:
-            self._in_backward = True
+            self._in_backward, self._backward = True, backward_id()
             at_end_of_backward(self._end_backward)
 
     def _on_gradient(self, parameter: nn.Parameter) -> None:
-        """After a unit's last gradient nothing in this backward reads its parameters any more."""
+        """After a unit's last gradient nothing in this backward reads its parameters any more.
+
+        One from a re-entrant checkpoint's own backward may be a part: `_after_backward` comes then.
+        """
         self._begin_backward()
         unit = self._unit_of[parameter]
-        if all(p.grad is not None for p in unit.parameters):
+        unit.arrived += backward_id() == self._backward
+        if unit.arrived == len(unit.parameters):
             self._reduce(unit)
 
     def _after_backward(self, units: list[Unit]) -> None:
@@ -212,7 +215,7 @@ class UnitHooks(Generic[Unit]):
     def _reduce(self, unit: Unit) -> None:
         self._finish_travelling()
         unit.free()
-        unit.users = 0
+        unit.users = unit.arrived = 0
         unit.reduce()
         self._left.add(unit)
         self._travelling = unit
@@ -230,6 +233,8 @@ class UnitHooks(Generic[Unit]):
         """Nothing travels on: an optimizer's zero_grad() would not know of it."""
         self._finish_travelling()
         self._in_backward = False
+        for unit in self.units:
+            unit.arrived = 0
 
     def _reduce_all(self) -> None:
         """Send what is not complete, wait for all of it, and free what is still whole."""
@@ -241,7 +246,7 @@ class UnitHooks(Generic[Unit]):
 
     def _free_all(self) -> None:
         for unit in self.units:
-            unit.users = unit.pending = 0
+            unit.users = unit.pending = unit.arrived = 0
             unit.free()
         self._left.clear()
         self._in_backward = False
@@ -260,12 +265,9 @@ class UnitHooks(Generic[Unit]):
 
     def names(self) -> dict[str, tuple[Unit, int]]:
         """Where each parameter of the module is: its unit and its place in it; tied names, too."""
+        places = {p: (unit, i) for unit in self.units for i, p in enumerate(unit.parameters)}
         named = self.module.named_parameters(remove_duplicate=False)
-        units = {name: (self._unit_of[p], p) for name, p in named}
-        return {
-            name: (unit, next(i for i, own in enumerate(unit.parameters) if own is p))
-            for name, (unit, p) in units.items()
-        }
+        return {name: places[p] for name, p in named}
 
     def each_whole(
         self,
@@ -290,9 +292,7 @@ class UnitHooks(Generic[Unit]):
         """The module's state_dict() with whole parameters made of these parts, and its buffers."""
         whole = self.each_whole(part_of, lambda tensor, _: tensor.clone())
         state = self.module.state_dict()
-        return {
-            name: whole.get(name, x if name in whole else x.clone()) for name, x in state.items()
-        }
+        return {name: whole[name] if name in whole else x.clone() for name, x in state.items()}
 
 
 def _call(found: WeakMethod, parameter: nn.Parameter) -> None:

@@ -1,0 +1,120 @@
+"""A re-entrant checkpoint adds to a gradient in a backward of its own: parts come one by one."""
+
+from functools import partial
+
+import torch
+import torch._dynamo  # what optimizers import: once here, not in every forked rank
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils import checkpoint as torchs
+
+from shared.ranks.forked import run_ranks
+from solutions.lesson10_zero import ZeroStage1, ZeroStage2, ZeroStage3
+from solutions.lesson11_gradient_checkpointing import checkpoint
+from solutions.lesson13_fsdp import FullyShard
+
+WAYS = {
+    "plain": lambda function, x: function(x),
+    "lesson 11's": checkpoint,
+    "re-entrant": partial(torchs.checkpoint, use_reentrant=True),
+}
+DATA_PARALLEL = {
+    "stage 1": ZeroStage1,
+    "stage 2": ZeroStage2,
+    "stage 2, a parameter a bucket": partial(ZeroStage2, bucket_size=1),
+    "stage 2, some a bucket": partial(ZeroStage2, bucket_size=20),
+}
+
+
+class Looped(nn.Module):
+    """A block used three times, each time checkpointed, behind a head that may be tied to it."""
+
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        self.first, self.block, self.head = (nn.Linear(4, 4) for _ in range(3))
+        self.tied = tied
+        if tied:
+            self.head.weight = self.block.weight
+
+    def forward(self, x: Tensor, way) -> Tensor:
+        h = self.first(x)
+        for _ in range(3):
+            h = torch.tanh(way(self.block, h))
+        return (way(self.head, h) if self.tied else self.head(h)).square().mean()
+
+
+class Block(nn.Module):
+    """A unit that checkpoints a part of itself twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice, self.once = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, way) -> Tensor:
+        h = way(self.twice, x)
+        return way(self.twice, torch.tanh(h + self.once(h)))
+
+
+class Tied(nn.Module):
+    """A checkpointed head whose weight the embedding has: its second part comes last of all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.block = nn.Linear(4, 4, bias=False), Block()
+        self.norm, self.head = nn.LayerNorm(4), nn.Linear(4, 4)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, x: Tensor, way) -> Tensor:
+        h = self.norm(self.block(self.embedding(x), way))
+        return way(lambda h: self.head(h).square().mean(), h)
+
+
+def after_a_step(engine, units, net: nn.Module, x: Tensor, way) -> dict[str, Tensor]:
+    if engine is FullyShard:
+        sharded = FullyShard(net, units)
+        optimizer = torch.optim.SGD(sharded.parameters(), lr=1.0)
+        sharded(x, way).backward()
+        sharded.finish_gradient_sync()
+        optimizer.step()
+        return sharded.full_state_dict()
+    of = net if engine is ZeroStage3 else net.parameters()
+    settings = {"units": units} if engine is ZeroStage3 else {}
+    optimizer = engine(of, torch.optim.SGD, lr=1.0, **settings)
+    net(x, way).backward()
+    optimizer.step()
+    return optimizer.full_state_dict() if engine is ZeroStage3 else net.state_dict()
+
+
+def made(model) -> nn.Module:
+    torch.manual_seed(0)
+    return model()
+
+
+def test_parts_of_a_gradient_are_summed_by_every_stage_and_by_full_sharding():
+    def largest_errors(rank):
+        found = {}
+        for name, model in (
+            ("looped", partial(Looped, False)),
+            ("looped, tied", partial(Looped, True)),
+            ("tied", Tied),
+        ):
+            twin = made(model)
+            xs = [torch.full((1, 4), 1.0 + each) for each in range(dist.get_world_size())]
+            sum(twin(x, WAYS["plain"]) / len(xs) for x in xs).backward()
+            right = {key: p.detach() - p.grad for key, p in twin.named_parameters()}
+            cases = [(each, kind, False) for each, kind in DATA_PARALLEL.items()]
+            for kind in (ZeroStage3, FullyShard):
+                cases += [(f"{kind.__name__}, {u}", kind, u) for u in (None, "block", "none")]
+            for (case, kind, chosen), (each, way) in (
+                (case, way) for case in cases for way in WAYS.items()
+            ):
+                net = made(model)
+                units = {"block": [net.block], "none": []}.get(chosen)
+                state = after_a_step(kind, units, net, xs[rank], way)
+                error = max((state[key] - right[key]).abs().max().item() for key in right)
+                found[f"{name}: {case}: {each}"] = error
+        return found
+
+    found = run_ranks(largest_errors, 2)[0]
+    assert {case: error for case, error in found.items() if error > 1e-6} == {}
+    assert len(found) == 3 * 10 * 3
