@@ -38,7 +38,7 @@ class Record:
         self.held_out: list[tuple[int, float]] = []
         self.speeds: list[float] = []  # tokens a second, of each interval
         self._waiting: list[tuple[int, Tensor, Tensor | None, float]] = []
-        self._tokens, self._began = 0, synchronized_now(rank.device)
+        self.restart()
         self.board: Any = _board(out) if tensorboard and rank.is_main else None
         if rank.is_main:
             _keep_lines_before(out / LINES, first)
@@ -65,7 +65,7 @@ class Record:
             line |= {} if norm is None else {"norm": float(norm)}
             self.write(line)
         self.losses += losses.tolist()
-        self._waiting, self._tokens = [], 0
+        self._waiting = []
         self.restart()
 
     def evaluated(self, step: int, loss: float) -> None:
@@ -75,8 +75,8 @@ class Record:
         self.restart()
 
     def restart(self) -> None:
-        """Begin to time anew: what was done meanwhile is no training."""
-        self._began = synchronized_now(self.rank.device)
+        """Begin to time and to count anew: what was done meanwhile is no training."""
+        self._tokens, self._began = 0, synchronized_now(self.rank.device)
 
     def write(self, line: dict[str, Any]) -> None:
         """A line on rank 0; InputError where the disk refuses."""
