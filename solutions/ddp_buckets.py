@@ -30,6 +30,7 @@ def average_gradients_flat(module: nn.Module) -> None:
         if parameter.requires_grad:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
+            parameter.grad = parameter.grad.to_dense()  # a sparse embedding's is not
             of_dtype.setdefault(parameter.dtype, []).append(parameter.grad)
     for grads in of_dtype.values():
         flat = torch.cat([grad.flatten() for grad in grads])
@@ -58,7 +59,7 @@ class Bucket:
         if parameter.grad is None:  # not used on this rank, perhaps on another
             view.zero_()
         else:  # copy and division in one pass
-            torch.mul(parameter.grad, 1 / dist.get_world_size(), out=view)
+            torch.mul(parameter.grad.to_dense(), 1 / dist.get_world_size(), out=view)
         parameter.grad = view
         self.missing.discard(parameter)
 

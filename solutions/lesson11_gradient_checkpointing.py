@@ -71,7 +71,15 @@ class Recomputed(torch.autograd.Function):
         ctx.places = [place for place, x in enumerate(args) if isinstance(x, Tensor)]
         # save_for_backward notices changes in place; a tensor kept on ctx would hide them.
         ctx.save_for_backward(*(args[place] for place in ctx.places))
-        return function(*args)
+        given = {id(x) for x in args}
+
+        def own(x: Any) -> Any:
+            """What is handed on from elsewhere keeps its history, which apply would replace."""
+            passed_on = isinstance(x, Tensor) and x.requires_grad and id(x) not in given
+            return x.detach() if passed_on else x
+
+        outputs = function(*args)
+        return tuple(map(own, outputs)) if isinstance(outputs, tuple) else own(outputs)
 
     @staticmethod
     @once_differentiable

@@ -60,7 +60,7 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         group, cut, join = ctx.way
-        return exchanged(gradients[0], group, join, cut), None, None, None
+        return _Exchange.apply(gradients[0], group, join, cut), None, None, None
 
 
 def exchanged(x: Tensor, group: Group, cut: int, join: int) -> Tensor:

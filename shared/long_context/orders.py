@@ -15,6 +15,18 @@ from shared.errors import InputError
 Order = Sequence[Sequence[int]]
 
 
+def check_order(order: Order, ranks: int) -> None:
+    """Raise InputError unless each rank has as many chunks, and each chunk one rank."""
+    if len(order) != ranks:
+        raise InputError(f"an order of {len(order)} ranks on {ranks}: each rank needs its chunks")
+    chunks = sorted(chunk for each in order for chunk in each)
+    if len({len(each) for each in order}) > 1 or chunks != list(range(len(chunks))) or not chunks:
+        raise InputError(
+            f"the order {[list(each) for each in order]} is no partition: every rank needs as many "
+            "chunks, and each number from 0 on stands at one rank"
+        )
+
+
 def plain_order(ranks: int) -> list[list[int]]:
     """One chunk a rank, in the order of ranks."""
     return [[rank] for rank in range(ranks)]

@@ -13,10 +13,11 @@ import torch
 import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from shared.errors import InputError
 from shared.long_context.online import merge
-from shared.long_context.orders import Order, plain_order
+from shared.long_context.orders import Order, check_order, plain_order
 from shared.long_context.tiles import tiled_backward, tiled_forward
 from shared.ranks.collectives import Group
 
@@ -137,6 +138,7 @@ class RingAttention(torch.autograd.Function):
         return output
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Part, Part, Part, None, None, None]:
         """Go round the ring again."""
         q, k, v, output, logsumexp = ctx.saved_tensors
@@ -158,13 +160,12 @@ def ring_attention(
     one. Each of several ranks sends 2 (n - 1) parts in forward and 4 n - 2 in backward, a part
     being the bytes of k; gradients travel in float32 at least.
 
-    Raises InputError for an order of a different number of ranks, and for a part that cannot be cut
-    into the order's chunks.
+    Raises InputError for an order that is no partition over this number of ranks, and for a part
+    that cannot be cut into the order's chunks.
     """
     n = dist.get_world_size(group)
     order = plain_order(n) if order is None else order
-    if len(order) != n:
-        raise InputError(f"an order of {len(order)} ranks on {n}: each rank needs its chunks")
+    check_order(order, n)
     chunks = len(order[dist.get_rank(group)])
     for name, x in (("queries", q), ("keys", k)):
         if x.shape[-2] % chunks:

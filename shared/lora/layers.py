@@ -53,14 +53,20 @@ def add_lora(
     two places gets one adapter. Afterwards only what `kind` trains is trained. Returns the whole
     names of the layers, in the model's order.
 
-    Raises ValueError before anything is changed: for a name that matches no linear layer, naming
-    it, and for a rank that one of the layers cannot have.
+    Raises ValueError, and leaves the model as it was: for a name that matches no linear layer,
+    naming it, for a rank that one of the layers cannot have, and for what `kind` refuses.
     """
     places = places_meant(model, names)
     for _, linear in places:
         check_rank(rank, linear.in_features, linear.out_features)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    try:
+        made = {linear: kind(linear, rank, alpha) for linear in dict.fromkeys(m for _, m in places)}
+    except Exception:
+        for parameter in trained:
+            parameter.requires_grad_(True)  # a kind freezes what it takes
+        raise
     model.requires_grad_(False)
-    made = {linear: kind(linear, rank, alpha) for linear in dict.fromkeys(m for _, m in places)}
     for name, linear in places:
         model.set_submodule(name, made[linear])
     return [name for name, _ in places]
@@ -81,8 +87,11 @@ def merge(model: nn.Module) -> nn.Module:
 
     The sum is made in the dtype of A and B and rounded once, to that of W. The weight is a new
     tensor: W may be tied to a matrix elsewhere, or may be adapted again. What was at two places
-    stays one layer. Afterwards nothing of an adapter is left.
+    stays one layer. Afterwards nothing of an adapter is left; of a model that is one, its nn.Linear
+    is returned.
     """
+    if isinstance(model, Adapter):
+        return _merged(model)
     made = {adapter: _merged(adapter) for _, adapter in _places(model, Adapter)}
     for name, adapter in _places(model, Adapter):
         model.set_submodule(name, made[adapter])

@@ -38,7 +38,7 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         send, receive = ctx.lists
-        return _all_to_all(gradients[0], receive, send, ctx.group), None, None, None
+        return _Exchange.apply(gradients[0], receive, send, ctx.group), None, None, None
 
 
 def _all_to_all(

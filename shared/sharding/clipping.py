@@ -1,6 +1,7 @@
 """The norm of a gradient of which each rank has a part, and clipping by it."""
 
 from collections.abc import Iterable, Sequence
+from functools import reduce
 
 import torch
 import torch.distributed as dist
@@ -43,7 +44,8 @@ def clip_parts(
     Returns the norm of all ranks' parts together, as it was before; one number is sent. Raises
     InputError for a max_norm below 0.
     """
-    total = torch.zeros((), device=device)
+    wide = (square_of(each).dtype for each in (*parts[:1], *copies[:1]))
+    total = torch.zeros((), dtype=reduce(torch.promote_types, wide, torch.float32), device=device)
     for part in parts:
         total += square_of(part)
     for copy in copies:  # so that all ranks add the same numbers

@@ -101,7 +101,7 @@ class FlatShard:
             self.filling = torch.zeros_like(self.flat)
             self._places = dict(zip(self.parameters, self.pieces(self.filling), strict=True))
         if parameter.grad is not None:
-            torch.mul(parameter.grad, 1 / self.num_ranks, out=self._places[parameter])
+            torch.mul(parameter.grad.to_dense(), 1 / self.num_ranks, out=self._places[parameter])
             parameter.grad = None
 
     def reduce(self) -> None:

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from jaxtyping import Shaped
 from torch import Tensor, nn
 
+from shared.errors import InputError
 from shared.ranks.collectives import all_gather
 from shared.sharding.flat import HALVES, FlatShard, PartWithMaster
 
@@ -36,6 +37,7 @@ class FlatUnit(FlatShard):
         self._keep(self.own_part(self.flat))
         self.flat = torch.empty_like(self.flat, dtype=compute_dtype)
         self._gathering: dist.Work | None = None
+        self._versions = list[int]()
         self.free()
 
     def _keep(self, part: Shaped[Tensor, "shard"]) -> None:
@@ -72,6 +74,20 @@ class FlatUnit(FlatShard):
         if self._gathering is not None:
             self._gathering.wait()
             self._gathering = None
+
+    def note_versions(self) -> None:
+        """Before a forward: how often the parameters were written to."""
+        self._versions = [parameter._version for parameter in self.parameters]
+
+    def refuse_writes(self) -> None:
+        """After it: InputError where it has written to a parameter, which free() would undo."""
+        for parameter, version in zip(self.parameters, self._versions, strict=True):
+            if parameter._version != version:
+                raise InputError(
+                    f"a parameter of shape {tuple(parameter.shape)} was written to in forward, and "
+                    "what is gathered is given back: compute with a new tensor, and write to "
+                    "parameters between steps"
+                )
 
     def free(self) -> None:
         """Give the memory back. What autograd saved are views of it: whole again with the unit."""

@@ -25,7 +25,8 @@ class FullyShard(UnitHooks[FlatUnit], nn.Module):
     the parameters and the inputs of the units are cast to; the shards stay float32. Parameters
     with fewer than `keep_whole` elements are not sharded. `reshard_after_forward=False` keeps
     trained units whole between forward and backward. Every rank calls the same units in the same
-    order. One whose inputs need no gradient has a gradient on every rank or on none.
+    order: messages meet by their number, so that another order mixes weights, unnoticed. One whose
+    inputs need no gradient has a gradient on every rank or on none.
 
     Gradients are whole nowhere: torch.nn.utils.clip_grad_norm_ over `parameters()` sees the norm
     of this rank's shards. Clip with `clip_grad_norm_` of this class.

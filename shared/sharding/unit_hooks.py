@@ -111,6 +111,7 @@ class UnitHooks(Generic[Unit]):
         for unit in units:
             unit.users += 1
             self.acquire(unit)
+            unit.note_versions()
 
     def _hook(self, module: nn.Module, parameters: list[nn.Parameter]) -> None:
         """Gather a module's units before its forward and backward, and free them afterwards."""
@@ -119,15 +120,14 @@ class UnitHooks(Generic[Unit]):
 
         def before_forward(_: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
             self._use(units)
-            inputs = self._cast((args, kwargs))
-            if torch.is_grad_enabled():
-                for unit in units:
-                    unit.pending += 1
-            return at_backward(partial(self._after_backward, units), inputs)
+            for unit in units:
+                unit.pending += torch.is_grad_enabled()
+            return at_backward(partial(self._after_backward, units), self._cast((args, kwargs)))
 
         def after_forward(_: nn.Module, __: Any, output: Any) -> None:
             training = torch.is_grad_enabled()
             for unit in units:
+                unit.refuse_writes()
                 unit.users -= 1
                 kept = training and unit.trained and not self.reshard_after_forward
                 if unit.users <= 0 and not kept:

@@ -60,16 +60,16 @@ def scatter_sum(
 
 
 class _Conjugates(torch.autograd.Function):
-    """One message in forward, its conjugate in backward."""
+    """One message in forward, its conjugate in backward, itself again in a second derivative's."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group, message: Message, conjugate: Message) -> Tensor:
-        ctx.group, ctx.conjugate = group, conjugate
+        ctx.way = group, conjugate, message
         return message(x, group)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        return ctx.conjugate(gradients[0], ctx.group), None, None, None
+        return _Conjugates.apply(gradients[0], *ctx.way), None, None, None
 
 
 def _as_it_is(x: Tensor, _: Group) -> Tensor:

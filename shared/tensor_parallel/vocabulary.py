@@ -8,6 +8,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from shared.errors import InputError
 from shared.ranks.collectives import Group
@@ -83,6 +84,7 @@ class _CrossEntropy(torch.autograd.Function):
         return (sums[0].log() - sums[1]).masked_fill(ignored, 0.0)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         softmax, own, mine, ignored = ctx.saved_tensors
         upstream = gradients[0].masked_fill(ignored, 0.0).unsqueeze(-1)

@@ -22,7 +22,15 @@ class DeepSpeedEngine(DataParallelEngine):
         self.num_micro_batches = num_micro_batches
 
     def forward_backward(self, batch: Rows, num_tokens: int | None = None) -> Tensor:
-        """DeepSpeed averages over ranks and micro-batches, and the parts are to be summed."""
+        """DeepSpeed averages over ranks and micro-batches, and the parts are to be summed.
+
+        Raises RuntimeError after a step that ended in an error between two micro-batches.
+        """
+        if self.model.micro_steps % self.num_micro_batches:
+            raise RuntimeError(
+                "a step ended in an error between its micro-batches, and DeepSpeed does not drop "
+                "what it has added up and counted: start again from a checkpoint"
+            )
         num_tokens = batch.num_tokens if num_tokens is None else num_tokens
         m, parts = self.num_micro_batches, []
         pieces = own_rows(batch, 0, 1, m) if m > 1 else [batch]

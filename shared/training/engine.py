@@ -79,7 +79,8 @@ def train_step(
     """Train on this rank's rows of a global batch; the arguments are `forward_backward`'s.
 
     A step that raises on all ranks and is caught there leaves nothing for the next one. But
-    DDP (torch's or lesson 06's) refuses the next forward after an error in backward.
+    DDP (torch's or lesson 06's) refuses the next forward after an error in backward, DeepSpeed's
+    engine the next step after one between micro-batches.
     """
     engine.optimizer.zero_grad()
     part = engine.forward_backward(batch, num_tokens)

@@ -191,7 +191,7 @@ def _kept(optimizer: Optimizer, key: str, parameter: nn.Parameter) -> Tensor:
     if key in kept:
         return kept[key]
     if key == "master":  # lesson 09's: zeros would replace the weights at the next step
-        return parameter.detach().to(torch.float32, copy=True)
+        return parameter.detach().to(torch.promote_types(parameter.dtype, torch.float32), copy=True)
     return torch.zeros_like(parameter.detach())
 
 

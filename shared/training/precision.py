@@ -122,11 +122,16 @@ class DynamicLossScaler:
         self._clean_steps = state_dict["_growth_tracker"]
 
 
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 class MasterWeightAdamW(Optimizer):
     """AdamW for 16-bit parameters: weights, m and v are kept in float32, and rounded at the end.
 
-    The model holds the rounded copy. `state[p]` has "step", "exp_avg", "exp_avg_sq" and, unless
-    p is float32 itself, "master". With 2 bytes of weight and 2 of gradient that is 16 a parameter.
+    The model holds the rounded copy. `state[p]` has "step", "exp_avg", "exp_avg_sq" and, for p of
+    16 bits, "master"; what p of float64 has is float64. With 2 bytes of weight and 2 of gradient
+    that is 16 a parameter.
     Source: Micikevicius et al. 2018, section 3.1; Loshchilov and Hutter 2019 (arXiv 1711.05101).
     """
 
@@ -159,13 +164,12 @@ class MasterWeightAdamW(Optimizer):
 
     def _update(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
         assert parameter.grad is not None, "a parameter without a gradient is left alone"
-        state, grad = self.state[parameter], parameter.grad.float()
+        state, grad = self.state[parameter], _wide(parameter.grad)
         if not state:
             state["step"] = 0
-            state["exp_avg"] = torch.zeros_like(parameter, dtype=torch.float32)
-            state["exp_avg_sq"] = torch.zeros_like(parameter, dtype=torch.float32)
-            if parameter.dtype != torch.float32:
-                state["master"] = parameter.detach().float()
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(grad), torch.zeros_like(grad)
+            if parameter.dtype != grad.dtype:
+                state["master"] = _wide(parameter.detach())
         state["step"] += 1
         master = state.get("master", parameter)
         (beta1, beta2), lr = group["betas"], group["lr"]
@@ -205,13 +209,13 @@ class MasterCopies:
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self.rounded = list(parameters)
-        self.masters = [nn.Parameter(p.detach().float().clone()) for p in self.rounded]
+        self.masters = [nn.Parameter(_wide(p.detach()).clone()) for p in self.rounded]
 
     def take_gradients(self) -> None:
         """Call after backward: add the 16-bit gradients to the masters' own, and free them."""
         for rounded, master in zip(self.rounded, self.masters, strict=True):
             if rounded.grad is not None:
-                grad = rounded.grad.float()
+                grad = _wide(rounded.grad)
                 master.grad = grad if master.grad is None else master.grad.add_(grad)
                 rounded.grad = None
 

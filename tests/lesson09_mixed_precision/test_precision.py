@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shared.measuring.model_states import bytes_by_kind
 from shared.ranks.forked import run_ranks
-from shared.training.precision import DynamicLossScaler, MasterCopies
+from shared.training.precision import DynamicLossScaler, MasterCopies, MasterWeightAdamW
 from shared.training.reference_run import (
     checksum,
     loss_of,
@@ -62,3 +62,16 @@ def test_scaled_micro_batches_of_four_ranks_follow_the_curve():
     curves = run_ranks(accumulated, 4, 6)
     assert curves[0][0] == pytest.approx(read_record()["losses"][:6], abs=5e-6)
     assert len({weights for _, weights in curves}) == 1
+
+
+def test_masters_of_float64_are_float64():
+    start = torch.randn(5, dtype=torch.float64)
+    found = []
+    for kind in (MasterWeightAdamW, torch.optim.AdamW):
+        parameter = nn.Parameter(start.clone())
+        optimizer = kind([parameter], lr=0.1, weight_decay=0.1)
+        for _ in range(3):
+            parameter.grad = torch.sin(parameter.detach())
+            optimizer.step()
+        found.append(parameter.detach())
+    assert torch.allclose(*found, rtol=0, atol=1e-14)

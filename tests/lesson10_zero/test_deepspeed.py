@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from lessons.lesson10_zero.experiments.asking_deepspeed import (
     OFFLOAD,
@@ -19,7 +20,9 @@ from lessons.lesson10_zero.experiments.config_files import (
 )
 from lessons.lesson10_zero.laboratory.deepspeed_configs import worst
 from shared.exercises.lessons import ROOT
-from shared.training.reference_run import read_record
+from shared.ranks.forked import run_ranks
+from shared.training.deepspeed_engine import DeepSpeedEngine
+from shared.training.reference_run import read_record, reference_batches
 
 ROUNDING = 5e-6  # what another order of additions does to these losses, at most
 
@@ -99,3 +102,33 @@ def test_what_deepspeed_compiles_is_said_before_it_does(tmp_path, monkeypatch):
     assert f"{folder / 'lock'} is there" in compiling_words({"optimizer": adam}, file)
     (folder / "fused_adam.so").touch()
     assert compiling_words({"optimizer": adam}, file) == ""
+
+
+class CountsMicroSteps:
+    """Of DeepSpeed's engine what its step counts: it updates in every second call."""
+
+    def __init__(self) -> None:
+        self.micro_steps, self.fails = 0, True
+
+    def backward(self, loss) -> None:
+        if self.fails and self.micro_steps == 1:
+            raise RuntimeError("out of memory")
+
+    def step(self) -> None:
+        self.micro_steps += 1
+
+
+def test_a_step_that_failed_between_micro_batches_is_not_gone_on_with():
+    def work(rank):
+        inner = CountsMicroSteps()
+        engine = DeepSpeedEngine(inner, num_micro_batches=2)
+        engine.loss = lambda model, rows, tokens: torch.zeros(())
+        batch = reference_batches()[0]
+        with pytest.raises(RuntimeError, match="out of memory"):
+            engine.forward_backward(batch)
+        inner.fails = False
+        engine.optimizer.zero_grad()
+        with pytest.raises(RuntimeError, match="start again from a checkpoint"):
+            engine.forward_backward(batch)
+
+    run_ranks(work, 1)

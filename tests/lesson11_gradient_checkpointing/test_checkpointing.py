@@ -110,3 +110,25 @@ def test_what_was_counted_is_freed_with_the_result_also_without_a_backward():
 def test_what_is_saved_by_module_is_counted_when_the_module_itself_is_called():
     layer, x = torch.nn.Linear(3, 3), torch.ones(2, 3)
     assert sum(each.nbytes for each in saved_by_module(layer, lambda: layer(x).sum())) == x.nbytes
+
+
+@pytest.mark.parametrize("kind", ["in a tuple", "by itself", "a parameter"])
+def test_a_tensor_that_is_handed_on_as_it_is_has_its_own_history(kind):
+    """In a tuple it is no argument: backward went round for ever."""
+
+    def gradients(way):
+        torch.manual_seed(0)
+        layer, x = torch.nn.Linear(4, 4), torch.randn(2, 4, requires_grad=True)
+        hidden = x * 2
+        functions = {
+            "in a tuple": (lambda both: (torch.tanh(layer(both[0])), both[0]), (hidden, hidden)),
+            "by itself": (lambda h: (torch.tanh(layer(h)), h), hidden),
+            "a parameter": (lambda h: (torch.tanh(layer(h)), layer.weight), hidden),
+        }
+        new, same = way(*functions[kind])
+        (new.sum() + same.square().sum()).backward()
+        return [x.grad, layer.weight.grad]
+
+    plain = gradients(lambda function, *args: function(*args))
+    for mine, right in zip(gradients(checkpoint), plain, strict=True):
+        assert torch.allclose(mine, right)

@@ -131,6 +131,9 @@ def test_bad_input_says_what_was_given_and_what_would_do():
             all_to_all_attention(q, q, q)
         with pytest.raises(InputError, match="an order of 3 ranks on 2"):
             ring_attention(q, q, q, None, True, plain_order(3))
+        for order in ([[0, 0], [1, 2]], [[0], [0]], [[0], [1, 2]], [[], []]):
+            with pytest.raises(InputError, match="no partition"):
+                ring_attention(q, q, q, None, True, order)
         with pytest.raises(InputError, match=r"3 queries on a rank .* 2 equal chunks"):
             ring_attention(q[:, :, :3], q, q, None, True, balanced_order(2))
         dropping = TransformerConfig(vocab_size=9, d_model=6, num_heads=3, num_layers=1, d_ff=6,

@@ -17,11 +17,12 @@ from lessons.lesson19_lora.experiments.engines import (
     under,
     with_peft,
 )
+from shared.errors import InputError
 from shared.lora.counting import Tuning, counted_bytes, predicted_bytes
-from shared.lora.layers import add_lora, merge
+from shared.lora.layers import LoRALinear, add_lora, merge
 from shared.lora.levels import NF4_LEVELS
 from shared.lora.nf4 import dequantize_nf4, dequantize_scales, double_quantize, quantize_nf4
-from shared.lora.qlora import NF4Weight
+from shared.lora.qlora import NF4Weight, QLoRALinear
 from shared.ranks.forked import run_ranks
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -121,3 +122,23 @@ def test_the_reference_run_with_codes_is_one_curve_sharded_and_under_ddp():
     for engine, steps in (("fsdp2", 50), ("ddp", 8)):
         found = run_ranks(reference_losses, 2, "qlora", engine, False, steps, timeout=200)
         assert found == [pytest.approx(alone[:steps], abs=5e-6)] * 2, engine
+
+
+def test_a_model_that_is_one_layer_is_merged_too():
+    linear = torch.nn.Linear(4, 3)
+    adapter = LoRALinear(linear, 2, 1.0)
+    torch.nn.init.normal_(adapter.lora_b)
+    x = torch.randn(5, 4)
+    merged = merge(adapter)
+    assert type(merged) is torch.nn.Linear
+    assert torch.allclose(merged(x), adapter(x), atol=1e-6)
+
+
+def test_what_a_layer_kind_refuses_leaves_the_model_as_it_was():
+    wide = torch.nn.Linear(4, 4).double()
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), wide, torch.nn.Linear(4, 4))
+    wide.bias.requires_grad_(False)
+    before = [(name, p.requires_grad) for name, p in model.named_parameters()]
+    with pytest.raises(InputError, match="float64"):
+        add_lora(model, ["0", "1"], 2, 1.0, kind=QLoRALinear)
+    assert [(name, p.requires_grad) for name, p in model.named_parameters()] == before

@@ -1,14 +1,18 @@
-"""A re-entrant checkpoint adds to a gradient in a backward of its own: parts come one by one."""
+"""Gradients that come in parts, sparse or wide; parameters that a forward writes to."""
 
 from functools import partial
 
+import pytest
 import torch
 import torch._dynamo  # what optimizers import: once here, not in every forked rank
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils import checkpoint as torchs
 
+from shared.errors import InputError
 from shared.ranks.forked import run_ranks
+from solutions.ddp_buckets import average_gradients_flat
+from solutions.lesson06_ddp import BucketedDDP
 from solutions.lesson10_zero import ZeroStage1, ZeroStage2, ZeroStage3
 from solutions.lesson11_gradient_checkpointing import checkpoint
 from solutions.lesson13_fsdp import FullyShard
@@ -118,3 +122,69 @@ def test_parts_of_a_gradient_are_summed_by_every_stage_and_by_full_sharding():
     found = run_ranks(largest_errors, 2)[0]
     assert {case: error for case, error in found.items() if error > 1e-6} == {}
     assert len(found) == 3 * 10 * 3
+
+
+def test_a_sparse_gradient_is_the_dense_one_in_every_flat_tensor():
+    def weights(rank, sparse):
+        found = []
+        for kind in (ZeroStage2, ZeroStage3, FullyShard, BucketedDDP, average_gradients_flat):
+            torch.manual_seed(0)
+            net = nn.Sequential(nn.Embedding(5, 4, sparse=sparse), nn.Linear(4, 2))
+            engine, optimizer = net, None
+            if kind in (FullyShard, BucketedDDP):
+                engine = kind(net)
+            elif kind is not average_gradients_flat:
+                of = net if kind is ZeroStage3 else net.parameters()
+                optimizer = kind(of, torch.optim.SGD, lr=1.0)
+            optimizer = optimizer or torch.optim.SGD(engine.parameters(), lr=1.0)
+            engine(torch.tensor([rank, 2, 2])).square().sum().backward()
+            getattr(engine, "finish_gradient_sync", lambda: None)()
+            if kind is average_gradients_flat:
+                kind(net)
+            optimizer.step()
+            whole = getattr(engine, "full_state_dict", getattr(optimizer, "full_state_dict", None))
+            found.append((whole or net.state_dict)()["0.weight"].clone())
+        return found
+
+    def both(rank):
+        return weights(rank, True), weights(rank, False)
+
+    for sparse, dense in run_ranks(both, 2):
+        assert all(torch.equal(a, dense[0]) for a in sparse)
+        assert all(torch.allclose(a, dense[0]) for a in dense)
+
+
+class Normed(nn.Linear):
+    """Keeps its weight's rows at length 1 by writing to it, as nn.Embedding(max_norm=1) does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.weight.copy_(nn.functional.normalize(self.weight))
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("kind", [FullyShard, ZeroStage3])
+def test_a_parameter_that_is_written_to_in_forward_is_refused_and_not_lost(kind):
+    def refused(rank):
+        net = nn.Sequential(Normed(3, 3), nn.Linear(3, 2))
+        engine = FullyShard(net) if kind is FullyShard else net
+        if kind is ZeroStage3:
+            zero = ZeroStage3(net, torch.optim.SGD, lr=1.0)
+            with zero.gathered(write=True):
+                net[1].weight.data.fill_(1.0)
+                net[1](torch.ones(1, 3))  # what is written there is kept
+        with pytest.raises(InputError, match=r"shape \(3, 3\) was written to in forward"):
+            engine(torch.ones(1, 3))
+
+    run_ranks(refused, 1)
+
+
+def test_the_norm_of_float64_gradients_is_in_float64():
+    def norm(rank):
+        net = nn.Linear(3, 3).double()
+        zero = ZeroStage1(net.parameters(), torch.optim.SGD, lr=1.0)
+        for parameter in net.parameters():
+            parameter.grad = torch.full_like(parameter, 1e25)
+        return zero.clip_grad_norm_(1.0).item()
+
+    assert run_ranks(norm, 1) == [pytest.approx(12**0.5 * 1e25, rel=1e-14)]
