@@ -61,7 +61,7 @@ def by_hand(args: argparse.Namespace, model: LanguageModel, recipe: Recipe, rank
 def with_deepspeed(file: Path, model: LanguageModel, recipe: Recipe, rank: Rank) -> Run:
     """The file decides stage, precision, rows and optimizer; without one, torch's AdamW."""
     share = rows_a_rank(recipe, rank)
-    config = read_config(file, rank.device, rank.world_size, share, recipe.peak)
+    config = read_config(file, rank.device, rank.world_size, share, recipe.peak, recipe.d_model)
     given = config.get("optimizer", {}).get("params", {})
     client = None
     if "optimizer" not in config:

@@ -1,5 +1,7 @@
 """DeepSpeed on the course's model: one loss, worst moments, checkpoints, configurations."""
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from lessons.lesson10_zero.experiments.config_files import (
     read_config,
 )
 from lessons.lesson10_zero.laboratory.deepspeed_configs import worst
+from shared.errors import InputError
 from shared.exercises.lessons import ROOT
 from shared.ranks.forked import run_ranks
 from shared.training.deepspeed_engine import DeepSpeedEngine
@@ -102,6 +105,55 @@ def test_what_deepspeed_compiles_is_said_before_it_does(tmp_path, monkeypatch):
     assert f"{folder / 'lock'} is there" in compiling_words({"optimizer": adam}, file)
     (folder / "fused_adam.so").touch()
     assert compiling_words({"optimizer": adam}, file) == ""
+
+
+def read(text: str, folder: Path, hidden_size: int = 0) -> dict:
+    file = folder / "own.json"
+    file.write_text(text, encoding="utf-8")
+    return read_config(file, torch.device("cpu"), 2, 8, 1e-3, hidden_size)
+
+
+def test_a_file_is_read_as_deepspeed_reads_it(tmp_path):
+    """A byte order mark, comments, no comma at a line's end, DeepSpeed's other name of bf16."""
+    text = """\ufeff{
+      // sixteen rows on two ranks
+      "train_batch_size": 16
+      "gradient_clipping": 1.0,  # of the whole gradient
+      "bfloat16": {"enabled": true}
+    }"""
+    assert read(text, tmp_path) == {
+        "train_batch_size": 16,
+        "gradient_clipping": 1.0,
+        "bf16": {"enabled": True},
+    }
+
+
+def test_auto_buckets_are_the_trainers(tmp_path):
+    """transformers 5.24, integrations/deepspeed.py: the last two under stage 3 alone."""
+    names = ("reduce_bucket_size", "stage3_prefetch_bucket_size")
+    names += ("stage3_param_persistence_threshold",)
+    for stage, right in ((2, [1024]), (3, [1024, 921, 320])):
+        section = {"stage": stage, **dict.fromkeys(names, "auto")}
+        found = read(json.dumps({"zero_optimization": section}), tmp_path, hidden_size=32)
+        assert found["zero_optimization"] == {
+            "stage": stage,
+            **dict(zip(names, right, strict=False)),
+        }
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"compile": {"disable": false}}', "this run makes no use of DeepSpeed's 'compile'"),
+        ('{"fp8": {}}', "DeepSpeed has no key 'fp8' at the top level"),
+        ('{"zero_optimization": {"stage": 3, "stage": 0}}', "has 'stage' twice"),
+        ('{"gradient_clipping": "1.0"}', "gradient_clipping is the text '1.0'"),
+        ('{"optimizer": {"params": {"lr": "1e-3"}}}', "optimizer.params.lr is the text '1e-3'"),
+    ],
+)
+def test_what_would_be_another_run_is_said_with_its_key(text, words, tmp_path):
+    with pytest.raises(InputError, match=re.escape(words)):
+        read(text, tmp_path)
 
 
 class CountsMicroSteps:

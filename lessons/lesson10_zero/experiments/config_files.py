@@ -1,8 +1,9 @@
 """DeepSpeed's JSON files as lesson 10's script reads them: checked before DeepSpeed sees them."""
 
 import difflib
-import json
+import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,43 +11,63 @@ import torch
 
 from shared.errors import InputError
 from shared.script import has_bf16
+from shared.training.quiet_deepspeed import quiet_deepspeed
 
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-# The sections and keys of DeepSpeed 0.19 that a data-parallel run can use. DeepSpeed itself
+# The sections and keys of DeepSpeed that a data-parallel run can use. DeepSpeed itself
 # ignores a key that it does not know here, which turns a slip of the pen into another run.
-KNOWN = {
+USED = {
     *BATCH,
     *("zero_optimization", "bf16", "fp16", "torch_autocast", "optimizer", "scheduler"),
     *("gradient_clipping", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"),
     *("data_types", "communication_data_type", "prescale_gradients", "gradient_predivide_factor"),
     *("steps_per_print", "wall_clock_breakdown", "dump_state", "checkpoint", "aio", "comms_logger"),
     *("activation_checkpointing", "flops_profiler", "tensorboard", "csv_monitor", "seed"),
+    *("memory_breakdown", "dataloader_drop_last", "disable_allgather", "sparse_gradients"),
+    *("log_level", "timers", "disable_python_gc", "vocabulary_size", "wandb", "comet"),
 }
+
+# Where a text is never meant: the names of a run's monitors may be numbers.
+NUMBERS = {"optimizer", "scheduler", "zero_optimization", "gradient_clipping", "bf16", "fp16"}
 
 
 def read_config(
-    path: Path, device: torch.device, world_size: int, micro_batch: int, rate: float
+    path: Path,
+    device: torch.device,
+    world_size: int,
+    micro_batch: int,
+    rate: float,
+    hidden_size: int = 0,
 ) -> dict[str, Any]:
     """A configuration that this run can use: `auto` filled in, batch sizes agreed.
 
     `auto` becomes what the script would do by itself: `micro_batch` rows, `rate` as the learning
-    rate, bf16 on a GPU; elsewhere the key is left out, which is DeepSpeed's default. (DeepSpeed
-    knows no `auto`; with Hugging Face's Trainer it is the Trainer that fills it in.)
+    rate, bf16 on a GPU, and buckets by the model's `hidden_size`, as the Trainer's; elsewhere the
+    key is left out, which is DeepSpeed's default. (DeepSpeed knows no `auto`; with Hugging Face's
+    Trainer it is the Trainer that fills it in.)
 
-    Raises InputError for what is no JSON, an unknown key, a stage that is none, batch sizes that
-    contradict each other, fp16 or bf16 where the device has none, and NVMe without a folder.
+    Raises InputError for what DeepSpeed cannot read, a key given twice, unknown or of no use here,
+    text in a number's place, a stage that is none, batch sizes that contradict each other, fp16 or
+    bf16 where the device has none, and NVMe without a folder.
     """
     config = _parsed(path)
+    if "bfloat16" in config:  # DeepSpeed takes both names
+        config.setdefault("bf16", config.pop("bfloat16"))
     for key in config:
-        if key not in KNOWN:
-            near = difflib.get_close_matches(key, KNOWN, 1)
+        if key not in USED and key in keys_of_deepspeed():
+            raise InputError(f"{path}: this run makes no use of DeepSpeed's {key!r}: leave it out")
+        if key not in USED:
+            near = difflib.get_close_matches(key, USED, 1)
             advice = f"; did you mean {near[0]!r}?" if near else ""
             raise InputError(f"{path}: DeepSpeed has no key {key!r} at the top level{advice}")
-    own = {"train_micro_batch_size_per_gpu": micro_batch, "lr": rate}
-    config = _filled(config, own | {"enabled": device.type == "cuda"})
     stage = zero_section(config).get("stage", 0)
     if stage not in (0, 1, 2, 3):
         raise InputError(f"{path}: zero_optimization.stage is {stage!r}; ZeRO has 0, 1, 2 and 3")
+    own = {"train_micro_batch_size_per_gpu": micro_batch, "lr": rate}
+    own |= _buckets(hidden_size, stage) | {"enabled": device.type == "cuda"}
+    config = _filled(config, own)
+    for name, value in _texts_of_numbers(config):
+        raise InputError(f"{path}: {name} is the text {value!r}; write the number without quotes")
     _check_batch(path, config, world_size, micro_batch)
     _check_precision(path, config, device)
     for key in ("offload_optimizer", "offload_param"):
@@ -56,6 +77,63 @@ def read_config(
         if section.get("device") == "nvme":
             _check_nvme(path, key, section)
     return config
+
+
+class _Asked(dict):
+    """A configuration that notes which keys are asked for."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.asked: set[str] = set()
+
+    def __contains__(self, key: object) -> bool:
+        self.asked.add(str(key))
+        return super().__contains__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.asked.add(key)
+        return super().get(key, default)
+
+    def keys(self) -> Any:
+        return self
+
+
+def keys_of_deepspeed() -> set[str]:
+    """The keys that the installed DeepSpeed looks up at the top level."""
+    quiet_deepspeed()
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    config = _Asked({"train_micro_batch_size_per_gpu": 1})
+    DeepSpeedConfig(config)
+    return config.asked
+
+
+def _buckets(hidden_size: int, stage: int) -> dict[str, int]:
+    """What the Trainer puts in the place of `auto`."""
+    if not hidden_size:
+        return {}
+    own = {"reduce_bucket_size": hidden_size**2}
+    if stage == 3:
+        own["stage3_prefetch_bucket_size"] = int(0.9 * hidden_size**2)
+        own["stage3_param_persistence_threshold"] = 10 * hidden_size
+    return own
+
+
+def _texts_of_numbers(section: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """What DeepSpeed would compare with numbers: "1e-3", as YAML's files have it."""
+    if isinstance(section, dict):
+        for key, value in section.items():
+            if name or key in NUMBERS:
+                yield from _texts_of_numbers(value, f"{name}.{key}".lstrip("."))
+    elif isinstance(section, list):
+        for value in section:
+            yield from _texts_of_numbers(value, name)
+    elif isinstance(section, str):
+        try:
+            if math.isfinite(float(section)):
+                yield name, section
+        except ValueError:
+            return
 
 
 def zero_section(config: dict[str, Any]) -> dict[str, Any]:
@@ -102,13 +180,22 @@ def accumulation(config: dict[str, Any], world_size: int) -> tuple[int, int]:
 
 
 def _parsed(path: Path) -> dict[str, Any]:
+    """The file as DeepSpeed reads it: by hjson, with comments and without commas, no key twice."""
+    import hjson  # DeepSpeed needs it
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, _ in pairs]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise InputError(f"--deepspeed {path} has {', '.join(map(repr, twice))} twice")
+        return dict(pairs)
+
     try:
-        config = json.loads(path.read_text())
+        config = hjson.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=once)
     except OSError as error:
         raise InputError(f"--deepspeed {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise InputError(f"--deepspeed {path} is no text, and so no JSON") from None
-    except json.JSONDecodeError as error:
+    except hjson.HjsonDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise InputError(f"--deepspeed {path} is no JSON: {error.msg} in {where}") from None
     if not isinstance(config, dict):

@@ -199,9 +199,8 @@ def conclude(args: argparse.Namespace, rank: Rank, run: Run, tokens: int, count:
     words = f"{run.name}: {row['bytes a parameter']:.2f} bytes a parameter on each of "
     words += f"{rank.world_size} rank(s), formula {row['formula']:g}, loss {row['last loss']:.3f}"
     if (buckets := kinds.get("gradients, buckets, B", 0)) > row["formula"]:
-        words += (
-            f"; {buckets:g} are buckets, whose size is the file's: small models do not show ZeRO"
-        )
+        words += f"; {buckets:g} are buckets, by the file or else DeepSpeed's default:"
+        words += " small models do not show ZeRO"
     write_results(args, rank, headline=words, table=[row], figures=figures, losses=losses)
 
 
