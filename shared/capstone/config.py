@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import math
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,7 +111,7 @@ def read_config(path: Path) -> Config:
     not known (the nearest known one is named), and for a value of another type or out of range.
     """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise InputError(f"--config {path} cannot be read ({error.strerror})") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -170,6 +171,8 @@ def _check(config: Config, path: Path) -> None:
             least = 0 if key in MAY_BE_ZERO else 1
             if number and not value >= least:
                 raise InputError(f"{path}: {name}.{key} must be {least} or more, got {value}")
+            if value == math.inf and key != "max_norm":
+                raise InputError(f"{path}: {name}.{key} must be finite, got inf")
     if config.parallel.zero > 3:
         raise InputError(f"{path}: parallel.zero must be 0 to 3, got {config.parallel.zero}")
     if not config.training.max_norm > 0:

@@ -1,11 +1,28 @@
 """A module around a module, which can stand in its place; torch's DDP in all its versions."""
 
 import inspect
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+from shared.errors import InputError
+
+WRAPPERS = r"(?:^|(?<=\.))(?:module|_orig_mod)\."
+
+
+def refuse_prefixes(state: Mapping[str, Any], own: Iterable[str]) -> None:
+    """InputError, once, for a state whose names are these but for what a wrapper puts into them."""
+    found = dict.fromkeys(part for name in state for part in re.findall(WRAPPERS, name))
+    bare = {re.sub(WRAPPERS, "", name) for name in state}
+    if found and not bare.isdisjoint(own) and set(own).isdisjoint(state):
+        words = " and ".join(f'"{part}"' for part in found)
+        raise InputError(
+            f"the names of the state have {words} in them, as torch's DDP and torch.compile save "
+            "them: save the model inside (ddp.module, compiled._orig_mod), or take that out"
+        )
 
 
 class Wrapped(nn.Module):
@@ -42,7 +59,8 @@ class Wrapped(nn.Module):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Load a state whose names are the model's."""
+        """Load a state whose names are the model's; InputError for those of a wrapped one."""
+        refuse_prefixes(state_dict, self.module.state_dict())
         return self.module.load_state_dict(state_dict, strict=strict, assign=assign)
 
 

@@ -7,10 +7,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from shared.ddp.wrapping import refuse_prefixes
 from shared.errors import InputError
 from shared.sharding.clipping import clip_parts
 from shared.sharding.flat_unit import FlatUnit, WholeUnit
 from shared.sharding.unit_hooks import UnitHooks, default_units
+
+SHOWN = 8  # differences of a state that a message names
 
 
 class FullyShard(UnitHooks[FlatUnit], nn.Module):
@@ -151,7 +154,9 @@ class FullyShard(UnitHooks[FlatUnit], nn.Module):
             if name in state and state[name].shape != shape
         ]
         if wrong:
-            raise InputError(f"the state {'; '.join(wrong)}")
+            refuse_prefixes(state, shapes)
+            more = f"; and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
+            raise InputError(f"the state {'; '.join(wrong[:SHOWN])}{more}")
         self.fill_shards(state.__getitem__, lambda unit: unit.shard)
         for name, buffer in self.module.named_buffers():
             if name in state:

@@ -15,6 +15,7 @@ from shared.sharding.flat_unit import WholeUnit
 from shared.sharding.fully_shard import FullyShard
 from shared.sharding.hybrid import hybrid_shard
 from shared.sharding.prefetch import PrefetchingShard
+from solutions.lesson06_ddp import BucketedDDP
 
 
 class Net(nn.Module):
@@ -205,6 +206,27 @@ def test_a_state_that_is_not_the_modules_is_refused():
     assert said.startswith("the state has no scale; has strange, the module has not; ")
     assert "has output.bias as (3,), the module as (13,)" in said
     assert "has shift as (1,), the module as (7,)" in said
+
+
+def test_names_of_a_wrapped_model_are_said_once():
+    def work(rank: int):
+        sharded, said = FullyShard(Net()), []
+        state = sharded.full_state_dict()
+        for load in (sharded.load_full_state_dict, BucketedDDP(Net()).load_state_dict):
+            for named in ("module.{}", "_orig_mod.{}", "module._orig_mod.{}"):
+                with pytest.raises(InputError) as error:
+                    load({named.format(name): x for name, x in state.items()})
+                said.append(str(error.value))
+        with pytest.raises(InputError) as error:
+            sharded.load_full_state_dict({f"other.{name}": x for name, x in state.items()})
+        return said, str(error.value)
+
+    said, other = run_ranks(work, 1)[0]
+    ways = ['"module."', '"_orig_mod."', '"module." and "_orig_mod."'] * 2
+    for words, way in zip(said, ways, strict=True):
+        assert words.startswith(f"the names of the state have {way} in them, as torch's DDP")
+    assert len(other.split("; ")) == 9
+    assert other.endswith(" more")
 
 
 class Blocks(nn.Sequential):

@@ -168,6 +168,8 @@ def test_other_files_that_are_none(tmp_path):
         "[modl]": r"did you mean model\?",
         "a = ": "is no TOML",
         "model = 3": "table",
+        "[training]\npeak = inf": r"training\.peak must be finite, got inf",
+        "[training]\npeak = nan": r"training\.peak must be 0 or more, got nan",
     }.items():
         (tmp_path / "bad.toml").write_text(text)
         with pytest.raises(InputError, match=words):
@@ -176,6 +178,8 @@ def test_other_files_that_are_none(tmp_path):
         read_config(tmp_path / "nothing.toml")
     for path in (FOLDER / "configs").glob("*.toml"):
         assert read_config(path)
+    (tmp_path / "windows.toml").write_text("\ufeff[training]\nmax_norm = inf\n", encoding="utf-8")
+    assert read_config(tmp_path / "windows.toml").training.max_norm == float("inf")
     bare = read_config(config_file(tmp_path, training="weight_decay = 0"))
     assert bare.training.weight_decay == 0
     assert len(TABLES) == 5
