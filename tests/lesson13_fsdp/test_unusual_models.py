@@ -15,7 +15,7 @@ from solutions.ddp_buckets import average_gradients_flat
 from solutions.lesson06_ddp import BucketedDDP
 from solutions.lesson10_zero import ZeroStage1, ZeroStage2, ZeroStage3
 from solutions.lesson11_gradient_checkpointing import checkpoint
-from solutions.lesson13_fsdp import FullyShard
+from solutions.lesson13_fsdp import FullyShard, hybrid_shard
 
 WAYS = {
     "plain": lambda function, x: function(x),
@@ -27,6 +27,11 @@ DATA_PARALLEL = {
     "stage 2": ZeroStage2,
     "stage 2, a parameter a bucket": partial(ZeroStage2, bucket_size=1),
     "stage 2, some a bucket": partial(ZeroStage2, bucket_size=20),
+}
+
+SHARDED = {
+    "FullyShard": FullyShard,
+    "hybrid": lambda net, units: hybrid_shard(net, (1, 2), units),
 }
 
 
@@ -74,8 +79,8 @@ class Tied(nn.Module):
 
 
 def after_a_step(engine, units, net: nn.Module, x: Tensor, way) -> dict[str, Tensor]:
-    if engine is FullyShard:
-        sharded = FullyShard(net, units)
+    if engine in SHARDED.values():
+        sharded = engine(net, units)
         optimizer = torch.optim.SGD(sharded.parameters(), lr=1.0)
         sharded(x, way).backward()
         sharded.finish_gradient_sync()
@@ -107,8 +112,8 @@ def test_parts_of_a_gradient_are_summed_by_every_stage_and_by_full_sharding():
             sum(twin(x, WAYS["plain"]) / len(xs) for x in xs).backward()
             right = {key: p.detach() - p.grad for key, p in twin.named_parameters()}
             cases = [(each, kind, False) for each, kind in DATA_PARALLEL.items()]
-            for kind in (ZeroStage3, FullyShard):
-                cases += [(f"{kind.__name__}, {u}", kind, u) for u in (None, "block", "none")]
+            for each, kind in {"stage 3": ZeroStage3, **SHARDED}.items():
+                cases += [(f"{each}, {u}", kind, u) for u in (None, "block", "none")]
             for (case, kind, chosen), (each, way) in (
                 (case, way) for case in cases for way in WAYS.items()
             ):
@@ -121,7 +126,7 @@ def test_parts_of_a_gradient_are_summed_by_every_stage_and_by_full_sharding():
 
     found = run_ranks(largest_errors, 2)[0]
     assert {case: error for case, error in found.items() if error > 1e-6} == {}
-    assert len(found) == 3 * 10 * 3
+    assert len(found) == 3 * 13 * 3
 
 
 def test_a_sparse_gradient_is_the_dense_one_in_every_flat_tensor():
