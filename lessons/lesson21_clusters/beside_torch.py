@@ -5,9 +5,6 @@ import logging
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-from torch.distributed.flight_recorder.components.builder import build_db
-from torch.distributed.flight_recorder.components.config_manager import JobConfig
-
 STARTS = ("missing ranks", "error msg", "collective:")
 
 
@@ -20,6 +17,10 @@ def torchs_words(
     takes the order in which the folder lists its files, and reads them by pickle, which runs what a
     file says. `partial`: some ranks left no dump. What stops it is its last line.
     """
+    # Not at the head: torch 2.9 comes without its analyzer.
+    from torch.distributed.flight_recorder.components.builder import build_db
+    from torch.distributed.flight_recorder.components.config_manager import JobConfig
+
     args: Any = JobConfig().parse_args(["--allow-incomplete-ranks"] if partial else [])
     version = str(dumps[order[0]].get("version", ""))
     details = {

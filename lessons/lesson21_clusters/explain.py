@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from lessons.lesson21_clusters.beside_torch import torchs_words
 from shared.clusters.dumps import (
     Dump,
     members_in,
@@ -66,10 +67,6 @@ def first_to_look_at(hangs: Sequence[Hang]) -> str:
 
 def beside(dumps: dict[int, Dump]) -> list[str]:
     """What torch's own analyzer says, where this torch has one."""
-    try:
-        from lessons.lesson21_clusters.beside_torch import torchs_words
-    except ImportError:
-        return ["torch's own analyzer is not in this version of torch"]
     known = {  # gloo's have no groups by name
         rank: {
             name: {"name": name, "desc": "", "ranks": str(list(ranks))}
@@ -78,7 +75,10 @@ def beside(dumps: dict[int, Dump]) -> list[str]:
         for rank in dumps
     }
     whole = {rank: {**each, "pg_config": known[rank]} for rank, each in dumps.items()}
-    said = torchs_words(whole, sorted(dumps), partial=True)
+    try:
+        said = torchs_words(whole, sorted(dumps), partial=True)
+    except ImportError:
+        return ["torch's own analyzer is not in this version of torch"]
     return [f"torch's analyzer: {line}" for line in said] or ["torch's analyzer finds nothing"]
 
 

@@ -20,6 +20,7 @@ from shared.cli.command import ROOT
 from shared.cli.finding import GOOD, MISSING, NOTE, Finding
 from shared.cli.machine import GIB, memory_gib, num_cores, processor_name
 from shared.cli.setup import SetupFailed, find_need, installed_course
+from shared.cli.torch_names import look_at_names
 
 NUM_MIN_GIB_DISK = 3
 
@@ -34,6 +35,8 @@ def examine(root: Path, *, no_setup: bool) -> Iterator[Finding]:
     yield look_at_course(root)
     yield look_at_datasets_name()
     yield from look_at_torch()
+    if "torch" in sys.modules:
+        yield look_at_names()
     yield from look_at_compiler()
     yield look_at_deepspeed()
     yield look_at_kernel()

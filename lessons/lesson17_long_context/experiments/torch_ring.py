@@ -2,7 +2,7 @@
 
 The public way, `context_parallel`, replaces attention by a ring of the GPU's kernels; no ring is
 registered for those of a CPU. The ring itself takes the kernel as an argument, so here it is given
-the CPU's. Its names are private to torch 2.13.
+the CPU's. Its names are private to torch.
 """
 
 from typing import Any
@@ -13,8 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.experimental import context_parallel
-from torch.distributed.tensor.experimental._context_parallel import _attention as ring
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+try:
+    from torch.distributed.tensor.experimental._context_parallel import _attention as ring
+except ImportError:  # torch 2.9 has it one folder above
+    from torch.distributed.tensor.experimental import _attention as ring
 
 aten = torch.ops.aten
 
@@ -51,7 +55,8 @@ def torch_ring(
     group = dist.group.WORLD
     assert group is not None
     out, logsumexp, *_ = ring._templated_ring_attention(group, 2, forward, q, k, v, is_causal=True)
-    found = ring._templated_ring_attention_backward(
+    theirs: Any = ring
+    found = theirs._templated_ring_attention_backward(
         group, 2, backward, gradient, "grad_out", q, k, v, out, logsumexp, True
     )
     return out, found[0], found[1], found[2]
