@@ -47,6 +47,14 @@ def look_at_torch() -> Iterator[Finding]:
     yield look_at_nccl()
 
 
+def gpu_gib() -> list[float]:
+    """Return the memory of every GPU that torch sees, in GiB."""
+    import torch
+
+    places = range(torch.cuda.device_count())
+    return [torch.cuda.get_device_properties(each).total_memory / GIB for each in places]
+
+
 def look_at_gloo() -> Finding:
     """Return whether a group of one rank can add: host names that do not resolve show here."""
     import torch

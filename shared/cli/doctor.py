@@ -12,10 +12,10 @@ import shutil
 import sys
 import textwrap
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from shared.cli.accelerators import look_at_compiler, look_at_deepspeed, look_at_torch
+from shared.cli.accelerators import gpu_gib, look_at_compiler, look_at_deepspeed, look_at_torch
 from shared.cli.command import ROOT
 from shared.cli.finding import GOOD, MISSING, NOTE, Finding
 from shared.cli.machine import GIB, memory_gib, num_cores, processor_name
@@ -23,6 +23,8 @@ from shared.cli.setup import SetupFailed, find_need, installed_course
 from shared.cli.torch_names import look_at_names
 
 NUM_MIN_GIB_DISK = 3
+MIN_GIB_SMALL, MIN_GIB_LARGE = 3.5, 20  # memory for two ranks of preset small; a GPU's for large
+MAX_RANKS = 4  # the scripts take up to 6
 
 
 def examine(root: Path, *, no_setup: bool) -> Iterator[Finding]:
@@ -66,7 +68,11 @@ def look_at_machine(root: Path) -> Iterator[Finding]:
     advice = "" if cores > 1 else "two ranks will share one core: right, but slow"
     yield Finding("cores", NOTE if advice else GOOD, f"{cores}, {processor_name()}", advice)
     memory = memory_gib()
-    advice = "" if memory > 3.5 else "4 GiB are comfortable for two ranks: close other programs"
+    advice = (
+        ""
+        if memory > MIN_GIB_SMALL
+        else "4 GiB are comfortable for two ranks: close other programs"
+    )
     yield Finding("memory", NOTE if advice else GOOD, f"{memory:.1f} GiB", advice)
     shm = Path("/dev/shm")
     if shm.is_dir():
@@ -181,5 +187,34 @@ def show(findings: Iterable[Finding]) -> int:
     return 1 if missing else 0
 
 
+def what_to_type(gpus: Sequence[float], memory: float, *, no_setup: bool) -> list[tuple[str, str]]:
+    """Return the commands to begin with on a machine with these GiB, of each GPU and of its own."""
+    run = "./run_all.sh --no-setup" if no_setup else "./run_all.sh"
+    size = "" if not gpus or min(gpus) >= MIN_GIB_LARGE else " --preset small"
+    on_cpu = " --preset tiny" if memory < MIN_GIB_SMALL else ""
+    folder = "" if no_setup else ".venv/bin/"
+    ranks = min(len(gpus), MAX_RANKS)
+    found = [(f"{run} --nproc {ranks}{size}", f"the scripts, {ranks} GPU(s)")] if gpus else []
+    if ranks > 1:
+        launch = f"{folder}torchrun --nproc_per_node=gpu lessons/lesson04_training/train.py"
+        found.append((launch + size, "one script on all GPUs"))
+    else:
+        device = " --device cpu" if gpus else ""
+        found.append((f"{run}{device}{on_cpu}", "the scripts, two ranks on the CPU"))
+    notebook = f"{folder}jupyter lab lessons/lesson01_positional_encoding/lesson.ipynb"
+    return [*found, (notebook, "the lessons: their ranks are on the CPU, whatever is there")]
+
+
+def main() -> int:
+    """Show the findings, and where nothing is missing what to type; return the exit status."""
+    no_setup = "--no-setup" in sys.argv[1:]
+    status = show(examine(ROOT, no_setup=no_setup))
+    if status == 0:
+        print("to begin with, on this machine:")
+        for command, what in what_to_type(gpu_gib(), memory_gib(), no_setup=no_setup):
+            print(f"  {command}   # {what}")
+    return status
+
+
 if __name__ == "__main__":
-    sys.exit(show(examine(ROOT, no_setup="--no-setup" in sys.argv[1:])))
+    sys.exit(main())

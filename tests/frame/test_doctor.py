@@ -1,5 +1,6 @@
 """The doctor says what is missing and what to do, also where almost everything is missing."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,7 +27,9 @@ def test_this_environment_lacks_nothing():
         assert f"\n{word}" in f"\n{done.stdout}"
     assert "can be built here" in done.stdout
     assert "kernel python3" in done.stdout
-    assert done.stdout.endswith("needed and missing: nothing\n")
+    findings, commands = done.stdout.split("\nneeded and missing: nothing\nto begin with,")
+    assert "torch names" in findings
+    assert len(commands.splitlines()) in (3, 4)
 
 
 def test_the_exit_status_says_that_something_needed_is_missing(capsys):
@@ -38,6 +41,38 @@ def test_the_exit_status_says_that_something_needed_is_missing(capsys):
     assert doctor.show(found) == 1
     assert capsys.readouterr().out.endswith("needed and missing: c\n")
     assert doctor.show(found[:2]) == 0
+
+
+@pytest.mark.parametrize(
+    ("gpus", "memory", "commands"),
+    [
+        ([], 8.0, ["./run_all.sh"]),
+        ([], 3.0, ["./run_all.sh --preset tiny"]),
+        ([15.0], 8.0, ["./run_all.sh --nproc 1 --preset small", "./run_all.sh --device cpu"]),
+        (
+            [80.0] * 8,
+            99.0,
+            ["./run_all.sh --nproc 4", ".venv/bin/torchrun --nproc_per_node=gpu"],
+        ),
+        ([80.0, 15.0], 9.0, ["./run_all.sh --nproc 2 --preset small", ".venv/bin/torchrun"]),
+    ],
+)
+def test_it_ends_with_commands_that_fit_the_machine(gpus, memory, commands):
+    *found, notebook = [text for text, _ in doctor.what_to_type(gpus, memory, no_setup=False)]
+    assert notebook.startswith(".venv/bin/jupyter lab lessons/lesson01")
+    assert len(found) == len(commands)
+    shortened = [re.sub(r"lessons/\S+", "LESSON", text) for text in found]
+    assert all(text.startswith(begin) for text, begin in zip(shortened, commands, strict=True))
+    assert shortened[0] == commands[0]
+
+
+def test_its_commands_are_those_of_the_environment_that_is_active():
+    found = doctor.what_to_type([80.0], 99.0, no_setup=True)
+    assert [text.split(" lessons")[0] for text, _ in found] == [
+        "./run_all.sh --no-setup --nproc 1",
+        "./run_all.sh --no-setup --device cpu",
+        "jupyter lab",
+    ]
 
 
 def test_without_set_up_it_says_how_to(tmp_path):
