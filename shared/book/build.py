@@ -36,7 +36,7 @@ from shared.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
-PAGES = ("copy_from_here.md", "when_something_does_not_work.md", "README.md")
+PAGES = ("copy_from_here.md", "on_a_gpu.md", "when_something_does_not_work.md", "README.md")
 OFFERED = {"train.py": "the script", "checks.py": "the checks"}
 LINK = re.compile(r"\]\(\s*<?([^)\s>#]+)[^)]*\)")
 

@@ -76,6 +76,7 @@ BESIDE = """\
 explore/index
 lessons/README
 lessons/copy_from_here
+lessons/on_a_gpu
 lessons/when_something_does_not_work
 glossary
 zh

@@ -24,7 +24,7 @@ from shared.cli.torch_names import look_at_names
 
 NUM_MIN_GIB_DISK = 3
 MIN_GIB_SMALL, MIN_GIB_LARGE = 3.5, 20  # memory for two ranks of preset small; a GPU's for large
-MAX_RANKS = 4  # the scripts take up to 6
+MAX_RANKS = 4  # the scripts are tested with up to 6
 
 
 def examine(root: Path, *, no_setup: bool) -> Iterator[Finding]:
