@@ -11,6 +11,9 @@ import pytest
 from shared.cli import torch_names
 from shared.cli.finding import GOOD, NOTE
 from shared.cli.torch_names import NEWER, PRIVATE, code, files, look_at_names, users
+from shared.errors import InputError
+from shared.exercises.answers import Cells
+from tests.benchmarks import older_torch
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPERIMENTAL = "torch.distributed.tensor.experimental"
@@ -115,3 +118,21 @@ def test_what_a_notebook_s_first_cell_imports_needs_no_module_newer_than_torch_2
     assert spec is not None
     assert spec.loader is not None
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+def test_an_environment_of_an_older_torch_has_the_other_pins_and_no_cuda():
+    torch, *others = older_torch.requirements("2.9.1")
+    assert torch == "torch==2.9.1"
+    assert "numpy" in {each.partition("==")[0] for each in others}
+    assert not any(each.startswith("torch==") for each in others)
+    named = [{"metadata": {"name": name}} for name in ("torch", "nvidia-nccl-cu13", "networkx")]
+    older_torch.refuse_cuda("2.9.1", {"install": named[::2]})
+    with pytest.raises(InputError, match=r"torch 2.9.1 is a CUDA .* such as nvidia-nccl-cu13"):
+        older_torch.refuse_cuda("2.9.1", {"install": named})
+
+
+def test_what_a_first_cell_ends_on_is_told(monkeypatch, tmp_path):
+    monkeypatch.setattr(older_torch, "read_cells", lambda path: Cells("import gone", {}, []))
+    lesson = "lesson01_positional_encoding"
+    told = older_torch.try_first_cell(Path(sys.executable), lesson, tmp_path)
+    assert told == "ModuleNotFoundError: No module named 'gone'"
