@@ -28,8 +28,9 @@ EVERYTHING += ("tests/conftest.py", "pyproject.toml", "run_all.sh", "datasets/*/
 JUDGES = "class_edition student_edition guide known lesson made_class nbgrader grade_command"
 REAL_LESSONS = " ".join(f"tests/grading/test_{each}.py" for each in JUDGES.split())
 RULES = "tests/frame/test_links.py tests/frame/test_style.py"
+NAMES = "tests/frame/test_torch_names.py"
 READERS = {
-    "*.py": "tests/frame/test_style.py tests/frame/test_layers.py",
+    "*.py": f"tests/frame/test_style.py tests/frame/test_layers.py {NAMES}",
     "*.md": RULES,
     "*.ipynb": f"{RULES} tests/frame/test_layers.py tests/frame/test_translation.py"
     " tests/frame/test_notebooks.py[] tests/frame/test_checks.py[] tests/book/test_chinese.py[NN]",
@@ -45,7 +46,7 @@ READERS = {
     "solutions/*lesson*": REAL_LESSONS,
     "lessons/*/checks.py": REAL_LESSONS,
 }
-CODE_READERS = "tests/frame/test_signatures.py tests/book/test_book.py"  # of a notebook
+CODE_READERS = f"tests/frame/test_signatures.py tests/book/test_book.py {NAMES}"  # of a notebook
 
 Graph = defaultdict[str, set[str]]  # from a file to those that depend on it
 
