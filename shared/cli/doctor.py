@@ -23,7 +23,7 @@ from shared.cli.setup import SetupFailed, find_need, installed_course
 from shared.cli.torch_names import look_at_names
 
 NUM_MIN_GIB_DISK = 3
-MIN_GIB_SMALL, MIN_GIB_LARGE = 3.5, 20  # memory for two ranks of preset small; a GPU's for large
+MIN_GIB_SMALL, MIN_GIB_LARGE = 3.5, 64  # for two ranks of preset small; of a GPU, for all large
 MAX_RANKS = 4  # the scripts are tested with up to 6
 
 

@@ -85,7 +85,8 @@ def test_the_pinned_torch_has_them_all():
 def test_a_name_that_is_gone_is_told_with_what_uses_it(monkeypatch):
     monkeypatch.setattr(torch_names, "PRIVATE", ("torch.utils._pytree.gone", "torch._dynamo"))
     monkeypatch.setattr(torch_names, "users", lambda name: [f"uses {name}"])
-    monkeypatch.setattr(torch_names, "NEWER", {"torch.nn.Linear(bias)": "", "torch.split(x)": "y"})
+    newer = {"torch.nn.Linear(bias)": "z", "torch.split(x)": "y", "torch.nothing_is_lost": ""}
+    monkeypatch.setattr(torch_names, "NEWER", newer)
     finding = look_at_names()
     assert finding.state == NOTE
     assert finding.found == "not in this torch: torch.split(x), torch.utils._pytree.gone"
