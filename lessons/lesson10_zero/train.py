@@ -15,7 +15,8 @@ import torch.distributed as dist
 
 from lessons.lesson10_zero.experiments import results
 from lessons.lesson10_zero.experiments.config_files import accumulation, read_config, zero_section
-from lessons.lesson10_zero.experiments.results import Run, conclude, resume, save, search
+from lessons.lesson10_zero.experiments.results import Run, conclude, resume, save
+from lessons.lesson10_zero.experiments.search import search
 from shared import script
 from shared.data.rows import Text
 from shared.errors import InputError

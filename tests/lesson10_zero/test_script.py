@@ -1,18 +1,12 @@
 """The script: every engine, DeepSpeed by file, checkpoints; bad input."""
 
-import contextlib
 import errno
 import json
-from argparse import Namespace
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from lessons.lesson10_zero.experiments import results
 from shared.exercises.lessons import ROOT
-from shared.ranks.group import Rank
-from shared.training.language_recipes import RECIPES
 
 FOLDER = ROOT / "lessons" / "lesson10_zero"
 SCRIPT = FOLDER / "train.py"
@@ -187,49 +181,3 @@ def test_the_largest_that_fits_is_found_by_halving():
     for limit in (0, 37):
         assert largest_that_fits(at_most(limit), most=64) == min(limit, 64)
         assert largest_that_fits(at_most(limit), most=5) == min(limit, 5)
-
-
-class StandIn:
-    """DeepSpeed's engine around one layer; memory runs out from three layers on."""
-
-    alive = 0
-
-    def __init__(self, num_layers: int) -> None:
-        self.num_layers = num_layers
-        StandIn.alive += 1
-
-    def gradient_accumulation_steps(self) -> int:
-        return 1
-
-    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
-        assert StandIn.alive == 1, "an engine of an earlier try is still there"
-        if self.num_layers > 2:
-            raise torch.OutOfMemoryError("full")
-        return torch.ones(1)
-
-    def backward(self, loss: torch.Tensor) -> None:
-        """Nothing."""
-
-    def step(self) -> None:
-        """Nothing."""
-
-    def destroy(self) -> None:
-        StandIn.alive -= 1
-
-
-def test_the_search_leaves_no_engine_behind_where_memory_runs_out(monkeypatch):
-    found = {}
-    monkeypatch.setattr(results, "LanguageModel", lambda config: config.num_layers)
-    monkeypatch.setattr(results, "write_results", lambda *_, **given: found.update(given))
-    device = torch.device("cuda")
-    monkeypatch.setattr(torch, "device", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(torch, "zeros", lambda *_, **__: torch.ones(1))
-    rank = Rank(0, 0, 1, device, "nccl")
-
-    def build(file, model, recipe, rank):
-        return SimpleNamespace(deepspeed=StandIn(model))
-
-    results.search(Namespace(), rank, FOLDER, RECIPES["tiny"], build)
-    assert StandIn.alive == 0
-    assert {row["layers"] for row in found["table"]} == {2}
-    assert [row["file"] for row in found["table"]] == sorted(p.name for p in FOLDER.glob("ds_z*"))

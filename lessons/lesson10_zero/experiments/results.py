@@ -6,9 +6,9 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,7 @@ from torch import Tensor, nn
 from lessons.lesson10_zero.experiments.config_files import compiling_words
 from lessons.lesson10_zero.experiments.counting import deepspeed_bytes, engine_bytes
 from shared.errors import InputError
-from shared.measuring.largest import largest_that_fits
 from shared.measuring.memory import peak_memory
-from shared.model.language_model import LanguageModel
 from shared.planner.models import spec_of
 from shared.planner.peak import peak_bytes
 from shared.plots import MEANING, use_style
@@ -246,41 +244,3 @@ def start_deepspeed(rank: Rank, file: Path, **given: Any) -> Any:
         print(f"note: {words}", file=sys.stderr, flush=True)
     with _one_line(str(file)):
         return deepspeed.initialize(model_parameters=given["model"].parameters(), **given)[0]
-
-
-def search(
-    args: argparse.Namespace, rank: Rank, folder: Path, recipe: Recipe, build: Callable[..., Run]
-) -> None:
-    """The most layers of width 2048 that train on one GPU, for each of the lesson's files.
-
-    Raises InputError on a CPU: it swaps or is stopped where a GPU says that it is full.
-    """
-    if rank.device.type != "cuda" or rank.world_size > 1:
-        raise InputError(
-            "--search fills the memory of one GPU until it says that it is full; "
-            f"here {'are several ranks' if rank.world_size > 1 else 'is none'}, "
-            "and a CPU without memory does not say so but stops the process"
-        )
-    table = []
-    for file in sorted(folder.glob("ds_zero*.json")):
-
-        def layers_fit(number: int, file: Path = file) -> bool:
-            wide = replace(recipe, d_model=2048, num_heads=16, num_layers=number, batch=8)
-            with torch.device(rank.device):
-                model = LanguageModel(wide.config(wide.vocab_size))
-            engine = build(file, model, wide, rank).deepspeed
-            tokens = torch.zeros(1, wide.length, dtype=torch.long, device=rank.device)
-            try:  # two steps: the first makes Adam's states
-                for _ in range(2 * engine.gradient_accumulation_steps()):
-                    engine.backward(engine(tokens).float().mean())
-                    engine.step()
-            finally:
-                engine.destroy()  # where memory ran out as well: the next try begins with none
-            return True
-
-        layers = largest_that_fits(layers_fit)
-        size = 12 * 2048**2 * layers + 2048 * recipe.vocab_size
-        table.append({"file": file.name, "layers": layers, "billion parameters": size / 1e9})
-    best = max(table, key=lambda row: row["layers"])
-    words = f"{best['billion parameters']:.1f} billion parameters fit with {best['file']}"
-    write_results(args, rank, headline=words, table=table)
