@@ -31,11 +31,12 @@ KERNEL = ["-m", "ipykernel_launcher"]
 
 
 @contextlib.contextmanager
-def interpreter(folder: Path, *, lazily: bool = False) -> Iterator[Path]:
+def interpreter(folder: Path, *, lazily: bool = False, **variables: str) -> Iterator[Path]:
     """Make a program in `folder` that stands for this interpreter; warm until the block ends.
 
     Beside it lies the kernelspec "python3" that starts it, for JUPYTER_PATH. `lazily` leaves to the
-    program what torch imports with the first optimizer, and with it when.
+    program what torch imports with the first optimizer, and with it when. With `variables` in its
+    environment the warm one is started.
     """
     address, program = folder / "socket", folder / "python"
     words = [sys.executable, "-I", "-S", HERE / "client.py", address, sys.executable]
@@ -49,6 +50,7 @@ def interpreter(folder: Path, *, lazily: bool = False) -> Iterator[Path]:
     for name in ("PYTHONPATH", "MPLBACKEND"):  # a fork's own hold
         environment.pop(name, None)
     command = [sys.executable, __file__, str(address), *["lazily"] * lazily]
+    environment |= variables
     with subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL) as server:
         try:
             yield program
