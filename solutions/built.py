@@ -6,6 +6,7 @@ import re
 BUILT = {
     "shared.training.precision": 9,
     "shared.training.checkpoint_files": 8,
+    "shared.training.distributed_files": 8,
     "shared.training.named_checkpoint": 8,
     "shared.measuring.model_states": 9,
     "shared.measuring.casts": 9,

@@ -21,7 +21,7 @@ from torch import nn
 
 from shared.clusters.addresses import Meeting, Reached, reach
 from shared.clusters.recordings import Recording, recorded
-from shared.clusters.report import Report, own_report
+from shared.clusters.report import Report, own_report, reports_of_all
 from shared.ddp.averaging import average_flat
 
 FAULTS = {
@@ -115,7 +115,7 @@ def look_around(
     """Every rank's report, and who reaches whom, before there is a group."""
     mine = fault.report(own_report(meeting.rank, device, folder))
     answers = not fault.is_now("blocked_port")
-    return meeting.gathered("report", mine), reach(meeting, mine.address, 1.0, answers)
+    return reports_of_all(meeting, mine), reach(meeting, mine.address, 1.0, answers)
 
 
 def train(

@@ -32,6 +32,7 @@ from shared.clusters.report import (
     clock_offsets,
     disagreements,
     own_report,
+    reports_of_all,
     unreached,
 )
 from shared.clusters.verdicts import describe_odd
@@ -130,7 +131,7 @@ def main() -> None:
     args = parser.parse_args()
     meeting = meet(args.patience)
     mine = own_report(meeting.rank, own_device(args.device), args.saves or args.out)
-    reports = meeting.gathered("report", mine)
+    reports = reports_of_all(meeting, mine)
     reached = reach(meeting, mine.address)
     findings = [*unreached(reports, reached), *disagreements(reports, disk=int(args.disk * GIB))]
     main_rank = meeting.rank == 0

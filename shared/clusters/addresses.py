@@ -4,11 +4,11 @@ A wrong interface or a firewall keeps gloo and NCCL from making a group at all, 
 cannot send through one. torchrun's store is there earlier: all ranks have reached it.
 """
 
+import json
 import os
-import pickle
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -29,12 +29,16 @@ class Meeting:
     world_size: int
     patience: float = 60.0
 
-    def gathered(self, key: str, value: Any) -> list[Any]:
+    def gathered(
+        self, key: str, value: Any, read: Callable[[Any], Any] = lambda found: found
+    ) -> list[Any]:
         """Every rank's value, in the order of ranks; every rank calls it, once for each key.
 
-        Raises NoGroup, which names them, for ranks that did not come.
+        As JSON, since whoever reaches the store's port can write there; `read` makes the value of
+        what JSON leaves of it. Raises NoGroup, which names them, for ranks that did not come, and
+        where what is there is none of a rank's.
         """
-        self.store.set(f"{key}_{self.rank}", pickle.dumps(value).hex())
+        self.store.set(f"{key}_{self.rank}", json.dumps(value))
         names = [f"{key}_{each}" for each in range(self.world_size)]
         until = time.monotonic() + self.patience
         while not self.store.check(names):
@@ -45,7 +49,16 @@ class Meeting:
                     " are all of them started, or have they ended with an error?"
                 )
             time.sleep(0.02)
-        return [pickle.loads(bytes.fromhex(self.store.get(name).decode())) for name in names]
+        return [self._found(name, read) for name in names]
+
+    def _found(self, name: str, read: Callable[[Any], Any]) -> Any:
+        try:
+            return read(json.loads(self.store.get(name)))
+        except (ValueError, TypeError, RecursionError):
+            raise NoGroup(
+                f"{name!r} in the store is nothing that a rank writes: does another program use"
+                " its port?"
+            ) from None
 
 
 def meet(patience: float = 60.0) -> Meeting:
@@ -112,12 +125,21 @@ def reach(
         door.bind((address if address == own else own, 0))
         if answers:
             door.listen(meeting.world_size)
-        doors = meeting.gathered("door", (address, door.getsockname()[1]))
+        doors = meeting.gathered("door", (address, door.getsockname()[1]), _as_door)
         row = [
             "" if called == meeting.rank else _call(host, port, seconds)
             for called, (host, port) in enumerate(doors)
         ]
-        return meeting.gathered("reached", row)  # nobody closes before all have called
+        return meeting.gathered("reached", row, _as_row)  # nobody closes before all have called
+
+
+def _as_door(found: Any) -> tuple[str, int]:
+    host, port = found
+    return str(host), int(port)
+
+
+def _as_row(found: Any) -> list[str]:
+    return [str(each) for each in found]
 
 
 def _call(host: str, port: int, seconds: float) -> str:

@@ -8,14 +8,15 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.cuda.nccl
 import torch.distributed as dist
 
-from shared.clusters.addresses import Reached, own_address
+from shared.clusters.addresses import Meeting, Reached, own_address
 from shared.ranks.agreement import gathered
 from shared.ranks.group import Rank
 
@@ -48,6 +49,21 @@ class Report:
     free: int
     disk: int
     variables: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, found: Any) -> "Report":
+        """A report again, from a dict of its fields; raises TypeError or ValueError otherwise."""
+        given = cls(**found)
+        numbers = {name: int(getattr(given, name)) for name in ("rank", "cores", "free", "disk")}
+        words = {name: str(value) for name, value in vars(given).items() if name not in numbers}
+        variables = {str(name): str(value) for name, value in dict(given.variables).items()}
+        checked: dict[str, Any] = {**words, **numbers, "variables": variables}
+        return cls(**checked)
+
+
+def reports_of_all(meeting: Meeting, mine: Report) -> list[Report]:
+    """Every rank's report, before there is a group; every rank calls it."""
+    return meeting.gathered("report", asdict(mine), Report.of)
 
 
 def own_report(rank: int, device: torch.device, folder: Path) -> Report:

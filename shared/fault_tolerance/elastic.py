@@ -26,6 +26,7 @@ from shared.errors import InputError
 from shared.fault_tolerance.checkpoints import from_rank_0, outdated
 from shared.fault_tolerance.state import TrainingState
 from shared.ranks.agreement import first_word
+from shared.training.distributed_files import load_distributed
 
 NAME = re.compile(r"step_\d{8}")
 
@@ -63,10 +64,10 @@ def load_elastic(folder: Path, state: TrainingState, seed: int = 0) -> Path | No
     content = elastic_content(state)  # says what to read, and where to: the weights themselves
     own = {"progress": content["progress"]}
     try:
-        dcp.load(own, checkpoint_id=path)
+        load_distributed(own, path)
         progress = json.loads(own["progress"])
         _refuse_other_data(path, progress["sampler"], state)
-        dcp.load(content, checkpoint_id=path)
+        load_distributed(content, path)
     except InputError:
         raise
     except (CheckpointException, OSError, RuntimeError, KeyError, ValueError) as error:

@@ -25,6 +25,7 @@ from shared.errors import InputError
 from shared.ranks.agreement import first_word, gathered
 from shared.ranks.group import current_rank
 from shared.training.checkpoint_files import cause_of
+from shared.training.distributed_files import Reader, load_distributed
 
 # What belongs to a parameter of the optimizer: the parameter itself, or one of its states.
 TensorOf = Callable[[nn.Parameter], Tensor]
@@ -151,7 +152,7 @@ def load_named(layout: Layout, optimizer: Optimizer | None, folder: Path) -> int
     _check(state, folder)
     with _quiet():
         try:
-            dcp.load(state, checkpoint_id=str(folder))
+            load_distributed(state, folder)
         except CheckpointException as failed:
             why = next(cause_of(error) for error, _ in failed.failures.values())
             raise InputError(f"checkpoint {folder} cannot be read: {why}") from None
@@ -250,7 +251,7 @@ def _check(state: Mapping[str, Any], folder: Path) -> None:
 def _problem(state: Mapping[str, Any], folder: Path) -> str:
     """Why the folder cannot be loaded into this state; "" where it can."""
     try:
-        stored = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+        stored = Reader(folder).read_metadata().state_dict_metadata
     except Exception as error:  # whatever torch raises for what is no checkpoint
         return f"cannot be read ({type(error).__name__}: {error})"
     parts = {"model": state["model"]} | {

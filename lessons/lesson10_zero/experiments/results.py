@@ -33,7 +33,7 @@ from shared.sharding.counting import formula
 from shared.training.checkpoint_files import cause_of
 from shared.training.engine import DataParallelEngine
 from shared.training.language_recipes import Recipe, shared_out
-from shared.training.quiet_deepspeed import quiet_deepspeed
+from shared.training.quiet_deepspeed import load_deepspeed, quiet_deepspeed
 
 COLORS = {
     "weights": MEANING["parameters"],
@@ -140,13 +140,14 @@ def resume(run: Run, folder: Path, rank: Rank, data: str) -> int:
             )
     if run.deepspeed is not None:
         with _one_line(f"--resume {folder}"):
-            run.deepspeed.load_checkpoint(str(folder), tag="last")
+            load_deepspeed(run.deepspeed, folder, tag="last")
         return about["steps"]
     names = [f"rank_{rank.rank}.pt", *(["weights.pt"] if run.stage < 3 else [])]
     parts, why = list[Any](), ""
     for name in names:  # stage 3's weights are in its state
         try:
-            parts.append(torch.load(folder / name, map_location=rank.device))
+            file = folder / name
+            parts.append(torch.load(file, map_location=rank.device, weights_only=True))
         except Exception as error:  # a file cut short makes torch.load raise anything
             why = f"{name} is missing, damaged or cut short ({cause_of(error)})"
     if reason := next(filter(None, gathered(why)), ""):  # on every rank, whoever failed
