@@ -33,7 +33,7 @@ exercise_23_1 = checks_for(
         "positions: query.unflatten(1, (groups, -1)).flatten(2, 3). One product with the keys' "
         "transpose then serves them all; unflatten the scores again for mask and softmax."
     ),
-    forbidden=("F.scaled_dot_product_attention", "scaled_dot_product_attention"),
+    forbidden=("torch.nn.functional.scaled_dot_product_attention",),
 )
 SIZES = ((2, 6, 3, 5, 5, 4), (1, 4, 1, 3, 7, 2), (3, 4, 4, 6, 6, 5), (2, 8, 2, 1, 9, 4))
 

@@ -1,5 +1,7 @@
 """The audit flags what an answer has no business with, and leaves honest answers alone."""
 
+import importlib
+import re
 from pathlib import Path
 
 import pytest
@@ -85,6 +87,29 @@ ODD = [
     ("A = type('A', (), {'__eq__': None})", "builds a class by calling type"),
     ("class A(metaclass=type): ...", "gives A a metaclass"),
     ("get_ipython().system('ls')", "uses get_ipython"),
+    ("import lessons.lesson02_attention.train", "imports lessons.lesson02_attention.train"),
+    ("from lessons.lesson02_attention import laboratory", "which can hold answers"),
+    ("import lessons", "line 1 imports lessons"),
+    (
+        "def f(e):\n    match e:\n        case object(f_back=b):\n            return b",
+        "uses f_back",
+    ),
+    ("match 1:\n    case object(attrgetter=get): ...", "reads a computed name by attrgetter"),
+    ("t = torch\nt.allclose = None", "changes torch.allclose"),
+    (
+        "def f():\n    n = (g := nn).functional\n    n.relu = None",
+        "changes torch.nn.functional.relu",
+    ),
+    ("class A(type(nn.Module)('B', (), {})): ...", "lets A derive from what a call gives"),
+    ("import types\nA = types.new_class('A')", "reaches for types.new_class"),
+    ("import string\nf = string.Formatter().get_field", "reaches for string.Formatter"),
+    ("from typing import get_type_hints", "imports typing.get_type_hints"),
+    ("import numpy as np\nx = np.load('x', allow_pickle=True)", "reaches for numpy.load"),
+    ("import numpy.testing", "imports numpy.testing"),
+    ("g = torch.fx.graph_module", "reaches for torch.fx"),
+    ("from torch.utils import benchmark", "imports torch.utils.benchmark"),
+    ("import torch._sources as s", "imports torch._sources"),
+    ("f = torch.serialization.io.open", "reaches for .io"),
 ]
 
 
@@ -92,6 +117,41 @@ ODD = [
 def test_what_an_answer_has_no_business_with_is_flagged(source, flag):
     flags = audit(source, SETUP, forbidden=["torch.nn.functional.scaled_dot_product_attention"])
     assert any(flag in each for each in flags), flags
+
+
+def test_what_a_lesson_s_own_module_has_is_no_way_around():
+    setup = "from lessons.lesson20_less_communication import laboratory\nimport lessons.a.b as b"
+    assert audit("x = laboratory.World(4).ranks", setup) == ()
+    assert audit("x = laboratory.f", setup, {"f"}) == (
+        "line 1 reaches for lessons.lesson20_less_communication.laboratory.f, an answer of the"
+        " course",
+    )
+
+
+def test_every_forbidden_name_is_one_that_an_answer_can_reach():
+    """A misspelt one would never be found in a cell."""
+    missing = []
+    for lesson in read_lessons(COURSE).values():
+        for path in {each for given in lesson.forbidden.values() for each in given}:
+            module, _, name = path.rpartition(".")
+            if re.match(r"peft|bitsandbytes|torch\.ops\.", path):
+                continue  # not installed here
+            if not any(x.startswith(name) for x in dir(importlib.import_module(module))):
+                missing.append(path)
+    assert missing == []
+
+
+def test_a_megabyte_of_dots_is_read_at_once(monkeypatch):
+    """A chain is gone down once, and no further than any path that somebody means."""
+    looked = []
+    monkeypatch.setattr(
+        auditing._Cell, "_dotted", lambda self, node, real=auditing._Cell._dotted: (
+            looked.append(node) or real(self, node)
+        )
+    )  # fmt: skip
+    source = "\n".join(["torch" + ".a" * 300] * 20)
+    assert audit(source, SETUP) == ()
+    assert len(looked) <= 2 * 20 * 301 + 100
 
 
 @pytest.mark.parametrize("how", ["batching.collate(pairs)", "getattr(batching, 'collate')(pairs)"])
@@ -125,6 +185,10 @@ HONEST = [
     "import operator, types\ndef f(x):\n    return operator.mul(*x), types.SimpleNamespace(a=1)",
     "def f():\n    return " + "+".join(["1"] * 900),
     "def f(x):\n    for saved_bytes in x:\n        saved_bytes.grad = None",
+    "import collections.abc\nimport torch.distributed.nn.functional",
+    "from typing import NamedTuple\nclass A(NamedTuple('B', [('x', int)])): ...",
+    "def f(x):\n    out = math.inf\n    out = x\n    out.grad = None",
+    "match 1:\n    case Tensor(shape=s) | nn.Module(training=s): ...",
 ]
 
 

@@ -5,6 +5,7 @@ it names the usual shortcuts, and whoever works at it finds another (see solutio
 """
 
 import ast
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from solutions.grading.intake.sources import bound_by, imported_by, parsed
@@ -28,9 +29,20 @@ FILES = _words("os pathlib tempfile io shutil struct zlib pickle")
 NOT_OF_TORCH = (
     *("torch._C", "torch._dynamo", "torch.hub", "torch.library", "torch.multiprocessing"),
     *("torch.overrides", "torch.package", "torch.testing._internal"),
-    *("torch.utils._python_dispatch", "torch.utils.cpp_extension"),
+    *("torch.utils._python_dispatch", "torch.utils.cpp_extension", "torch.utils.benchmark"),
+    *("torch.fx", "torch._sources", "torch._utils._import_dotted_name", "torch.jit"),
 )
+# What reads attributes or runs text by a name that nobody sees, and opens files, in harmless ones.
+NOT_OF_OTHERS = (
+    *("types.new_class", "types.FunctionType", "types.CodeType", "string.Formatter"),
+    *("typing.get_type_hints", "typing_extensions.get_type_hints", "numpy.testing", "numpy.load"),
+    *("numpy.fromfile", "numpy.memmap", "numpy.save", "numpy.genfromtxt", "numpy.loadtxt"),
+)
+NOT_OF_ANY = (*NOT_OF_TORCH, *NOT_OF_OTHERS)
+MAX_DOTS = 30  # of a path that begins at an import
 MODULES = _words("os sys subprocess ctypes threading importlib builtins inspect gc atexit platform")
+HELD = _words("io traceback linecache pickle types")  # by a module that needs them itself
+MADE_BY = ("collections.namedtuple", "typing.NamedTuple", "typing.TypedDict")  # honest bases
 CALLS = _words(
     "__import__ exec eval compile open globals locals vars breakpoint input get_ipython exit quit"
 )
@@ -78,7 +90,7 @@ class _Cell:
         self.answers = {each.name for each in lesson.exercises}
         self.forbidden = lesson.forbidden.get(id, ())
         self.own = {node.arg for node in self.nodes if isinstance(node, ast.arg)}
-        names = (node for node in self.nodes if isinstance(node, ast.Name))
+        names = [node for node in self.nodes if isinstance(node, ast.Name)]
         self.own |= {node.id for node in names if isinstance(node.ctx, ast.Store)}
         self.read = {"*"} | {node.id for node in self.nodes if isinstance(node, ast.Name)}
         calls = [node for node in self.nodes if isinstance(node, ast.Call)]
@@ -86,10 +98,23 @@ class _Cell:
         self.plainly = {
             call.func for call in calls if all(isinstance(x, ast.Constant) for x in call.args)
         }
-        self.names = self.known | _imported(self.nodes)
+        self.names, self.paths = self.known | _imported(self.nodes), dict[ast.AST, str]()
         for name in self.own & self.names.keys():
             if self.names[name].startswith("shared."):
                 self.names[name] = ""  # the answer's own, under a name that the setup has, too
+        self._follow_aliases([node.id for node in names if isinstance(node.ctx, ast.Store)])
+
+    def _follow_aliases(self, stored: list[str]) -> None:
+        """Let a name that is given an import, or what an import has, and nothing else, be that."""
+        once = {name for name, count in Counter(stored).items() if count == 1}
+        for node in self.nodes:
+            match node:
+                case (
+                    ast.Assign(targets=[ast.Name(id=name)], value=ast.Name() | ast.Attribute())
+                    | ast.NamedExpr(target=ast.Name(id=name), value=ast.Name() | ast.Attribute())
+                ) if name in once and name not in self.names:
+                    self.names[name] = self.dotted(node.value)
+        self.paths.clear()
 
     def flags(self) -> Iterator[Flag]:
         """All that needs a look."""
@@ -105,6 +130,11 @@ class _Cell:
 
     def dotted(self, node: ast.AST) -> str:
         """ "torch.nn.functional.relu" for F.relu; "" for what does not start at an import."""
+        if node not in self.paths:
+            self.paths[node] = self._dotted(node)
+        return self.paths[node]
+
+    def _dotted(self, node: ast.AST) -> str:
         match node:
             case ast.Name(id=name):
                 return self.names.get(name, "")
@@ -113,24 +143,34 @@ class _Cell:
                 | ast.Call(func=ast.Name(id="getattr"), args=[value, ast.Constant(value=name), *_])
             ):
                 begin = self.dotted(value)
-                return f"{begin}.{name}" if begin else ""
-            case ast.Subscript(value=value):
+                return f"{begin}.{name}" if begin and begin.count(".") < MAX_DOTS else ""
+            case ast.Subscript(value=value) | ast.NamedExpr(value=value):
                 return self.dotted(value)
         return ""
 
+    def _is_taught(self, path: str) -> bool:
+        """Whether the setup cell names it, or what it is a part of."""
+        return any(f"{path}.".startswith(f"{each}.") for each in self.taught if each)
+
     def _imports(self, node: ast.AST) -> Iterator[tuple[str, bool]]:
         for name, path in _imported([node]).items():
-            root = path.split(".")[0]
-            ours = root in ("shared", "solutions")
-            begins = not ours and any(each.startswith(f"{path}.") for each in self.taught)
-            fine = not ours and (root in HARMLESS or (root in FILES and self.about_files))
-            fine = fine and name != "*"  # nobody sees what is used of it
-            fine = fine and path.partition(".")[2].lstrip("_") not in MODULES  # warnings.sys
-            if not (path in self.taught or begins) and (not fine or path.startswith(NOT_OF_TORCH)):
-                why = ", which can hold answers" if root == "shared" else ""
-                yield f"imports {path}{why}", root in MODULES - FILES and name in self.read
             if self.known.get(name, path) != path:
                 yield f"gives {name} another meaning", True
+        for each in node.names if isinstance(node, ast.Import) else ():
+            yield from self._import(each.asname or each.name.split(".")[0], each.name)
+        for name, path in _imported([node]).items() if isinstance(node, ast.ImportFrom) else ():
+            yield from self._import(name, path)
+
+    def _import(self, name: str, path: str) -> Iterator[tuple[str, bool]]:
+        root = path.split(".")[0]
+        ours = root in ("shared", "solutions", "lessons")
+        begins = not ours and any(each.startswith(f"{path}.") for each in self.taught)
+        fine = not ours and (root in HARMLESS or (root in FILES and self.about_files))
+        fine = fine and name != "*"  # nobody sees what is used of it
+        fine = fine and path.partition(".")[2].lstrip("_") not in MODULES | HELD  # warnings.sys
+        if not (path in self.taught or begins) and (not fine or path.startswith(NOT_OF_ANY)):
+            why = ", which can hold answers" if root in ("shared", "lessons") else ""
+            yield f"imports {path}{why}", root in MODULES - FILES and name in self.read
 
     def _names(self, node: ast.AST) -> Iterator[tuple[str, bool]]:
         """Names that reach what a program should not: frames, modules, code made of text."""
@@ -143,10 +183,14 @@ class _Cell:
                     yield f"reaches for .{name}", True
                 elif getattr(value, "id", "") == "os" and name.startswith(STARTS):
                     yield f"uses os.{name}", False
+                elif name in HELD and self.dotted(value):
+                    yield f"reaches for .{name}", True
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                 pass
             case ast.Constant(value=str(name)):
                 pass
+            case ast.MatchClass(kwd_attrs=attributes):
+                name = ".".join(attributes)
             case _:
                 return
         for part in name.split("."):  # attrgetter takes a path
@@ -164,6 +208,8 @@ class _Cell:
                 name = self.dotted(node).rpartition(".")[2]
             case ast.Attribute(attr=name):
                 pass
+            case ast.MatchClass(kwd_attrs=attributes) if GETTERS & set(attributes):
+                name = "attrgetter"
             case _:
                 return
         if name in GETTERS and node not in self.plainly:
@@ -172,9 +218,12 @@ class _Cell:
     def _paths(self, node: ast.AST) -> Iterator[tuple[str, bool]]:
         """What belongs to a module and is no tool for an answer."""
         path = "" if isinstance(node, ast.Subscript) else self.dotted(node)
-        if path.startswith("shared.") and path.rpartition(".")[2] in self.answers:
+        ours = path.startswith(("shared.", "lessons."))
+        if ours and path.rpartition(".")[2] in self.answers:
             yield f"reaches for {path}, an answer of the course", False
-        elif path.startswith(NOT_OF_TORCH) and path not in self.taught:
+        elif path.startswith("lessons.") and not self._is_taught(path):
+            yield f"reaches for {path}, which can hold answers", False
+        elif path.startswith(NOT_OF_ANY) and path not in self.taught:
             yield f"reaches for {path}", True
         elif path.startswith(self.forbidden):
             yield f"uses {path}, which is the exercise itself", False
@@ -188,6 +237,10 @@ class _Cell:
                     yield f"changes {path}", True
             case ast.ClassDef(name=name, keywords=[_, *_]):
                 yield f"gives {name} a metaclass or keywords", True
+            case ast.ClassDef(name=name, bases=bases):
+                made = (each for each in bases if isinstance(each, ast.Call))
+                if any(self.dotted(each.func) not in MADE_BY for each in made):
+                    yield f"lets {name} derive from what a call gives", True
             case ast.Call(func=ast.Name(id="type"), args=[_, _, _]):
                 yield "builds a class by calling type", True
             case ast.Call(func=ast.Name(id="setattr" | "delattr"), args=[value, *_]):
