@@ -13,6 +13,7 @@ from torch import nn
 from lessons.lesson19_lora.laboratory import four_bits, layers
 from shared.exercises.checks import checks_for
 from shared.exercises.expecting import expect, expect_close, expect_equal, recognise
+from shared.exercises.properties import expect_no_hooks
 from shared.lora.adapter import Adapter
 from shared.measuring.live import count_live_bytes
 
@@ -99,6 +100,7 @@ def values(kind) -> None:
         }
         want = base + alpha / 3 * update
         expect_close(y, want, what="the output", looks_like=looks_like, **EXACT)
+        expect_no_hooks({"x": x, "lora_a": a, "lora_b": b})
         ours = torch.autograd.grad(y.square().sum(), [x, a, b], allow_unused=True)
         theirs = torch.autograd.grad(want.square().sum(), [x, a, b])
         for name, own, want in zip(("x", "lora_a", "lora_b"), ours, theirs, strict=True):
@@ -542,6 +544,7 @@ def quantized(kind) -> None:
         a, b = layers.fill(layer)
         x = torch.randn(2, 4, 64, dtype=dtype, requires_grad=True)
         y = layer(x)
+        expect_no_hooks({"x": x, "lora_a": a, "lora_b": b})
         pull = torch.randn(y.shape).to(dtype)
         ours = torch.autograd.grad(y, [x, a, b], pull, allow_unused=True)
         if dtype == bf16:

@@ -23,6 +23,7 @@ def expect_gradients(
 
     `hint` is for gradients that come, and are not right.
     """
+    expect_no_hooks(inputs)
     pull = torch.randn(want.shape, generator=fresh_generator()).to(want.dtype)
     leaves = list(inputs.values())
     ours = [None] * len(leaves)
@@ -38,6 +39,16 @@ def expect_gradients(
         )
     for name, mine, right in zip(inputs, ours, theirs, strict=True):
         expect_close(mine, right, what=f"the gradient of {name}", hint=hint)
+
+
+def expect_no_hooks(inputs: Mapping[str, Tensor]) -> None:
+    """A hook on what an answer was given changes its gradient for everybody, the oracle as well."""
+    recognise(
+        {f"a hook is left on {name}": bool(leaf._backward_hooks) for name, leaf in inputs.items()},
+        expected="the caller's own tensors as they were",
+        seen="a hook that changes their gradients, whoever computes them",
+        hint="a torch.autograd.Function has a backward of its own",
+    )
 
 
 def expect_new(answer: Callable[..., Tensor], *args: Any, what: str) -> None:

@@ -52,10 +52,11 @@ class Lesson:
     setup: str  # the setup cell
     stubs: Mapping[str, str]  # the pristine exercise cells by id
     digest: str  # changes with anything that can change a grade
-    # By exercise: how the names of calls begin that are the exercise itself; and known wrong
-    # answers as (what is said to it, cell).
+    # By exercise: how the names of calls begin that are the exercise itself; known wrong answers as
+    # (what is said to it, cell); and where shared/ has the course's own answer.
     forbidden: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     wrong: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
+    answers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, order=True)

@@ -3,7 +3,7 @@
 A `Reader` makes them of what a run said; whatever is in it, reading it never fails.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from signal import Signals
 from typing import Any
@@ -13,7 +13,13 @@ from solutions.grading.texts import brief, clean
 
 ENDLESS = "A loop without an end, or a rank that waits for what no other rank sends."
 SPOILT = "it changes what judges it"
+CHANGES = "changes "  # how a flag begins that says what an answer has left changed
 TEXTS = ("title", "mistake", "expected", "seen", "hint")
+
+
+def spoils(verdict: Verdict) -> bool:
+    """Whether other exercises must not meet this answer."""
+    return any(flag == SPOILT or flag.startswith(CHANGES) for flag in verdict.flags)
 
 
 def make_verdict(
@@ -98,13 +104,16 @@ class Reader:
             for value in map(record.get, ("passed", "total", "for_nothing"))
         )
         checks = f"{passed} of {total} checks passed"
-        count: dict[str, Any] = {"passed": passed, "total": total}
+        watched = list(_watched(record, total))
+        count: dict[str, Any] = {"passed": passed, "total": total, "watched": watched}
         if kind == "spoilt":
             why = f"it makes a known wrong answer pass ({why}), so it gets no points"
-            return self._verdict(id, Outcome.WRONG, why, flag=SPOILT)
+            return self._verdict(id, Outcome.WRONG, why, flag=SPOILT, watched=watched)
         if kind == "undefined":
             why = error or f"it defines no {self.exercises[id].name}"
-            return self._verdict(id, Outcome.WRONG, f"the cell does not run: {why}")
+            return self._verdict(
+                id, Outcome.WRONG, f"the cell does not run: {why}", watched=watched
+            )
         if kind == "unsolved":
             return self._verdict(id, Outcome.UNSOLVED, "not solved yet", hint=text["hint"], **count)
         if kind == "right" and passed == total > 0:
@@ -134,14 +143,30 @@ class Reader:
         return self._verdict(id, Outcome.STOPPED, f"stopped: {why}", hint=hint, stop=stop)
 
     def _verdict(
-        self, id: str, outcome: Outcome, message: str, *, flag: str = "", **fields: Any
+        self,
+        id: str,
+        outcome: Outcome,
+        message: str,
+        *,
+        flag: str = "",
+        watched: Iterable[str] = (),
+        **fields: Any,
     ) -> Verdict:
-        """A verdict with what the audit flagged, and a flag of the run's own."""
-        flags = [*map(str, self.answers.flags.get(id, ())), *filter(None, [flag])]
+        """A verdict with what the audit flagged, and flags of the run's own."""
+        flags = [*map(str, self.answers.flags.get(id, ())), *filter(None, [flag]), *watched]
         paths, exercise = self.paths, self.exercises[id]
         return make_verdict(
             self.answers, exercise, outcome, message, flags=flags, paths=paths, **fields
         )
+
+
+def _watched(record: Mapping[str, Any], total: int) -> Iterator[str]:
+    """What the judge saw an answer do, and a count that is not the course's own."""
+    for name in ("flags", "changes"):
+        said = record.get(name)
+        yield from map(str, said[:3] if isinstance(said, list) else ())
+    if record.get("checks", total) != total:
+        yield "its verdict counts other checks than there are"
 
 
 def end_of_process(status: object) -> str:

@@ -5,6 +5,7 @@ import torch
 
 from shared.exercises.comparing import close
 from shared.exercises.expecting import expect_close
+from shared.exercises.properties import expect_gradients
 from shared.exercises.wrong import Wrong
 
 
@@ -15,3 +16,18 @@ def test_one_rounding_to_float32_is_seen_in_float64_and_another_order_of_sums_is
         with pytest.raises(Wrong):
             expect_close(want.float().double(), want, what="numbers through float32")
     assert close(numbers.flip(0).cumsum(0)[-1], numbers.sum(), None, None)
+
+
+def test_a_tensor_does_not_answer_for_itself():
+    want = torch.ones(3)
+    got = torch.zeros(3)
+    got.detach = got.to = lambda *a, **k: want
+    with pytest.raises(Wrong):
+        expect_close(got, want, what="ones")
+
+
+def test_a_hook_on_what_an_answer_was_given_is_no_gradient():
+    x = torch.ones(3, requires_grad=True)
+    x.register_hook(torch.zeros_like)  # of the oracle, too: both are zero
+    with pytest.raises(Wrong, match="a hook is left on x"):
+        expect_gradients(3 * x, 2 * x, {"x": x}, what="twice x")

@@ -62,6 +62,7 @@ for n in range(2, 99):
 e99 = checks_for("01.99", name="label_2", difficulty=1, minutes=5, hint="an f-string")
 e99.check("a small number")(small)
 """
+ENGINE = ("torch.nn.functional.scaled_dot_product_attention",)
 LIMITS = Limits(exercise_seconds=12.0, num_processes=8)  # a fork bomb must meet the latter first
 # === name | outcome, "flagged" where the audit has to say something | what must stand in its row
 # and then the cell, or only the body of its function.
@@ -124,6 +125,47 @@ def double_NUMBER(x):
     said = '{"kind": "right", "passed": 2, "total": 2}'
     system.write(found['sender'], f'{found["secret"]}{said}\n'.encode())
     system._exit(0)
+=== writes that it passed nine checks | right, flagged | counts other checks
+import logging, operator
+def double_NUMBER(x):
+    def read(frame, *parts):
+        return operator.attrgetter(''.join(parts))(frame)
+    frame = logging.currentframe()
+    while 'secret' not in read(frame, 'f_lo', 'cals'):
+        frame = read(frame, 'f_ba', 'ck')
+    found, system = read(frame, 'f_lo', 'cals'), read(frame, 'f_glo', 'bals')['os']
+    said = '{"kind": "right", "passed": 9, "total": 9}'
+    system.write(found['sender'], f'{found["secret"]}{said}\n'.encode())
+    system._exit(0)
+=== writes that the grader was stopped | stopped, flagged | with status 0
+import logging, operator
+def double_NUMBER(x):
+    def read(frame, *parts):
+        return operator.attrgetter(''.join(parts))(frame)
+    frame = logging.currentframe()
+    while 'secret' not in read(frame, 'f_lo', 'cals'):
+        frame = read(frame, 'f_ba', 'ck')
+    found, system = read(frame, 'f_lo', 'cals'), read(frame, 'f_glo', 'bals')['os']
+    said = '{"stop": "closing"}'
+    system.write(found['sender'], f'{found["secret"]}{said}\n'.encode())
+    system._exit(0)
+=== torch's own under another name | right, flagged | uses torch's ldexp
+return torch.ops.aten.ldexp(x, torch.ones(()))
+=== torch's own in a backward | right, flagged | uses torch's ldexp
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        return torch._VF.ldexp(x, torch.ones(()))
+def double_NUMBER(x):
+    return Double.apply(x)
+=== the course's own through a lesson | right, flagged | runs the course's own answer
+import lessons.lesson01_toy.train
+def double_NUMBER(x):
+    return lessons.lesson01_toy.train.double(x)
+=== changes torch while it works | right, flagged | changes torch.nn.functional.relu
+def double_NUMBER(x):
+    vars(F)['relu'] = F.gelu
+    return 2 * x
 === writes its own result to every open file | stopped | said more than anybody reads
 result = torch.tensor(list(b'{"kind": "right", "passed": 1, "total": 1}\n'), dtype=torch.uint8)
 def double_NUMBER(x):
@@ -429,8 +471,11 @@ class Class:
         self.file.listen()
         course = folder / "course"
         shutil.copytree(ROOT / "shared", course / "shared", ignore=shutil.ignore_patterns("__py*"))
+        (course / "shared" / "doubled.py").write_text("def double(x):\n    return x + x\n")
         (course / "lessons" / "lesson01_toy").mkdir(parents=True)
         (course / "lessons" / "lesson01_toy" / "checks.py").write_text(CHECKS)
+        script = course / "lessons" / "lesson01_toy" / "train.py"
+        script.write_text("from shared.doubled import double\n")
         facts = {
             "OUTSIDE": str(self.outside),
             "SOCKET": str(folder / "socket"),
@@ -444,9 +489,12 @@ class Class:
         inner = [Exercise(id, name, 2) for id, name in names.items()]
         exercises = (Exercise("01.1", "label", 1), *inner, Exercise("01.99", "label_2", 1))
         stubs = {e.id: cell(e.id, e.name, "raise NotImplementedError") for e in exercises}
-        forbidden = dict.fromkeys(names, ("torch.nn.functional.scaled_dot_product_attention",))
+        forbidden = dict.fromkeys(names, (*ENGINE, "torch.ldexp"))
+        own = dict.fromkeys(names, "shared.doubled.double")
         squares = {id: (("it squares", cell(id, n, "return x * x")),) for id, n in names.items()}
-        lesson = Lesson("01", "lesson01_toy", exercises, SETUP, stubs, "toy", forbidden, squares)
+        lesson = Lesson(
+            "01", "lesson01_toy", exercises, SETUP, stubs, "toy", forbidden, squares, own
+        )
         flags = {id: audit(source, lesson, id) for id, source in cells.items()}
         with Workspace(course) as workspace:
             graded = workspace.grade(Answers("x", "01", cells, {}, flags=flags), lesson, LIMITS)

@@ -119,6 +119,17 @@ def known_wrong(course: Path, lesson: Lesson) -> dict[str, tuple[tuple[str, str]
     return found
 
 
+def own_answers(course: Path, lesson: Lesson) -> dict[str, str]:
+    """For each exercise the dotted name of the course's answer, where that lies in shared/."""
+    known = KnownAnswers(course, lesson)
+    found = known.references() if known.path(f"solutions.{lesson.folder}") else ()
+    return {
+        each.exercise: f"{each.module}.{each.node.name}"
+        for each in found
+        if each.module.startswith("shared.")
+    }
+
+
 def hand_in(notebook: bytes, cells: Mapping[str, str]) -> bytes:
     """The pristine notebook with these exercise cells typed in, as a student saves it."""
     content = json.loads(notebook)

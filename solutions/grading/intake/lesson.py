@@ -19,7 +19,7 @@ from typing import Any
 
 from shared.errors import InputError
 from solutions.grading.intake.audit import audit
-from solutions.grading.intake.known import known_wrong
+from solutions.grading.intake.known import known_wrong, own_answers
 from solutions.grading.intake.notebook import (
     Cell,
     Unreadable,
@@ -77,11 +77,11 @@ def _read_lesson(folder: Path, machinery: list[str]) -> Lesson:
             stubs[id] = source
     number, forbidden = folder.name.removeprefix("lesson")[:2], _forbidden(folder)
     lesson = Lesson(number, folder.name, tuple(exercises), setup, stubs, "", forbidden)
-    wrong = known_wrong(folder.parents[1], lesson)
+    wrong, own = known_wrong(folder.parents[1], lesson), own_answers(folder.parents[1], lesson)
     files = _digests(folder, folder.rglob("*.py"))
     parts = [setup, stubs, list(map(repr, exercises)), machinery, files, wrong]
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-    return replace(lesson, wrong=wrong, digest=digest)
+    return replace(lesson, wrong=wrong, answers=own, digest=digest)
 
 
 def _forbidden(folder: Path) -> dict[str, tuple[str, ...]]:

@@ -15,9 +15,9 @@ from typing import Any
 from solutions.grading.results import Answers, Lesson, Limits, Outcome, Verdict
 from solutions.grading.sandbox import bubblewrap
 from solutions.grading.sandbox.process import run_judge
-from solutions.grading.verdicts import SPOILT, Reader, make_verdict
+from solutions.grading.verdicts import Reader, make_verdict, spoils
 
-INSIDE = Path(__file__).with_name("inside") / "judge.py"
+INSIDE = Path(__file__).with_name("inside")
 FREE = """answers run WITHOUT a sandbox (--unconfined): they can read, change and send whatever you
 can, solutions/ and other students' grades among it"""
 CONFINED = """answers run in bubblewrap: no files but the interpreter's and the course's copy, no
@@ -84,7 +84,7 @@ class Workspace:
                 raise Closed("the grader was stopped")
             reader = Reader(answers, exercises, limits, report.paths)
             found = reader.read(report.events, report.stop)
-            stubbed |= {id for id, each in found.items() if each.stop or SPOILT in each.flags}
+            stubbed |= {id for id, each in found.items() if each.stop or spoils(each)}
             if not found:
                 why = reader.broken or report.log or "it said nothing"
                 problem = Outcome.UNREADABLE, f"the notebook could not be run: {why}"
@@ -104,7 +104,8 @@ def _copy_course(workspace: Path, course: Path) -> None:
     for name in ("shared", "lessons", "datasets"):
         if (course / name).is_dir():
             shutil.copytree(course / name, copy / name, ignore=leave)
-    shutil.copy(INSIDE, copy / "judge.py")
+    for name in ("judge.py", "watching.py"):
+        shutil.copy(INSIDE / name, copy / name)
     fonts = workspace / "caches" / "matplotlib"
     fonts.mkdir(parents=True)
     subprocess.run(
@@ -136,6 +137,8 @@ def _job(
                 "others": stub if each.id in stubbed else own,
                 "wanted": each.id in wanted,
                 "wrong": lesson.wrong.get(each.of or each.id, ()),
+                "forbidden": lesson.forbidden.get(each.of or each.id, ()),
+                "own": lesson.answers.get(each.of or each.id, ""),
             }
         )
     number, setup = lesson.number, lesson.setup

@@ -60,7 +60,7 @@ def main() -> None:
             tell(event="begins", exercise=exercise["id"])
             result = judge.judge_apart(exercise)
             # What ends a process, or changes what judges it, must not reach later exercises.
-            if "stop" in result or result.get("kind") == "spoilt":
+            if "stop" in result or result.get("kind") == "spoilt" or result.get("changes"):
                 exercise["others"] = exercise["stub"]
             tell(event="judged", exercise=exercise["id"], **result)
             if sorted(os.listdir()) != clean:
@@ -86,16 +86,17 @@ class Judge:
         self.job, self.pipe, self.exercises = job, pipe, job["exercises"]
         self.torch = import_module("torch")
         self.torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
-        self.psutil = import_module("psutil")
+        self.psutil, self.watching = import_module("psutil"), import_module("watching")
         self.answers = import_module("shared.exercises.answers")
         self.answers.import_what_torch_puts_off()
         self.notebook = import_module("shared.exercises.notebook")
-        self.running = import_module("shared.exercises.checks")
         self.stubs = import_module("shared.exercises.stubs")
         self.checks = import_module("shared.exercises.lessons").load_checks(job["number"])
         self.module: ModuleType = self.answers.new_module(job["number"])
         self._run("setup", job["setup"], self.module)
         answers = {each["name"] for each in self.exercises}
+        for own in filter(None, (each["own"] for each in self.exercises)):
+            import_module(own.rpartition(".")[0])  # what is watched is there before an answer is
         self.names = {k: v for k, v in vars(self.module).items() if k not in answers}
         self.environment, self.home = dict(os.environ), os.getcwd()
         gc.freeze()  # or each child's collector walks, and so copies, all of what torch has made
@@ -137,9 +138,12 @@ class Judge:
         if not said.startswith(secret.encode()):
             return {"stop": "output" if said else "died", "status": status}
         try:
-            return dict(json.loads(said[len(secret) :]))
+            found = dict(json.loads(said[len(secret) :]))
         except (ValueError, TypeError, RecursionError):
+            found = {"stop": ""}
+        if "stop" in found:  # which is this process's to say
             return {"stop": "died", "status": status}
+        return found | {"checks": len(self.checks[exercise["checks"]].checks)}
 
     def _passed(self, child: int, said: bytes, deadline: float) -> str:
         """The limit that is passed, as a value of the grader's `Stop`; "" for none."""
@@ -229,6 +233,8 @@ class Judge:
                 self._run(earlier["id"], earlier["others"], self.module)
         self._same_start()
         id, name, error = exercise["checks"], exercise["name"], ""
+        watch = self.watching.Watch(exercise["forbidden"], exercise["own"], self.job["course"])
+        before = self.watching.state()
         self.notebook.defined.pop(id, None)
         try:
             self._run(id, exercise["source"], self.module)
@@ -242,8 +248,11 @@ class Judge:
             return {"kind": "unsolved", "hint": checks.hint, **count}
         self._same_start()
         candidate = getattr(self.module, name)
-        faults = [each for each in checks.faults(candidate) if each is not None]
+        with watch:
+            faults = [each for each in checks.faults(candidate) if each is not None]
         count["passed"] = count["total"] - len(faults)
+        count["flags"] = watch.flags(candidate) if count["passed"] else []
+        count["changes"] = self.watching.changed(before, self.watching.state())
         if count["passed"] and (why := self._fooled(checks, exercise)):
             return {"kind": "spoilt", "why": why, **count}
         if not faults:
@@ -255,7 +264,7 @@ class Judge:
             "kind": "wrong",
             **{name: text[:MAX_TEXT] for name, text in said.items()},
             "also": [each.title for each in others],
-            "for_nothing": self._for_nothing(checks, faults) if count["passed"] else 0,
+            "for_nothing": checks.passed_by_refusing(faults) if count["passed"] else 0,
             **count,
         }
 
@@ -268,16 +277,6 @@ class Judge:
             if checks.first_fault(getattr(module, exercise["name"])) is None:
                 return says
         return ""
-
-    def _for_nothing(self, checks: Any, faults: list[Any]) -> int:
-        """How many of the passed checks an answer passes that refuses whatever it is given."""
-
-        def refuse(*args: Any, **kwargs: Any) -> Any:
-            raise ValueError("refused")
-
-        failed = {each.title for each in faults}
-        passed = [check for title, check in checks.checks if title not in failed]
-        return sum(self.running.run_check(check, refuse) is None for check in passed)
 
     def _same_start(self) -> None:
         """The same names, random numbers, folder and environment, whatever ran before."""
