@@ -1,0 +1,70 @@
+"""Train with torch's DDP, on GPUs or CPUs: torchrun --nproc_per_node=2 plain.py."""
+
+import contextlib
+import os
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+EPOCHS, BATCH, ACCUMULATE = 3, 64, 2  # BATCH: of all ranks and micro-batches together
+
+
+def make_net() -> nn.Sequential:
+    torch.manual_seed(0)
+    sizes = [(16, 64), (64, 16)] * 4
+    layers = [layer for size in sizes for layer in (nn.Linear(*size), nn.GELU())]
+    return nn.Sequential(*layers[:-1])
+
+
+def make_data() -> TensorDataset:
+    x = torch.randn(512, 16, generator=torch.Generator().manual_seed(1))
+    return TensorDataset(x, x.sin().cumsum(1))
+
+
+def train() -> None:
+    on_gpu = torch.cuda.is_available()
+    local_rank = int(os.environ["LOCAL_RANK"])  # torchrun sets it: this process's GPU on its node
+    device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)  # or barrier(), objects and .cuda() of all ranks use cuda:0
+    dist.init_process_group("nccl" if on_gpu else "gloo")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+
+    model = DistributedDataParallel(
+        make_net().to(device), device_ids=[local_rank] if on_gpu else None
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    data = make_data()
+    sampler = DistributedSampler(data, drop_last=True)  # each rank its own samples
+    rows = BATCH // world_size // ACCUMULATE
+    loader = DataLoader(data, rows, sampler=sampler, drop_last=True, pin_memory=on_gpu)
+
+    for epoch in range(EPOCHS):
+        sampler.set_epoch(epoch)  # or every epoch has the order of the first
+        total = torch.zeros((), device=device)
+        for i, (x, y) in enumerate(loader, start=1):
+            x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+            last = i % ACCUMULATE == 0
+            with contextlib.nullcontext() if last else model.no_sync():
+                loss = F.mse_loss(model(x), y)
+                (loss / ACCUMULATE).backward()  # the last one averages over the ranks
+            if last:
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+            total += loss.detach()
+        dist.all_reduce(total)
+        if rank == 0:
+            print(f"epoch {epoch}: loss {total.item() / world_size / len(loader):.3f}")
+
+    if rank == 0:  # all ranks have the same weights
+        torch.save(model.module.state_dict(), "plain_ddp.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    train()

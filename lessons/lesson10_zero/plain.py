@@ -1,0 +1,71 @@
+"""Train with DeepSpeed (ZeRO-2), on GPUs or CPUs: torchrun --nproc_per_node=2 plain.py."""
+
+import os
+
+import deepspeed
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+if not torch.cuda.is_available():  # else its collectives for CPUs are compiled, in minutes
+    deepspeed.ops.__compatible_ops__ = {"deepspeed_shm_comm": False}
+
+EPOCHS, BATCH, ACCUMULATE = 3, 64, 2  # BATCH: of all ranks and micro-batches together
+
+
+def make_net() -> nn.Sequential:
+    torch.manual_seed(0)
+    sizes = [(16, 64), (64, 16)] * 4
+    layers = [layer for size in sizes for layer in (nn.Linear(*size), nn.GELU())]
+    return nn.Sequential(*layers[:-1])
+
+
+def make_data() -> TensorDataset:
+    x = torch.randn(512, 16, generator=torch.Generator().manual_seed(1))
+    return TensorDataset(x, x.sin().cumsum(1))
+
+
+def train() -> None:
+    on_gpu = torch.cuda.is_available()
+    local_rank = int(os.environ["LOCAL_RANK"])  # torchrun sets it: this process's GPU on its node
+    device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)  # or barrier(), objects and .cuda() of all ranks use cuda:0
+    deepspeed.init_distributed()
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+
+    config = {
+        "train_batch_size": BATCH,
+        "gradient_accumulation_steps": ACCUMULATE,
+        "gradient_clipping": 1.0,
+        "zero_optimization": {"stage": 2},
+    }
+    net = make_net()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    engine, *_ = deepspeed.initialize(model=net, optimizer=optimizer, config=config)
+    data = make_data()
+    sampler = DistributedSampler(data, drop_last=True)  # each rank its own samples
+    rows = engine.train_micro_batch_size_per_gpu()
+    loader = DataLoader(data, rows, sampler=sampler, drop_last=True, pin_memory=on_gpu)
+
+    for epoch in range(EPOCHS):
+        sampler.set_epoch(epoch)  # or every epoch has the order of the first
+        total = torch.zeros((), device=device)
+        for x, y in loader:
+            x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+            loss = F.mse_loss(engine(x), y)
+            engine.backward(loss)  # divides by ACCUMULATE, averages over the ranks
+            engine.step()  # in every micro-batch: it counts, clips, steps and clears by itself
+            total += loss.detach()
+        dist.all_reduce(total)
+        if rank == 0:
+            print(f"epoch {epoch}: loss {total.item() / world_size / len(loader):.3f}")
+
+    engine.save_checkpoint("plain_deepspeed")  # every rank calls it and writes its own parts
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    train()

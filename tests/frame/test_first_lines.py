@@ -1,0 +1,75 @@
+"""The plain scripts: copied elsewhere, under torchrun, on two ranks, they train as one process."""
+
+import os
+import re
+import runpy
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shared.exercises.lessons import ROOT
+from shared.ranks.torchrun import torchrun_command
+
+SCRIPTS = sorted(ROOT.glob("lessons/*/plain.py"))
+
+
+@pytest.fixture(scope="module")
+def one_process() -> tuple[list[float], dict[str, Tensor]]:
+    """The losses of the epochs and the last weights of one process that takes whole batches."""
+    plain = runpy.run_path(str(ROOT / "lessons" / "lesson06_ddp" / "plain.py"))
+    model, (x, y) = plain["make_net"](), plain["make_data"]().tensors
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for epoch in range(plain["EPOCHS"]):
+        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(epoch))
+        of_epoch = []
+        for rows in order.split(plain["BATCH"]):
+            loss = F.mse_loss(model(x[rows]), y[rows])
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            of_epoch.append(loss.item())
+        losses.append(sum(of_epoch) / len(of_epoch))
+    return losses, model.state_dict()
+
+
+def saved_weights(folder: Path) -> dict[str, Tensor]:
+    """What the script left, by the names of the whole model."""
+    if (folder / "plain_deepspeed").exists():
+        (file,) = folder.glob("plain_deepspeed/*/mp_rank_00_model_states.pt")
+        return torch.load(file, weights_only=False)["module"]
+    if (folder / "plain_pipeline").exists():  # a file a layer
+        return {
+            f"{int(file.name[6:8])}.{name}": tensor
+            for file in folder.glob("plain_pipeline/*/layer_*")
+            for name, tensor in torch.load(file).items()
+        }
+    (file,) = folder.glob("plain_*.pt")
+    return torch.load(file)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.parent.name)
+def test_a_plain_script_trains_as_one_process(script, tmp_path, one_process):
+    frameworks = re.findall(r"^from (accelerate)|^import (deepspeed)", script.read_text(), re.M)
+    for framework in filter(None, [name for found in frameworks for name in found]):
+        pytest.importorskip(framework)
+    shutil.copy(script, tmp_path)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = torchrun_command(Path("plain.py"), 2)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    losses, weights = one_process
+    said = [float(loss) for loss in re.findall(r"^epoch \d: loss (\S+)$", done.stdout, re.M)]
+    assert said == pytest.approx(losses, abs=1e-3)
+    left = saved_weights(tmp_path)
+    assert left.keys() == weights.keys()
+    for name, tensor in weights.items():
+        torch.testing.assert_close(left[name], tensor, atol=1e-4, rtol=1e-3)
