@@ -36,7 +36,13 @@ from shared.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
-PAGES = ("copy_from_here.md", "on_a_gpu.md", "when_something_does_not_work.md", "README.md")
+PAGES = (
+    "first_lines.md",
+    "copy_from_here.md",
+    "on_a_gpu.md",
+    "when_something_does_not_work.md",
+    "README.md",
+)
 OFFERED = {"train.py": "the script", "checks.py": "the checks"}
 LINK = re.compile(r"\]\(\s*<?([^)\s>#]+)[^)]*\)")
 

@@ -75,6 +75,7 @@ BESIDE = """\
 
 explore/index
 lessons/README
+lessons/first_lines
 lessons/copy_from_here
 lessons/on_a_gpu
 lessons/when_something_does_not_work
