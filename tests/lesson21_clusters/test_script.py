@@ -69,3 +69,28 @@ def test_bad_input_is_said_in_one_line(script, args, environment, words, tmp_pat
     status, _, err = run_script(script, *more, *args, "--out", tmp_path, **environment)
     assert status == 2
     assert words in err.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "variables"),
+    [
+        ("fsdp2", {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}),
+        (
+            "deepspeed",
+            {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"},
+        ),
+    ],
+)
+def test_accelerate_reads_the_files_and_tells_its_ranks(name, variables):
+    pytest.importorskip("accelerate")
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
+
+    file = FOLDER / "start" / f"accelerate_{name}.yaml"
+    given = launch_command_parser().parse_args(["--config_file", str(file), "train.py"])
+    given, _, _ = _validate_launch_command(given)
+    given.deepspeed_fields_from_accelerate_config = ""  # what the command itself adds
+    told = prepare_multi_gpu_env(given) if name == "fsdp2" else prepare_deepspeed_cmd_env(given)[1]
+    wanted = variables | {"ACCELERATE_MIXED_PRECISION": "bf16"}
+    assert {key: told.get(key) for key in wanted} == wanted
+    assert given.num_processes == 8
