@@ -183,7 +183,8 @@ def show(findings: Iterable[Finding]) -> int:
             print(textwrap.fill(text, width, subsequent_indent=indent + "   "), flush=True)
         if finding.state == MISSING:
             missing.append(finding.name)
-    print(f"\nneeded and missing: {', '.join(missing) or 'nothing'}")
+    print("\nwhen something fails: lessons/when_something_does_not_work.md")
+    print(f"needed and missing: {', '.join(missing) or 'nothing'}")
     return 1 if missing else 0
 
 
