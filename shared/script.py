@@ -30,6 +30,9 @@ from shared.ranks.logs import without_frames
 
 ROOT = Path(__file__).resolve().parent.parent
 PRESETS = ("tiny", "small", "large")
+OUT_OF_MEMORY = (
+    'what to do, the cheapest first: lessons/when_something_does_not_work.md, "CUDA out of memory"'
+)
 OF_A_MACHINE = {"out", "device"}  # arguments that may differ from one machine to the next
 T = TypeVar("T")
 
@@ -211,6 +214,9 @@ def run_script(main: Callable[[], None]) -> None:
             print(words, file=sys.stderr, flush=True)
         _tell_torchrun(words, words)
         sys.exit(2)
+    except torch.OutOfMemoryError as error:
+        error.add_note(OUT_OF_MEMORY)
+        raise
     except KeyboardInterrupt:
         sys.exit(130)
     finally:

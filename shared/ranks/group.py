@@ -279,7 +279,8 @@ def _no_group(error: Exception, world_size: int, timeout: float) -> NoGroup:
         )
     return NoGroup(
         f"{world_size} ranks did not meet at {address} within {timeout:g} s: are all of them "
-        f"started, and does that address reach rank 0? ({str(error).splitlines()[0]})"
+        f"started, and does that address reach rank 0? ({str(error).splitlines()[0]}) "
+        "lessons/when_something_does_not_work.md has more"
     )
 
 
