@@ -70,8 +70,8 @@ def lay_out(root: Path, source: Path) -> None:
     for name in PAGES:
         shutil.copy(root / "lessons" / name, source / "lessons")
     (source / "index.md").write_text(landing_page(root, [each.name for each in lessons]), "utf-8")
-    (source / "glossary.md").write_text(
-        glossary_page(terms, [each.name for each in lessons]), "utf-8"
+    (source / "lessons" / "glossary.md").write_text(
+        glossary_page(terms, [each.name for each in lessons], in_book=True), "utf-8"
     )
     (source / "zh.md").write_text(chinese_landing((HERE / "zh.md").read_text("utf-8")), "utf-8")
     shutil.copy(HERE / "explorable.js", source / "_static")

@@ -144,7 +144,8 @@ def chinese_note(lesson: str, files: list[str], pictures: list[tuple[str, str]])
         f"旁边有{links}。"
         + (f"可以操作的图（英文）：{shown}。" if shown else "")
         + f'<a href="../../../lessons/{lesson}/lesson.html">英文原文</a>，'
-        '<a href="../../../glossary.html">词汇表</a>，<a href="../../../zh.html">中文导读</a>。'
+        '<a href="../../../lessons/glossary.html">词汇表</a>，'
+        '<a href="../../../zh.html">中文导读</a>。'
     )
 
 

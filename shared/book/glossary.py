@@ -1,4 +1,9 @@
-"""The course's words: one file of terms, a page of them, and a link at a lesson's first use."""
+"""The course's words: one file of terms, a page of them, and a link at a lesson's first use.
+
+    python -m shared.book.glossary
+
+writes lessons/glossary.md from glossary.toml; a test holds the one to the other.
+"""
 
 import json
 import re
@@ -17,19 +22,31 @@ class Term:
     says: str
     lesson: str  # its two digits
     zh: str  # as Chinese engineers write it
-    words: tuple[str, ...]  # how the lessons write it
+    words: tuple[str, ...]  # what in the other lessons' text links to it
+    section: str = ""  # the heading in its lesson under which it is used or explained
+    also: tuple[str, ...] = ()  # other words for it
+    tools: tuple[tuple[str, str], ...] = ()  # tool, and what it calls it
 
 
 def read_glossary(path: Path) -> list[Term]:
     """The terms in the order of the alphabet. InputError names an entry that is not whole."""
     terms = []
     for name, entry in tomllib.loads(path.read_text(encoding="utf-8")).items():
-        missing = {"says", "lesson", "zh"} - entry.keys()
+        missing = {"says", "lesson", "section", "zh"} - entry.keys()
         if missing:
             raise InputError(f"{path.name}: {name!r} lacks {', '.join(sorted(missing))}")
-        words = tuple(entry.get("words", [name]))
-        terms.append(Term(name, entry["says"], entry["lesson"], entry["zh"], words))
+        words, also = (tuple(entry.get(key, [])) for key in ("words", "also"))
+        given = (entry[key] for key in ("says", "lesson", "zh"))
+        tools = tuple(entry.get("tools", {}).items())
+        terms.append(Term(name, *given, words, entry["section"], also, tools))
     return sorted(terms, key=lambda term: term.name.lower())
+
+
+HEAD = """\
+# Glossary
+
+The field's words, one sentence each: what else people and tools call the thing, and the lesson and
+section in which the course uses, builds or measures it."""
 
 
 def anchor(term: Term) -> str:
@@ -37,13 +54,20 @@ def anchor(term: Term) -> str:
     return "term-" + re.sub(r"[^a-z0-9]+", "-", term.name.lower()).strip("-")
 
 
-def glossary_page(terms: list[Term], lessons: list[str]) -> str:
-    """The page of all terms, each linked to the lesson that builds it, in English and Chinese."""
-    pages = {name.removeprefix("lesson")[:2]: f"lessons/{name}/lesson.ipynb" for name in lessons}
-    lines = ["# Glossary", "One sentence each, and the lesson in which the course builds it."]
+def glossary_page(terms: list[Term], lessons: list[str], *, in_book: bool = False) -> str:
+    """The page of all terms, each linked to the lesson that builds it, in English and Chinese.
+
+    In the book each has an anchor, to which the lessons' pages link.
+    """
+    pages = {name.removeprefix("lesson")[:2]: f"{name}/lesson.ipynb" for name in lessons}
+    lines = [HEAD]
     for term in terms:
-        where = f"[Lesson {term.lesson}]({pages[term.lesson]})."
-        lines.append(f"({anchor(term)})=\n**{term.name}** ({term.zh}): {term.says} {where}")
+        where = f"[Lesson {term.lesson}]({pages[term.lesson]})"
+        also = f" Also: {', '.join(f'`{word}`' for word in term.also)}." if term.also else ""
+        also += "".join(f" {tool}: `{called}`." for tool, called in term.tools)
+        mark = f"({anchor(term)})=\n" if in_book else ""
+        section = term.section.replace("_", r"\_")
+        lines.append(f"{mark}**{term.name}** ({term.zh}): {term.says}{also} {where}, *{section}*.")
     return "\n\n".join(lines) + "\n"
 
 
@@ -84,3 +108,10 @@ def _link(line: str, term: Term) -> str:
                 pieces[place] = pieces[place][: found.start()] + link + pieces[place][found.end() :]
                 return "".join(pieces)
     return line
+
+
+if __name__ == "__main__":
+    folder = Path(__file__).resolve().parents[2] / "lessons"
+    names = sorted(path.parent.name for path in folder.glob("lesson*/lesson.ipynb"))
+    own_terms = read_glossary(Path(__file__).with_name("glossary.toml"))
+    (folder / "glossary.md").write_text(glossary_page(own_terms, names), encoding="utf-8")

@@ -79,6 +79,6 @@ lessons/first_lines
 lessons/copy_from_here
 lessons/on_a_gpu
 lessons/when_something_does_not_work
-glossary
+lessons/glossary
 zh
 ```"""

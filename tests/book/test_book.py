@@ -61,7 +61,7 @@ def test_every_term_is_whole_has_a_lesson_and_an_anchor_of_its_own(tmp_path):
     assert {term.lesson for term in terms} <= numbers
     assert len({anchor(term) for term in terms}) == len(terms)
     (tmp_path / "glossary.toml").write_text('["x"]\nsays = "y"\n', encoding="utf-8")
-    with pytest.raises(InputError, match="'x' lacks lesson, zh"):
+    with pytest.raises(InputError, match="'x' lacks lesson, section, zh"):
         read_glossary(tmp_path / "glossary.toml")
 
 
