@@ -209,14 +209,11 @@ def run_script(main: Callable[[], None]) -> None:
         if isinstance(error, torch.OutOfMemoryError):  # its fourth sentence is for experts
             first = ". ".join(" ".join(str(error).split()).split(". ")[:3])
             words = f"error: {first}: take a smaller --preset or more GPUs; `nvidia-smi` shows who "
-            words += "else uses this one"
+            words += f"else uses this one; {OUT_OF_MEMORY}"
         if isinstance(error, NoGroup) or os.environ.get("LOCAL_RANK", "0") == "0":
             print(words, file=sys.stderr, flush=True)
         _tell_torchrun(words, words)
         sys.exit(2)
-    except torch.OutOfMemoryError as error:
-        error.add_note(OUT_OF_MEMORY)
-        raise
     except KeyboardInterrupt:
         sys.exit(130)
     finally:

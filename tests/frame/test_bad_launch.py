@@ -1,6 +1,7 @@
 """Part II's scripts, started the wrong way: one line and status 2, no hang, no process left."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -204,6 +205,8 @@ def test_a_gpu_that_gets_full(capfd):
         run_script(train)
     said = capfd.readouterr().err
     expect_error((left.value.code, said), "2.00 GiB", "1.50 GiB is free: take a smaller --preset")
+    page, heading = re.findall(r'(lessons/\S+\.md), "(.+)"', said)[0]
+    assert f"\n## {heading}\n" in (ROOT / page).read_text("utf-8")
 
 
 def test_torchrun_ends_with_ranks_that_were_too_many(tmp_path):

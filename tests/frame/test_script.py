@@ -353,14 +353,3 @@ def test_torchrun_never_reads_half_of_an_error(tmp_path, monkeypatch):
     assert "in fails" in said["extraInfo"]["py_callstack"]
     assert "unknown function" not in str(said)
     assert replaced == [False], "it came into its place whole"
-
-
-def test_a_script_that_is_out_of_memory_says_which_page_has_the_ladder():
-    def fails() -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-
-    with pytest.raises(torch.OutOfMemoryError) as raised:
-        script.run_script(fails)
-    (note,) = raised.value.__notes__
-    page, heading = re.findall(r'(lessons/\S+\.md), "(.+)"', note)[0]
-    assert f"\n## {heading}\n" in (ROOT / page).read_text("utf-8")
