@@ -84,9 +84,13 @@ def beside(dumps: dict[int, Dump]) -> list[str]:
 
 def report(recordings: Sequence[Recording], notes: Sequence[str]) -> int:
     """Print the verdict and what it rests on; the exit status."""
+    if not any(each.calls for each in recordings):
+        raise InputError(f"nothing to compare: {'; '.join(notes) or 'no call was recorded'}")
     hangs = explain_hang(recordings)
     for hang in hangs:
         print(f"group {hang.group}: {describe_hang(hang)}")
+        if 0 < len(hang.made) < len(hang.missing):
+            print(f"only {names(tuple(hang.made))} made it: why do most not?")
     if len(hangs) > 1 and (words := first_to_look_at(hangs)):
         print(words)
     if not hangs:

@@ -101,7 +101,7 @@ def _recordings(groups: dict[str, dict[int, _Said]]) -> list[Recording]:
                 told[number][what] += 1
         for rank, said in by_rank.items():
             for number in range(first, said.made + 1):
-                usual = told[number].most_common(1)[0][0] if number in told else "call"
+                usual = told[number].most_common(1)[0][0] if number in told else "not named"
                 state = "completed" if number <= said.back else "scheduled"
                 what = said.work.get(number, usual)
                 calls[rank].append(Call(group, number, what, "?", 0, state))

@@ -375,6 +375,14 @@ def test_a_log_is_read_by_the_script_and_says_what_it_leaves_open(tmp_path, run_
     assert status == 1
     assert "group 0: allreduce of 7 no. 21 waits for rank 3" in out
     assert "no line of ranks [1, 2]" in out
+    log.write_text(watchdog(0, 21, 21, 20) + asked(1, 20, 20) + asked(2, 20, 20))
+    status, out, _ = run_script(EXPLAIN, log)
+    assert "waits for ranks 1, 2" in out
+    assert "only rank 0 made it" in out
+    log.write_text(watchdog(0, 21, 21, 20).splitlines()[0])
+    status, _, err = run_script(EXPLAIN, log)
+    assert status == 2
+    assert "nothing to compare: rank 0 timed out in no. 21" in err
     log.write_text("loss 3.1\n")
     status, _, err = run_script(EXPLAIN, tmp_path)
     assert status == 2
