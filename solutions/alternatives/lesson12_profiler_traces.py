@@ -117,10 +117,9 @@ def swept_overlap(trace):
         return cat == "cpu_op" and name[:6] == "aten::"
 
     parts = list(edges(trace, step=is_step, sent=sent, busy=busy))
-    if not any("step" in running for _, running in parts):
-        raise ValueError("no ProfilerStep in this trace")
-    if not gpu and any(event["name"][:5] == "nccl:" for event in trace["traceEvents"]):
-        raise ValueError("the kernels are missing")
+    labels = any(event["name"][:5] == "nccl:" for event in trace["traceEvents"])
+    if (labels and not gpu) or not any("step" in running for _, running in parts):
+        raise ValueError("no ProfilerStep in this trace, or no kernels")
     total = sum(time for time, running in parts if {"step", "sent"} <= running)
     hidden = sum(time for time, running in parts if {"step", "sent", "busy"} <= running)
     return 1.0 if total == 0 else hidden / total
@@ -165,12 +164,11 @@ def gridded_overlap(trace):
     kernel = [e for e in events if e.get("cat") == "kernel"]
     nccl = [e for e in kernel if "nccl" in e["name"].lower()]
     steps = covered(lambda e: "ProfilerStep#" in e["name"])
-    if not steps.any():
-        raise ValueError("no step")
+    labels = covered(lambda e: e["name"].startswith("nccl:")).any()
+    if not steps.any() or (labels and not kernel):
+        raise ValueError("no step, or labels without kernels")
     if kernel:
         sent, busy = covered(lambda e: e in nccl), covered(lambda e: e in kernel and e not in nccl)
-    elif covered(lambda e: e["name"].startswith("nccl:")).any():
-        raise ValueError("labels without kernels")
     else:
         sent = covered(lambda e: e["name"].startswith("gloo:"))
         busy = covered(lambda e: e.get("cat") == "cpu_op" and e["name"].startswith("aten::"))
@@ -224,10 +222,8 @@ def matrix_by_matrix(config, tokens, seconds, peak):
 
 def by_the_papers_formula(config, tokens, seconds, peak):
     """6 N + 12 L H Q T a token, N without embeddings, biases and norms."""
-    if seconds <= 0:
-        raise ValueError(f"a step of {seconds} seconds")
-    if peak <= 0:
-        raise ValueError(f"a peak of {peak}")
+    if seconds <= 0 or peak <= 0:
+        raise ValueError(f"a step of {seconds} seconds, a peak of {peak}")
     L, D = config.num_layers, config.d_model
     N = L * (4 * D**2 + 2 * D * config.d_ff) + D * config.vocab_size
     a_token = 6 * N + 12 * L * config.num_heads * config.head_dim * tokens[1]
