@@ -69,6 +69,8 @@ def shard_as_trainer(arguments: Arguments, model: Model) -> Model:
     half = torch.bfloat16 if a["bf16"] else None
     given: dict[str, Any] = {"mp_policy": MixedPrecisionPolicy(half, half, half)}
     if options.offload:
+        if not torch.accelerator.is_available():
+            raise InputError("fsdp's offload: there is no accelerator here to offload from")
         given["offload_policy"] = CPUOffloadPolicy()
     for names, module in _units(model.float(), options):  # float32 masters
         unit = module

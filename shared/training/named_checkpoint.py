@@ -261,7 +261,9 @@ def _problem(state: Mapping[str, Any], folder: Path) -> str:
         for name, value in values.items():
             found = stored.get(f"{part}.{name}")
             if not isinstance(found, TensorStorageMetadata):
-                return f"has no {part} {name}"
+                wrapped = [w for w in ("module.", "_orig_mod.") if f"{part}.{w}{name}" in stored]
+                inside = f', but "{wrapped[0]}{name}": save the model inside' if wrapped else ""
+                return f"has no {part} {name}{inside}"
             if found.size != value.shape:
                 return f"has {part} {name} of {tuple(found.size)}, here {tuple(value.shape)}"
     return ""

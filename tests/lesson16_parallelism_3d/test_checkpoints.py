@@ -27,7 +27,7 @@ from shared.tensor_parallel.checkpoint import CutModel
 from shared.tensor_parallel.engine import reference_engine
 from shared.tensor_parallel.models import named_tensors
 from shared.training.engine import DataParallelEngine, reference_curve
-from shared.training.named_checkpoint import load_named, save_named
+from shared.training.named_checkpoint import ModuleLayout, load_named, save_named
 from shared.training.precision import MasterWeightAdamW
 from shared.training.reference_run import (
     TOLERANCE,
@@ -170,6 +170,13 @@ def test_another_shape_is_said(tmp_path):
     save_named(CutModel(torch.nn.Linear(3, 2)), None, tmp_path)
     with pytest.raises(InputError, match=r"model weight of \(2, 3\), here \(2, 4\)"):
         load_named(CutModel(torch.nn.Linear(4, 2)), None, tmp_path)
+
+
+def test_a_checkpoint_of_a_wrapped_model_says_so(tmp_path):
+    wrapped = torch.nn.ModuleDict({"module": torch.nn.Linear(3, 2)})  # as torch's DDP names it
+    save_named(ModuleLayout(wrapped), None, tmp_path)
+    with pytest.raises(InputError, match=r'no model weight, but "module\.weight": save the model'):
+        load_named(ModuleLayout(torch.nn.Linear(3, 2)), None, tmp_path)
 
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD])

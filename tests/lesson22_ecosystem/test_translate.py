@@ -95,6 +95,7 @@ NOT_FSDP2 = [
     ({"fsdp": "full_shard auto_wrap", "fsdp_config": {"min_num_params": 10}}, "SIZE_BASED_WRAP"),
     ({"fsdp_config": {"xla": True}}, "xla True"),
     ({"fsdp_config": {"transformer_layer_cls_to_warp": "Block"}}, "did you mean 'transformer_"),
+    ({"fsdp": "full_shard offload"}, "no accelerator here"),
     ({"fsdp_config": "no_such.json"}, "no_such.json"),
     ({"fsdp_config": {"activation_checkpointing": "perhaps"}}, "must be true or false"),
     ({"gradient_checkpointing": True}, "gradient_checkpointing True"),
