@@ -1,6 +1,7 @@
 """The Trainer's arguments, every one: what a translation takes, leaves to the loop, or refuses."""
 
 import difflib
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -30,6 +31,7 @@ REFUSED = {
     "use_liger_kernel": "patch the model before",
 }
 OPTIMIZER = {"optim_args", "optim_target_modules"}  # of optimizers that are no AdamW
+NOTHING = {"", "none", "null", "false", "0", "0.0", "no", "[]", "{}"}
 ADAMW = {"adamw_torch", "adamw_torch_fused"}
 # Of the loop, its data and its schedule, and what is only shown, evaluated or kept.
 _WORDS = """
@@ -66,7 +68,7 @@ def checked(arguments: Arguments, of_optimizer: bool) -> dict[str, Any]:
     known = TRANSLATED | REFUSED.keys() | OPTIMIZER | WITHOUT_EFFECT | OLDER
     for name, value in arguments.items():
         expect_known("the Trainer has no argument", name, known)
-        asked = bool(value) != (name == "average_tokens_across_devices")
+        asked = (str(value).lower() not in NOTHING) != (name == "average_tokens_across_devices")
         if name in REFUSED and asked:
             raise InputError(
                 f"{name} {value!r} is not translated: {REFUSED[name]}, and leave it out"
@@ -99,7 +101,8 @@ def spelled(name: str, value: Any, like: bool | float) -> Any:
     try:
         if isinstance(like, bool):
             return words[str(value).lower()]
-        number = float(value)
+        if not math.isfinite(number := float(value)):
+            raise ValueError
         return int(number) if isinstance(like, int) and number == int(number) else number
     except (KeyError, TypeError, ValueError, OverflowError):
         kind = "true or false" if isinstance(like, bool) else "a number"
