@@ -116,8 +116,7 @@ class GradientSync(Wrapped):
         if parameter in self._complete:
             raise RuntimeError(
                 "a second backward() before finish_gradient_sync() (put all but the last under "
-                "no_sync()), or in one backward() a block that is used twice under a re-entrant "
-                "checkpoint (take use_reentrant=False): a gradient that travels would be added to"
+                "no_sync()), or a block used twice in a re-entrant checkpoint (use_reentrant=False)"
             )
         self._complete[parameter] = None
         self._send_what_is_next()

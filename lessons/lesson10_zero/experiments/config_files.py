@@ -90,8 +90,8 @@ class _Asked(dict):
         self.asked.add(str(key))
         return super().__contains__(key)
 
-    def get(self, key: str, default: Any = None) -> Any:
-        self.asked.add(key)
+    def get(self, key: object, default: Any = None, /) -> Any:
+        self.asked.add(str(key))
         return super().get(key, default)
 
     def keys(self) -> Any:
