@@ -7,6 +7,7 @@ what the ranks waited for; timeline.png is the last step as it ran.
 """
 
 import argparse
+import gc
 import math
 from functools import partial
 
@@ -105,7 +106,8 @@ def main() -> None:
         costs = costs_of(recipe, vocab_size)
         pipeline = Pipeline(parts, cut(args, costs, rank.world_size))
         layout = ModuleLayout(pipeline, named)  # this rank's stages, by their names in the model
-        del parts, model, named
+        del parts, part, model, named
+        gc.collect()  # a part whose forward is wrapped holds itself: other ranks' layers would stay
         optimizer = torch.optim.AdamW(pipeline.parameters(), lr=recipe.peak, betas=(0.9, 0.95))
         pipeline.clock = partial(synchronized_now, rank.device)
         engine = PipelineEngine(pipeline, table, optimizer)
