@@ -46,10 +46,11 @@ def check_room(
         advice.append(f"{more} GPUs (torchrun --nproc_per_node)")
     own = getattr(args, "config", None)
     what = f"--config {own}" if own else f"--preset {args.preset}"
+    others = "; `nvidia-smi` shows who has the rest" if free < SURE * total else ""
     raise InputError(
-        f"{what} needs about {need / 1e9:.1f} GB on each of {ranks} GPU(s), of which one "
-        f"has {free / 1e9:.1f} of {total / 1e9:.1f} GB free: take "
-        + (" or ".join(advice) or "a GPU that nobody uses, see `nvidia-smi`")
+        f"{what} needs about {need / 1e9:.3g} GB on each of {ranks} GPU(s), of which one has "
+        f"{free / 1e9:.3g} of {total / 1e9:.3g} GB free: take "
+        f"{' or '.join(advice) or 'a GPU that nobody uses'}{others}"
     )
 
 

@@ -84,7 +84,7 @@ def test_a_preset_is_refused_where_it_does_not_fit_and_runs_where_it_does(
     line = refused("20", 16_000, "--preset", "large", *out)
     assert "--preset large needs about 33.9 GB on each of 1 GPU(s)" in line
     assert "take --preset small or 3 GPUs" in line
-    assert "a GPU that nobody uses" in refused("20", 10, "--preset", "small", *out)
+    assert "take --preset tiny" in refused("20", 10, "--preset", "small", *out)
     predicted = bytes_of_replicas(Namespace(), RECIPES["small"], 1, True) / 2**20
     run = [sys.executable, script("20"), "--preset", "small", "--steps", "4", *TEXT, *out]
     beside(1, *run, "--method", "all_reduce", PRETEND_MIB="64")

@@ -1,5 +1,6 @@
 """Predicted peaks beside counted ones; what is refused before it starts, and what is named then."""
 
+import re
 import weakref
 from argparse import Namespace
 from collections.abc import Callable
@@ -152,7 +153,7 @@ def test_a_preset_that_does_not_fit_names_what_does(script, gpu_of):
     with pytest.raises(InputError, match="--preset large needs about") as refused:
         check_room(args, script.presets, script.needed, half=True)
     words = str(refused.value)
-    assert f"{need / GB:.1f} GB on each of 1 GPU(s)" in words
+    assert f"{need / GB:.3g} GB on each of 1 GPU(s)" in words
     assert "--preset small" in words
     assert script.needed(args, script.presets["small"], 1, True) < 0.05 * need
 
@@ -180,5 +181,7 @@ def test_more_gpus_and_flags_are_named_where_they_do(gpu_of):
 
 def test_a_gpu_that_others_have_filled(gpu_of):
     gpu_of(10**6)
-    with pytest.raises(InputError, match=r"0\.0 of 80\.0 GB free: take a GPU that nobody uses"):
+    with pytest.raises(
+        InputError, match="0.001 of 80 GB free: take a GPU that nobody uses; `nvidia-smi` shows who"
+    ):
         check_room(Namespace(preset="small"), RECIPES, bytes_of_replicas, half=False)
