@@ -44,6 +44,12 @@ BUILT = {
     "shared.clusters": 21,
     "shared.ecosystem": 22,
     "shared.capstone": 23,
+    # Of the book the pictures, by the last lesson that has one of a module's.
+    "shared.book.recorded": 14,
+    "shared.book.recorded_pipeline": 15,
+    "shared.book.planned": 16,
+    "shared.book.recorded_accelerate": 22,
+    "shared.book.explorables": 23,
 }
 
 # Answers that lie in a module of an earlier lesson, which needs them: a class can read them from

@@ -5,20 +5,21 @@ code needs stays, statement by statement; where an answer of NN stands, a line t
 """
 
 import ast
-import json
 import re
-from collections.abc import Iterator, Sequence
-from functools import cached_property
+from collections.abc import Iterator
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from solutions.answers_held import code_of
 from solutions.built import NEEDED_BEFORE, built_in
-from solutions.grading.intake.known import KnownAnswer, KnownAnswers
+from solutions.grading.intake.known import KnownAnswers
 from solutions.grading.intake.lesson import read_lessons
-from solutions.grading.intake.sources import Definition, bound_by, imported_by, parsed
+from solutions.grading.intake.sources import bound_by, imported_by, parsed
 
 Place = tuple[str, str]  # a module and a name in it
 IMPORTS = ast.Import, ast.ImportFrom
+PICTURES = "shared.book.explorables"
 YOURS = """\
 # Not in this edition: an exercise of this week. Taken from your notebook, when it is used.
 {name} = withheld("{id}", "{name}")"""
@@ -36,6 +37,7 @@ class ClassEdition:
             for each in KnownAnswers(course, lesson).references() if int(number) >= through else ():
                 if each.module.startswith("shared."):
                     self.answers[each.module, each.node.name] = each.exercise
+        self._top = cache(self._statements)
         self.kept: set[Place] = set()
         self.modules: set[str] = set()  # those that are there, as a whole or in part
         for path in sorted(course.joinpath("shared").rglob("*.py")):
@@ -139,9 +141,7 @@ class ClassEdition:
 
     def _need_module(self, module: str) -> None:
         self.modules.add(module)
-        path = self.known.path(module)
-        assert path is not None, f"there is no module {module}"
-        self._need_imports(parsed(path.read_text(encoding="utf-8")))
+        self._need_imports(self.known.module(module).tree)
 
     def _need(self, module: str, name: str) -> None:
         """A definition and, unless it is withheld, what it needs itself."""
@@ -154,8 +154,20 @@ class ClassEdition:
                 if name in _binds(node):
                     self._follow(module, node)
 
-    def _top(self, module: str) -> list[ast.stmt]:
-        return self.known.module(module).tree.body
+    def _statements(self, module: str) -> list[ast.stmt]:
+        """Those of a module; of the book's pictures without those of later lessons."""
+        body = self.known.module(module).tree.body
+        return [self._taught(each) for each in body] if module == PICTURES else body
+
+    def _taught(self, node: ast.stmt) -> ast.stmt:
+        match node:
+            case ast.Assign(targets=targets, value=ast.Tuple(elts=[ast.Call(), *_] as pictures)):
+                own = [each for each in pictures if self._has_come(each)]
+                return ast.copy_location(ast.Assign(targets, ast.Tuple(own, ast.Load())), node)
+        return node
+
+    def _has_come(self, picture: Any) -> bool:
+        return int(picture.args[1].value) <= self.through
 
     def _follow(self, module: str, node: ast.stmt) -> None:
         source = self.known.module(module)
@@ -183,6 +195,8 @@ class ClassEdition:
         for number, node in enumerate(self._top(module)):
             before, done = lines[done : _first_line(node) - 1], node.end_lineno or 0
             own = lines[_first_line(node) - 1 : done]
+            if module == PICTURES and isinstance(node, ast.Assign):
+                own = _with_these(node, lines)
             names = [each for each in _binds(node) if (module, each) in self.kept]
             if isinstance(node, IMPORTS):
                 parts += [*(line for line in before if not line), *_shortened(node, own, used)]
@@ -206,42 +220,6 @@ class ClassEdition:
         return not names or any((module, each) in self.kept for each in names)
 
 
-def answers_held(edition: Path, answers: Sequence[KnownAnswer]) -> Iterator[tuple[str, str]]:
-    """(file, exercise) where the source of an answer, or of a method of one, stands in a file."""
-    ids = {text: each.exercise for each in answers for text in _sources(each.node)}
-    for path in sorted([*edition.rglob("*.py"), *edition.glob("lessons/*/lesson.ipynb")]):
-        source = code_of(path) if path.suffix == ".ipynb" else path.read_text(encoding="utf-8")
-        bodies = (_body(each) for each in ast.walk(parsed(source)) if isinstance(each, Definition))
-        for id in sorted({ids[text] for body in bodies if (text := _text(body)) in ids}):
-            yield path.relative_to(edition).as_posix(), id
-
-
-def _sources(node: Any) -> Iterator[str]:
-    """A definition and its methods, without names of their own, docstrings and annotations.
-
-    Methods of one or two statements are left out: two classes have the same `__len__`, or the same
-    gather and wait, by chance.
-    """
-    for each in (n for n in ast.walk(node) if isinstance(n, Definition)):
-        body = _body(each)
-        if each is node or len(body) > 2:
-            yield _text(body)
-
-
-def _body(node: Any) -> list[ast.stmt]:
-    return node.body[ast.get_docstring(node) is not None :]
-
-
-def _text(body: list[ast.stmt]) -> str:
-    return "\n".join(map(ast.unparse, body))
-
-
-def code_of(notebook: Path) -> str:
-    """The code cells of a notebook as one text."""
-    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
-    return "\n".join("".join(each["source"]) for each in cells if each["cell_type"] == "code")
-
-
 def _binds(node: ast.stmt) -> list[str]:
     return [] if isinstance(node, IMPORTS) else bound_by(node)
 
@@ -249,6 +227,13 @@ def _binds(node: ast.stmt) -> list[str]:
 def _first_line(node: Any) -> int:
     """The line on which a statement begins, with its decorators."""
     return min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
+
+
+def _with_these(node: Any, lines: list[str]) -> list[str]:
+    """The lines of a tuple with its elements' own lines."""
+    own = (lines[each.lineno - 1 : each.end_lineno] for each in node.value.elts)
+    parts = [line for each in own for line in (*each[:-1], each[-1].rstrip(",") + ",")]
+    return [f"{node.targets[0].id} = (", *parts, ")"]
 
 
 def _used(node: ast.AST) -> set[str]:

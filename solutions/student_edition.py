@@ -24,8 +24,9 @@ from functools import partial
 from pathlib import Path
 
 from shared.errors import InputError
+from solutions.answers_held import answers_held, code_of
 from solutions.built import NEEDED_BEFORE
-from solutions.class_edition import ClassEdition, answers_held, code_of
+from solutions.class_edition import ClassEdition
 from solutions.grading.intake.known import KnownAnswers
 from solutions.grading.intake.lesson import read_lessons
 
@@ -144,7 +145,8 @@ def cut_down(edition: Path, course: Path, through: int) -> None:
     early = EARLY.format(" ".join(parts.early)) if parts.early else ""
     say_first(edition, CLASS.format(week=through, early=early))
     files = [each.relative_to(edition).as_posix() for each in edition.rglob("*") if each.is_file()]
-    (edition / MARK).write_text(json.dumps({"through": through, "files": sorted(files)}, indent=1))
+    mark = {"through": through, "early": parts.early, "files": sorted(files)}
+    (edition / MARK).write_text(json.dumps(mark, indent=1))
 
 
 def _without_dead(folder: Path, link: re.Match[str]) -> str:
@@ -208,6 +210,8 @@ def read_over(
         ]
         held = [f"{name}: {id}" for name, id in answers_held(edition, week)]
         yield f"no file holds the source of an answer of lesson {through:02}", "\n".join(held)
+        early = " ".join(json.loads((edition / MARK).read_bytes())["early"]) or "none"
+        yield f"answers that are there before their week, since something needs them: {early}", ""
         answers = [each for each in answers if each not in week]
     stay = " ".join(each.exercise for each in answers if each.module.startswith("shared."))
     yield f"answers that stay, since later lessons import them: {stay}", ""

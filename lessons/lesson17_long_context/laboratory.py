@@ -134,7 +134,8 @@ ODD = {
 
 def front_and_back(ranks: int) -> list[list[int]]:
     """The zigzag, for exercises that come after the one that asks for it."""
-    return [[rank, 2 * ranks - 1 - rank] for rank in range(ranks)]
+    chunks = range(2 * ranks)  # in other words than 17.3's answer, which no edition may hold
+    return [list(pair) for pair in zip(chunks, reversed(chunks), strict=True)][:ranks]
 
 
 THREE_EACH = {2: [[5, 0, 2], [1, 4, 3]]}

@@ -14,8 +14,10 @@ from shared.exercises import notebook
 from shared.exercises.lessons import ROOT
 from shared.exercises.notebook import Exercise, NotSolved
 from shared.exercises.withheld import withheld
-from solutions import student_edition
+from solutions import class_edition, student_edition
+from solutions.answers_held import answers_in, source_of
 from solutions.built import NEEDED_BEFORE
+from solutions.class_edition import ClassEdition
 from solutions.grading.intake.known import KnownAnswers, hand_in
 from solutions.grading.intake.lesson import read_lessons
 from tests.grading.test_student_edition import STOPPED, Learner
@@ -80,6 +82,40 @@ def test_its_last_notebook_runs_to_its_first_open_exercise(week, tmp_path):
     learner = Learner(folder, tmp_path)
     line = f"python -m shared.cli.notebooks {number:02} --mode reading --no-write"
     assert STOPPED.findall(learner.run(line, 1))[:1] == [f"{number:02}"]
+
+
+# What is read before its week, and by which lesson's week on: the guide names them.
+EARLY = {"04.1": {3}, "08.1a": {4, 5, 6, 7}, "13.1": {10, 11, 12, 13}}
+
+
+@pytest.fixture(scope="module")
+def course():
+    return read_lessons(ROOT)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("through", range(1, 24))
+def test_every_week_can_be_given_out(through, course, monkeypatch):
+    """By the sources alone, which take seconds: notebooks run for some of the weeks."""
+    monkeypatch.setattr(class_edition, "read_lessons", lambda _: course)
+    edition = ClassEdition(ROOT, through)
+    sources = {name: text for name, text in edition.files() if text is not None}
+    for number, lesson in course.items():
+        if int(number) <= through:
+            folder = ROOT / "lessons" / lesson.folder
+            for path in (*folder.rglob("*.py"), folder / "lesson.ipynb"):
+                sources[path.relative_to(ROOT).as_posix()] = source_of(path)
+    for name, source in sources.items():
+        compile(source, name, "exec")
+    of_week = KnownAnswers(ROOT, course[f"{through:02}"]).references()
+    week = [each for each in of_week if each.exercise not in NEEDED_BEFORE]
+    assert list(answers_in(sources, week)) == []
+    assert edition.early == sorted(id for id, weeks in EARLY.items() if through in weeks)
+
+
+def test_the_guide_names_what_is_read_early():
+    guide = (ROOT / "solutions" / "README.md").read_text(encoding="utf-8")
+    assert [id for id in EARLY if id not in guide] == []
 
 
 @pytest.fixture(scope="module")

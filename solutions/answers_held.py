@@ -1,0 +1,59 @@
+"""Where the source of an answer stands in files that a class gets."""
+
+import ast
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from solutions.grading.intake.known import KnownAnswer
+from solutions.grading.intake.sources import Definition, parsed
+
+
+def answers_held(edition: Path, answers: Sequence[KnownAnswer]) -> Iterator[tuple[str, str]]:
+    """(file, exercise) where the source of an answer, or of a method of one, stands in a file."""
+    paths = sorted([*edition.rglob("*.py"), *edition.glob("lessons/*/lesson.ipynb")])
+    sources = {each.relative_to(edition).as_posix(): source_of(each) for each in paths}
+    return answers_in(sources, answers)
+
+
+def answers_in(
+    sources: Mapping[str, str], answers: Sequence[KnownAnswer]
+) -> Iterator[tuple[str, str]]:
+    """The same in sources by the names of their files."""
+    ids = {text: each.exercise for each in answers for text in _sources(each.node)}
+    for name, source in sources.items():
+        bodies = (_body(each) for each in ast.walk(parsed(source)) if isinstance(each, Definition))
+        for id in sorted({ids[text] for body in bodies if (text := _text(body)) in ids}):
+            yield name, id
+
+
+def source_of(path: Path) -> str:
+    """The code of a module or a notebook."""
+    return code_of(path) if path.suffix == ".ipynb" else path.read_text(encoding="utf-8")
+
+
+def _sources(node: Any) -> Iterator[str]:
+    """A definition and its methods, without names of their own, docstrings and annotations.
+
+    Methods of one or two statements are left out: two classes have the same `__len__`, or the same
+    gather and wait, by chance.
+    """
+    for each in (n for n in ast.walk(node) if isinstance(n, Definition)):
+        body = _body(each)
+        if each is node or len(body) > 2:
+            yield _text(body)
+
+
+def _body(node: Any) -> list[ast.stmt]:
+    return node.body[ast.get_docstring(node) is not None :]
+
+
+def _text(body: list[ast.stmt]) -> str:
+    return "\n".join(map(ast.unparse, body))
+
+
+def code_of(notebook: Path) -> str:
+    """The code cells of a notebook as one text."""
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    return "\n".join("".join(each["source"]) for each in cells if each["cell_type"] == "code")
