@@ -4,6 +4,7 @@ A course can be given without solutions/. `from solutions.lesson06_ddp import Bu
 there too: the name holds a placeholder until `put_mine_in_place` finds the learner's answer.
 """
 
+import functools
 import importlib.abc
 import importlib.machinery
 import re
@@ -19,9 +20,14 @@ from shared.exercises.stubs import is_stub
 
 
 class Unsolved:
-    """An exercise that nobody has written; raises InputError when a script uses it."""
+    """An exercise that nobody has written; raises InputError when a script uses it.
 
-    def __init__(self, number: str, name: str) -> None:
+    It has the parameters of its stub, where there is one: libraries look at what they are given.
+    """
+
+    def __init__(self, number: str, name: str, stub: Any = None) -> None:
+        if stub is not None:
+            functools.update_wrapper(self, stub, updated=())
         ids = {each.name: id for id, each in load_checks(number).items()}
         self._words = (
             f"exercise {ids[name]} ({name}) is not solved yet, and this script uses it: solve it in"
@@ -80,9 +86,10 @@ def put_mine_in_place(number: str, names: dict[str, Any], *, mine: bool) -> dict
         if mine and not own:
             raise InputError(f"--mine: no exercise of {path} is solved yet; solve one first")
     named = {id: each.name for id, each in checks.items() if each.name in names}
-    for name in named.values():
+    for id, name in named.items():
         if name in own or otherwise == "open":
-            names[name] = own.get(name, Unsolved(number, name))
+            stub = notebook.defined[id].own if id in notebook.defined else None
+            names[name] = own.get(name, Unsolved(number, name, stub))
     return {id: "mine" if name in own else otherwise for id, name in named.items()}
 
 

@@ -5,6 +5,7 @@ strict    (TORCH_HANDLE_STRICT=1, or under pytest) an unsolved or wrong answer r
 solution  (TORCH_HANDLE_IMPLEMENTATION=solution) every exercise is the reference
 """
 
+import functools
 import os
 import sys
 from collections.abc import Callable
@@ -114,7 +115,7 @@ def exercise(id: str) -> Callable[[T], T]:
             if difference := signature_difference(own, bound):
                 raise SignatureDiffers(f"{id}: {difference}")
         elif is_stub(own):
-            bound = substitute_reference(id, own.__name__)
+            bound = substitute_reference(id, own.__name__, own)
         defined[id] = Exercise(id, own, bound, solved=bound is own or solution_mode())
         return bound
 
@@ -130,8 +131,11 @@ def _reference(id: str, name: str) -> Any:
     return getattr(module, name)
 
 
-def substitute_reference(id: str, name: str) -> Any:
-    """Return the reference, or without solutions/ what raises `NotSolved` when it is called."""
+def substitute_reference(id: str, name: str, stub: Any = None) -> Any:
+    """Return the reference, or without solutions/ what raises `NotSolved` when it is called.
+
+    That has the parameters of the stub: libraries look at what they are given.
+    """
     reference = _reference(id, name)
     if reference is not None:
         return reference
@@ -142,6 +146,8 @@ def substitute_reference(id: str, name: str) -> Any:
             raise NotSolved(message)
 
     Unsolved.__name__ = Unsolved.__qualname__ = name
+    if stub is not None:
+        functools.update_wrapper(Unsolved, stub, ("__doc__",), updated=())
     return Unsolved
 
 

@@ -1,11 +1,18 @@
 """Exercises, checks and modes, on a toy lesson in real kernels and under real nbval."""
 
+import inspect
 import json
 import shutil
+from types import SimpleNamespace
 
 import nbformat
 import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
+from shared.errors import InputError
+from shared.exercises import mine, notebook
 from shared.exercises.stubs import is_stub, signature_difference
 
 
@@ -92,6 +99,29 @@ def test_reading_mode_names_the_mistake_and_keeps_the_learners_answer(toy, toy_m
     assert "\n16\n" in done.stdout, "the learner's own function stays in use"
     assert "01.2 Adder: not right yet, at the check of one" in done.stdout
     assert "a part of the stub is still there" in done.stdout, "half a class is an attempt"
+
+
+def test_a_placeholder_has_the_parameters_of_its_stub(monkeypatch):
+    """torch's DDP looks at those of a hook when it is registered, before it is called."""
+
+    def fp16_hook(state, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        raise NotImplementedError
+
+    class Adder:
+        def __init__(self, amount=1):
+            raise NotImplementedError
+
+    monkeypatch.setattr(notebook, "solution_module", lambda number: None)
+    placeholders = [mine.Unsolved("20", "fp16_hook", fp16_hook)]
+    placeholders.append(notebook.substitute_reference("20.1", "fp16_hook", fp16_hook))
+    for each in placeholders:
+        DistributedDataParallel._check_comm_hook(SimpleNamespace(), each)
+        with pytest.raises((InputError, notebook.NotSolved), match=r"20\.1 .* is not solved yet"):
+            each(None, None)
+    adder = notebook.substitute_reference("01.2", "Adder", Adder)
+    assert str(inspect.signature(adder)) == "(amount=1)"
+    with pytest.raises(notebook.NotSolved):
+        adder()
 
 
 @pytest.mark.full
