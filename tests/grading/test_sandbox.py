@@ -199,6 +199,63 @@ def test_a_run_may_take_long_and_not_fall_silent(monkeypatch):
     os.close(reader)
 
 
+def test_a_judge_that_has_spoken_is_not_waited_for_as_one_that_starts(monkeypatch):
+    reader, writer = os.pipe()
+    clock = SimpleNamespace(monotonic=itertools.count(step=25).__next__)
+    monkeypatch.setattr(process, "time", clock)
+    os.write(writer, b".")
+    began = clock.monotonic()
+    assert process._listen(reader, 60.0, threading.Event(), first=10_000.0) == (b".", Stop.TIME)
+    assert clock.monotonic() - began < 1_000
+    os.close(writer)
+    os.close(reader)
+
+
+# Each in a process of its own, by numbers of x86_64; 38 is ENOSYS, with which glibc takes clone.
+REFUSED = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+for number, *given in {calls}:
+    ctypes.set_errno(0)
+    result = libc.syscall(number, *given)
+    if result == 0 and number == 56: os._exit(0)
+    print(number, result if result < 0 else "done", ctypes.get_errno())
+sys.stdout.flush()
+if os.fork() == 0: os._exit(7)
+print(os.uname().nodename, os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the numbers are x86_64's")
+def test_calls_that_leave_or_hold_what_no_limit_sees_are_refused(tmp_path):
+    need_bubblewrap()
+    new_user = 0x10000000 | 17  # CLONE_NEWUSER | SIGCHLD
+    calls = [(56, new_user, 0, 0, 0, 0), (272, 0x10000000), (308, 0, 0), (165, 0, 0, 0, 0, 0)]
+    calls += [(248, 0, 0, 0, 0, 0), (250, 0, 0), (319, b"x", 0), (447, 0), (64, 0, 1, 0o1666)]
+    calls += [(68, 0, 0o1666), (29, 0, 4096, 0o1666), (321, 0, 0, 0), (298, 0, 0, 0, 0, 0)]
+    calls += [(41, 40, 1, 0), (430, b"tmpfs", 0)]
+    file = tmp_path / "calls"
+    file.write_bytes(bubblewrap.refused_calls())
+    program = REFUSED.format(calls=[*calls, (435, 0, 0)])
+    with file.open("rb") as rules:
+        number = rules.fileno()
+        argv = [sys.executable, "-I", "-S", "-c", program]
+        words = bubblewrap.command(argv, (), {}, Limits(), seccomp=number)
+        done = subprocess.run(words, capture_output=True, text=True, check=False, pass_fds=[number])
+    refused = [f"{number} -1 1" for number, *_ in calls]
+    assert done.stdout.splitlines() == [*refused, "435 -1 38", "sandbox 7"], done
+
+
+def test_groups_of_a_grader_that_was_killed_are_removed(tmp_path):
+    (tmp_path / "cgroup.controllers").touch()
+    left, own = tmp_path / "torch_handle_4194305_a", tmp_path / f"torch_handle_{os.getpid()}_b"
+    left.mkdir()  # no system counts processes so far
+    own.mkdir()
+    with cgroup(Limits(), tmp_path):
+        assert not left.exists()
+        assert own.exists()
+
+
 READER = Reader(Answers("ada", "01", {}, {}), {"01.1": EXERCISE}, Limits(), {})
 BEGINS = {"event": "begins", "exercise": "01.1"}
 

@@ -28,6 +28,19 @@ READABLE = (
     "/sys",
 )
 SHARED_MEMORY = 64 << 20  # bytes of /dev/shm: data loaders' workers use it
+# Linux's packet filter, and the numbers of calls by machine, in the order of the names.
+LOAD, EQUAL, AT_LEAST, HAS_BITS, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+ALLOW = (RETURN, 0, 0, 0x7FFF0000)
+AF_VSOCK, NEW_NAMESPACES = 40, 0x7E020000
+CALL_NAMES = """kind clone clone3 socket memfd_create shmget io_uring_setup unshare setns mount
+    umount2 pivot_root add_key request_key keyctl bpf perf_event_open userfaultfd memfd_secret
+    semget msgget"""
+CALLS = {
+    "x86_64": """0xC000003E 56 435 41 319 29 425 272 308 165 166 155 248 249 250 321 298 323 447
+        64 68""",
+    "aarch64": """0xC00000B7 220 435 198 279 194 425 97 268 40 39 41 217 218 219 280 241 282 447
+        190 186""",
+}
 OTHERWISE = "or give --unconfined to run what students wrote as yourself, with all your rights"
 
 
@@ -72,6 +85,7 @@ def command(
     """
     root = os.getuid() == 0
     words = ["bwrap", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
+    words += ["--hostname", "sandbox"]
     words += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
     if root:
         words += [w for cap in ("SETUID", "SETGID", "SETPCAP") for w in ("--cap-add", f"CAP_{cap}")]
@@ -135,31 +149,39 @@ def _parents(places: Iterable[str]) -> list[str]:
 def refused_calls() -> bytes:
     """A filter for bwrap's --seccomp: these calls are refused (EPERM).
 
-    Files in memory (memfd_create) and memory that no process holds (shmget) belong to no folder or
-    process whose size could be limited. A socket of AF_VSOCK leads to the machine around a virtual
-    one from any network namespace, and io_uring makes sockets without asking. The filter is a
-    program for Linux's packet filter (seccomp(2)).
+    Files in memory (memfd_create, memfd_secret) and what no process holds (shmget, semget, msgget,
+    keys) belong to no folder or process whose size could be limited. New namespaces give rights of
+    their own there. A socket of AF_VSOCK leads to the machine around a virtual one from any network
+    namespace, and io_uring makes sockets without asking. Where clone3 is unknown the C library
+    takes clone, whose flags can be seen. The filter is a program for seccomp(2).
     """
-    machine, allow = os.uname().machine, (0x06, 0, 0, 0x7FFF0000)
-    numbers = {
-        "x86_64": (0xC000003E, 319, 29, 425, 41),
-        "aarch64": (0xC00000B7, 279, 194, 425, 198),
-    }
-    if machine not in numbers:
-        return struct.pack("<HBBI", *allow)
-    kind, *refused, socket = numbers[machine]
+    if os.uname().machine not in CALLS:
+        return struct.pack("<HBBI", *ALLOW)
+    numbers = (int(each, 0) for each in CALLS[os.uname().machine].split())
+    named = dict(zip(CALL_NAMES.split(), numbers, strict=True))
+    kind, clone, clone3, socket = map(named.pop, ("kind", "clone", "clone3", "socket"))
+    refused = [*named.values(), *range(428, 433)]  # the calls behind mount's newer interface
+    # (code, where to jump if so, and if not, by name; "" is the next line)
+    lines = [
+        ("", LOAD, 4, "", ""),  # the kind of machine: 32-bit calls have other numbers
+        ("", EQUAL, kind, "", "refuse"),
+        ("", LOAD, 0, "", ""),  # the number of the call
+        ("", AT_LEAST, 0x40000000, "refuse", ""),  # x32's are the same, and this more
+        *(("", EQUAL, number, "refuse", "") for number in refused),
+        ("", EQUAL, clone3, "unknown", ""),
+        ("", EQUAL, clone, "clone", ""),
+        ("", EQUAL, socket, "socket", "allow"),
+        ("clone", LOAD, 16, "", ""),  # its first argument
+        ("", HAS_BITS, NEW_NAMESPACES, "refuse", "allow"),
+        ("socket", LOAD, 16, "", ""),
+        ("", EQUAL, AF_VSOCK, "refuse", "allow"),
+        ("allow", *ALLOW[::3], "", ""),
+        ("refuse", RETURN, 0x00050001, "", ""),
+        ("unknown", RETURN, 0x00050026, "", ""),
+    ]
+    places = {label: place for place, (label, *_) in enumerate(lines) if label}
+    jumps = [[places.get(to, n + 1) - n - 1 for to in line[3:]] for n, line in enumerate(lines)]
     return b"".join(
-        struct.pack("<HBBI", *each)
-        for each in (
-            (0x20, 0, 0, 4),  # load the kind of machine: 32-bit calls have other numbers
-            (0x15, 0, len(refused) + 6, kind),
-            (0x20, 0, 0, 0),  # load the number of the call
-            (0x35, len(refused) + 4, 0, 0x40000000),  # x32's are the same, and this more
-            *((0x15, len(refused) + 3 - i, 0, number) for i, number in enumerate(refused)),
-            (0x15, 0, 2, socket),
-            (0x20, 0, 0, 16),  # load its first argument
-            (0x15, 1, 0, 40),  # is it AF_VSOCK?
-            allow,
-            (0x06, 0, 0, 0x00050001),  # refuse
-        )
+        struct.pack("<HBBI", code, *jump, value)
+        for (_, code, value, *_), jump in zip(lines, jumps, strict=True)
     )

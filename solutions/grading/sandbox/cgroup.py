@@ -5,10 +5,11 @@ wall behind both. Root can make one where the cgroup file system is writable; se
 """
 
 import contextlib
+import os
 import shlex
 import time
 import uuid
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from pathlib import Path
 
 from solutions.grading.results import Limits
@@ -30,7 +31,8 @@ def cgroup(limits: Limits, root: Path = ROOT) -> Generator[list[str]]:
     else:
         bytes_of = {"memory.limit_in_bytes": memory, "memory.memsw.limit_in_bytes": memory}
         settings = {root / "memory": bytes_of, root / "pids": {"pids.max": num_threads}}
-    name, made = f"torch_handle_{uuid.uuid4().hex}", []
+    name, made = f"torch_handle_{os.getpid()}_{uuid.uuid4().hex}", []
+    _remove_left_ones(settings)
     try:
         for parent, limit in settings.items():
             with contextlib.suppress(OSError):  # no right to, or no such controller
@@ -50,3 +52,12 @@ def cgroup(limits: Limits, root: Path = ROOT) -> Generator[list[str]]:
             if not any(map(Path.exists, made)):
                 break
             time.sleep(0.02)
+
+
+def _remove_left_ones(parents: Iterable[Path]) -> None:
+    """Remove empty groups of graders that were killed; one with processes in it stays."""
+    for group in (each for parent in parents for each in parent.glob("torch_handle_*_*")):
+        maker = group.name.split("_")[2]
+        if maker.isdigit() and not Path("/proc", maker).exists():
+            with contextlib.suppress(OSError):
+                group.rmdir()

@@ -22,6 +22,7 @@ from solutions.grading.sandbox.cgroup import cgroup
 MAX_READ = 4 << 20  # bytes that one run may report
 MAX_LOG = 1 << 16  # characters of its complaints that are looked at, from their end
 STARTING = 120.0  # seconds for the interpreter, torch and the setup cell
+ENDING = 20.0  # seconds for the judge to end and clear away what an exercise has left
 
 
 @dataclass
@@ -69,7 +70,8 @@ def run_judge(
                 argv = [*bubblewrap.limited(limits), *argv]
             process = _start(folder, [*before, *argv], seen, (writer, calls.fileno()))
             try:
-                said, stop = _listen(reader, STARTING + limits.exercise_seconds, closing)
+                seconds = limits.exercise_seconds + ENDING
+                said, stop = _listen(reader, seconds, closing, first=STARTING + seconds)
             finally:
                 os.close(reader)
                 process.kill()  # bubblewrap's end is the end of all that it holds
@@ -124,12 +126,15 @@ def environment(home: Path, seed: int) -> dict[str, str]:
     }
 
 
-def _listen(reader: int, patience: float, closing: threading.Event) -> tuple[bytes, Stop | None]:
+def _listen(
+    reader: int, patience: float, closing: threading.Event, first: float = 0.0
+) -> tuple[bytes, Stop | None]:
     """What comes until the other side ends or is silent for so long, or the grader is closed.
 
-    The judge speaks before and after each exercise, unless an answer has stopped it.
+    The judge speaks before and after each exercise, unless an answer has stopped it; `first` is the
+    longer patience until it speaks at all.
     """
-    said, heard = b"", time.monotonic()
+    said, heard, waits = b"", time.monotonic(), max(first, patience)
     with selectors.DefaultSelector() as selector:
         selector.register(reader, selectors.EVENT_READ)
         while True:
@@ -140,7 +145,7 @@ def _listen(reader: int, patience: float, closing: threading.Event) -> tuple[byt
                 said, heard = said + data, time.monotonic()
             for passed, stop in (
                 (closing.is_set(), Stop.CLOSING),
-                (time.monotonic() > heard + patience, Stop.TIME),
+                (time.monotonic() > heard + (patience if said else waits), Stop.TIME),
                 (len(said) > MAX_READ, Stop.OUTPUT),
             ):
                 if passed:
