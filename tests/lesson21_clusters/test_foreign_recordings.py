@@ -215,7 +215,7 @@ def test_a_full_recording_says_nothing_of_messages_and_of_a_call_that_is_cut():
 @pytest.mark.parametrize(
     ("files", "at"),
     [
-        ((TORCH, f"{PACKAGES}/typing_extensions.py", "/home/me/a.py"), "a.py:2 in f"),
+        ((TORCH, f"{PACKAGES}/typing_extensions.py", "/data/job/a.py"), "a.py:2 in f"),
         ((TORCH, "/opt/conda/lib/python3.10/contextlib.py", "/w/torch/a.py"), "a.py:2 in f"),
         ((TORCH, f"{PACKAGES}/megatron/a.py", "/usr/lib/python3.10/runpy.py"), "a.py:1 in f"),
         ((TORCH,), "?"),
