@@ -8,13 +8,10 @@ import datetime
 import importlib.machinery
 import importlib.util
 import os
-import threading
 import time
 import types
 
 import build
-
-CALLS: dict[str, int] = {}  # of torch.cuda's functions, by name
 
 
 def load():
@@ -45,13 +42,10 @@ def install() -> None:
 
 def _low_level(torch, native) -> None:
     c = torch._C
-    noted = _counting
 
     def get_device_count():
         _poison()
         return native.count()
-
-    forked = threading.local()
 
     def _poison():
         if not getattr(torch, "_pretend_poisoned", False):
@@ -82,7 +76,6 @@ def _low_level(torch, native) -> None:
         )
         return dict.fromkeys(names, one) | {"num_alloc_retries": 0, "num_ooms": 0}
 
-    del forked
     given = {
         "_cuda_getDeviceCount": get_device_count,
         "_cuda_init": cuda_init,
@@ -118,7 +111,7 @@ def _low_level(torch, native) -> None:
         "_cuda_getCurrentBlasHandle": lambda: 0,
     }
     for name, function in given.items():
-        setattr(c, name, noted(name, function))
+        setattr(c, name, function)
 
     def scatter(tensor, devices, sizes, dim, streams):
         parts = tensor.chunk(len(devices), dim) if sizes is None else tensor.split(sizes, dim)
@@ -129,14 +122,6 @@ def _low_level(torch, native) -> None:
     c._broadcast_coalesced = lambda tensors, devices, size: [
         [x if i == x.device.index else x.to(f"cuda:{i}") for x in tensors] for i in devices
     ]
-
-
-def _counting(name, function):
-    def called(*args, **kwargs):
-        CALLS[name] = CALLS.get(name, 0) + 1
-        return function(*args, **kwargs)
-
-    return called
 
 
 def _torch_cuda(torch, native) -> None:
@@ -193,7 +178,6 @@ def _torch_cuda(torch, native) -> None:
         return torch.device("cuda", native.get_device() if index is None else index)
 
     cuda._utils._dummy = device_of
-    streams = {}
 
     def as_ours(stream):
         return Stream(
@@ -202,10 +186,7 @@ def _torch_cuda(torch, native) -> None:
         )  # fmt: skip
 
     def current_stream(device=None):
-        device = device_of(device)
-        return streams.get((threading.get_ident(), device.index)) or as_ours(
-            torch.accelerator.current_stream(device)
-        )
+        return as_ours(torch.accelerator.current_stream(device_of(device)))
 
     def default_stream(device=None):
         stream = torch.Stream(device=device_of(device))
@@ -338,11 +319,7 @@ def _nccl(torch, native) -> None:
                 dist.PrefixStore("pretend", store), rank, size, timeout=options._timeout
             )
             ranks = options.global_ranks_in_group or list(range(size))
-            made = native.PretendNCCL(gloo, store, rank, size, ranks, str(options.group_name))
-            made_options[id(made)] = options
-            return made
-
-    made_options: dict[int, Options] = {}
+            return native.PretendNCCL(gloo, store, rank, size, ranks, str(options.group_name))
 
     def split_off(store, rank, size, ranks, name):
         options = Options()

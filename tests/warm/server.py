@@ -35,8 +35,8 @@ def interpreter(folder: Path, *, lazily: bool = False, **variables: str) -> Iter
     """Make a program in `folder` that stands for this interpreter; warm until the block ends.
 
     Beside it lies the kernelspec "python3" that starts it, for JUPYTER_PATH. `lazily` leaves to the
-    program what torch imports with the first optimizer, and with it when. With `variables` in its
-    environment the warm one is started.
+    program what torch imports with the first optimizer, and with it when. `variables` are added to
+    the warm one's environment.
     """
     address, program = folder / "socket", folder / "python"
     words = [sys.executable, "-I", "-S", HERE / "client.py", address, sys.executable]
