@@ -19,7 +19,7 @@ from tqdm import tqdm
 from shared.errors import InputError
 from shared.ranks.processes import raise_on_stop_signals
 from solutions.grading import classroom, selftest
-from solutions.grading.corrections import correct, read_corrections
+from solutions.grading.corrections import correct, no_longer_named, read_corrections
 from solutions.grading.intake.submissions import doubtful_names, find_submissions, left_out
 from solutions.grading.reports import feedback, picture, summary, table
 from solutions.grading.results import Lesson, Limits, Verdict
@@ -131,10 +131,13 @@ def grade(
                 to_judge = waiting, judge, store, limits
                 classroom.grade_waiting(*to_judge, jobs=args.jobs, result=result, tick=bar.update)
         verdicts = correct(table.in_order(result.verdicts), by_hand)
+        dropped = no_longer_named(args.out / "grades.json", by_hand)
         write_results(args.out, verdicts, lessons, limits)
     print(summary.summary(verdicts))
     if equal := classroom.equal_answers(tasks):
         print("\nequal to the letter:", *equal, sep="\n  ")
+    if dropped:
+        print("\nset by hand in the last run, not named in this one:", *dropped, sep="\n  ")
     print(f"\nnotebooks run: {result.num_run}; known from an earlier run: {result.num_known}")
     print(f"written: {args.out / 'grades.csv'}, {args.out / 'feedback' / 'index.html'}")
     if result.num_failed:

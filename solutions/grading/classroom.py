@@ -68,7 +68,8 @@ def read_answers(submission: Submission, lesson: Lesson) -> Answers:
             return no_answers(student, lesson, Outcome.UNREADABLE, str(reason))
     if (reason := submission.problems.get("", NOTHING)) != NOTHING:
         return no_answers(student, lesson, Outcome.UNREADABLE, reason)
-    held = f"no notebook of lesson {number} (handed in: {' '.join(submission.notebooks)})"
+    others = " ".join(sorted({*submission.notebooks, *submission.problems} - {""}))
+    held = f"no notebook of lesson {number} (handed in: {others or 'none that can be read'})"
     return no_answers(student, lesson, Outcome.MISSING, submission.problems.get("", held))
 
 

@@ -1,6 +1,8 @@
 """Points that an instructor sets by hand: a table beside the submissions, read at every run."""
 
 import csv
+import io
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,26 +30,50 @@ def read_corrections(
 ) -> Corrections:
     """The corrections in a CSV file with the columns student, exercise, points, why.
 
+    As a spreadsheet saves it: UTF-8 or Windows' own letters, semicolons with commas in numbers.
     Raises InputError, with the line, for a student, an exercise or points that cannot be.
     """
     most = {each.id: each.points for lesson in lessons.values() for each in lesson.exercises}
     known = {written: each for each in students for written in (each, as_cell(each))}
     found: dict[tuple[str, str], Correction] = {}
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:  # Excel puts a mark in front
-            table = csv.reader(file, strict=True)  # a quote that is open would hide rows
-            if (head := tuple(next(table, ()))) != COLUMNS:
-                raise InputError(f"begins with {','.join(head)!r}, not with {','.join(COLUMNS)!r}")
-            for cells in filter(None, table):
-                if problem := _problem(cells, known, most, found):
-                    raise InputError(f"line {table.line_num}: {problem}")
-                written, exercise, points, why = cells
-                found[known[written], exercise] = Correction(round(float(points), 2), brief(why))
+        text = _text(path.read_bytes())
+        german = text.startswith(";".join(COLUMNS))
+        lines = io.StringIO(text, newline="")  # a quote that is open would hide rows: strict
+        table = csv.reader(lines, strict=True, delimiter=";" if german else ",")
+        if (head := tuple(next(table, ()))) != COLUMNS:
+            raise InputError(f"begins with {','.join(head)!r}, not with {','.join(COLUMNS)!r}")
+        for cells in filter(None, table):
+            if german and len(cells) == len(COLUMNS):
+                cells[2] = cells[2].replace(",", ".")
+            if problem := _problem(cells, known, most, found):
+                raise InputError(f"line {table.line_num}: {problem}")
+            written, exercise, points, why = cells
+            found[known[written], exercise] = Correction(round(float(points), 2), brief(why))
     except InputError as error:
         raise InputError(f"--corrections {path}: {error}") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"--corrections {path} cannot be read: {error}") from None
     return found
+
+
+def _text(content: bytes) -> str:
+    try:
+        return content.decode("utf-8-sig")  # Excel puts a mark in front
+    except UnicodeDecodeError:
+        if b"\0" in content or content[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            raise
+        return content.decode("cp1252")
+
+
+def no_longer_named(grades: Path, corrections: Corrections) -> list[str]:
+    """What the last run into this folder had set by hand, and this one does not name."""
+    try:
+        before = json.loads(grades.read_text(encoding="utf-8"))["verdicts"]
+        were = {(v["student"], v["exercise"]) for v in before if v["by_hand"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return [f"{student}, {exercise}" for student, exercise in sorted(were - corrections.keys())]
 
 
 def _problem(

@@ -10,6 +10,7 @@ TEMPORARY = re.compile(r"(<home>/(?:tmp|(?:[a-z0-9]+_)*))[a-z0-9_]{8}(?=[/'\"\s)
 MAX_TEXT = 100_000  # before anything else: what follows looks at each character
 MAX_LINE, MAX_MESSAGE = 1000, 300
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet would compute, or worse, run
+LATER = re.compile(r"([;|]\s*)(?=[=+\-@])")  # where another separator begins a cell
 
 
 def clean(text: str, paths: Mapping[str, str] | None = None) -> str:
@@ -39,6 +40,7 @@ def shortened(text: str, most: int) -> str:
 
 def as_cell(text: str) -> str:
     """The text as a table has it, where no spreadsheet computes it."""
+    text = LATER.sub(r"\1'", text)
     return f"'{text}" if text.startswith(FORMULA) else text
 
 

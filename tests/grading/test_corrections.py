@@ -5,8 +5,13 @@ from dataclasses import replace
 import pytest
 
 from shared.errors import InputError
-from solutions.grading.corrections import Correction, correct, read_corrections
-from solutions.grading.reports.table import reason
+from solutions.grading.corrections import (
+    Correction,
+    correct,
+    no_longer_named,
+    read_corrections,
+)
+from solutions.grading.reports.table import reason, write_json
 from solutions.grading.results import Exercise, Lesson, Outcome, Verdict
 
 EXERCISES = (Exercise("02.1", "f", 3), Exercise("02.2", "g", 1))
@@ -33,10 +38,29 @@ def test_a_table_is_read_as_spreadsheets_write_it(tmp_path):
     assert read(tmp_path, f"{HEAD}\n") == {}
 
 
+def test_a_table_is_read_as_a_german_excel_writes_it(tmp_path):
+    text = f"{HEAD.replace(',', ';')}Ada;02.1;2,5;f\u00fcr den Ansatz, nicht mehr\r\n"
+    (tmp_path / "x.csv").write_bytes(text.encode("cp1252"))
+    assert read_corrections(tmp_path / "x.csv", ["Ada"], LESSONS) == {
+        ("Ada", "02.1"): Correction(2.5, "f\u00fcr den Ansatz, nicht mehr")
+    }
+
+
+def test_points_by_hand_that_are_no_longer_named_are_told(tmp_path):
+    corrected = correct([HALF], {("Ada", "02.1"): Correction(3, "see mail")})
+    write_json(tmp_path / "grades.json", [*corrected, replace(HALF, exercise="02.2")], {})
+    assert no_longer_named(tmp_path / "grades.json", {}) == ["Ada, 02.1"]
+    named = {("Ada", "02.1"): Correction(0, "x")}
+    assert no_longer_named(tmp_path / "grades.json", named) == []
+    (tmp_path / "grades.json").write_text('{"verdicts": 3}')
+    assert no_longer_named(tmp_path / "grades.json", {}) == []
+    assert no_longer_named(tmp_path / "none.json", {}) == []
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("student;exercise;points;why\n", "not with 'student,exercise,points,why'"),
+        ("student|exercise|points|why\n", "not with 'student,exercise,points,why'"),
         ("", "begins with ''"),
         (f"{HEAD}Adda,02.1,1,x\n", "line 2: there is no student 'Adda'"),
         (f"{HEAD}Ada,02.9,1,x\n", "line 2: there is no exercise '02.9'"),

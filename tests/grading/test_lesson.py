@@ -10,7 +10,7 @@ import pytest
 from shared.errors import InputError
 from solutions.grading.intake import lesson as lesson_module
 from solutions.grading.intake.lesson import read_lessons, take_answers
-from solutions.grading.intake.notebook import MAX_CODE_CHARACTERS
+from solutions.grading.intake.notebook import MAX_CODE_CHARACTERS, borrowed, look
 from solutions.grading.results import Outcome
 
 COURSE = Path(__file__).resolve().parents[2]
@@ -246,3 +246,27 @@ def test_what_a_flagged_cell_has_imported_is_flagged_in_every_cell():
     flags = take_answers("Ada", LESSON, notebook(source, uses)).flags
     assert list(map(str, flags["02.3"])) == ["line 1 uses attention, of a cell that needs a look"]
     assert not take_answers("Ada", LESSON, notebook(source, CAUSAL)).flags["02.3"]
+
+
+def test_names_that_a_match_or_an_async_function_binds_are_the_answer_s_own():
+    """Where another cell has the same names, an honest answer heard that it takes them there."""
+    source = """async def helper(rows):
+    match rows:
+        case [first, *rest]: return first, rest
+        case {"a": 1, **more}: return more
+        case whole: return whole
+    return outside"""
+    other = look("first = rest = more = whole = helper = outside = 1", 7)
+    assert borrowed(look(source), [other], frozenset()) == ["outside (cell 7)"]
+
+
+def test_a_right_answer_in_the_wrong_cell_is_named():
+    cells = json.loads(PRISTINE)
+    name = LESSON.exercises[0].name
+    answer = {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None}
+    cells["cells"].append({**answer, "source": f"def {name}(*args):\n    return args"})
+    answers = take_answers("Ada", LESSON, json.dumps(cells).encode())
+    outcome, why = answers.problems["02.1"]
+    assert outcome is Outcome.UNREADABLE
+    assert f"is as it was, and cell {len(cells['cells'])} defines {name}: move it" in why
+    assert len(answers.problems) == 1

@@ -228,6 +228,8 @@ def test_a_reason_of_the_whole_lesson_is_said_once(tmp_path):
     assert page.text.count(reason) == 1
     assert "Exercises: 01.1 f, 01.2 f." in page.text
     assert f"Ada – 0 of 4 lesson 01: {reason}" in index.text
+    _, index = read_pages(tmp_path, [*gone, verdict("02.1", Outcome.RIGHT, points=2.0)])
+    assert reason not in index.text, "a dash says it where something else was handed in"
     by_hand = "points set by hand (before: 0): seen on paper"
     page, _ = read_pages(tmp_path, [replace(each, by_hand=by_hand) for each in gone])
     assert by_hand in page.text

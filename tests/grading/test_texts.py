@@ -2,7 +2,7 @@
 
 import pytest
 
-from solutions.grading.texts import brief, clean, show_points
+from solutions.grading.texts import as_cell, brief, clean, show_points
 
 CLEAN = {
     "\x1b[31mred\x1b[0m\x1b]0;title\x07 \x00\u202e\udcff": "red ???",
@@ -38,3 +38,16 @@ def test_words_are_cut():
 )
 def test_numbers_have_no_needless_digits(shown, text):
     assert shown == text
+
+
+@pytest.mark.parametrize(
+    ("text", "cell"),
+    [
+        ("=1+1", "'=1+1"),
+        ("seen x;=1+1", "seen x;'=1+1"),
+        ("a | @SUM(1)", "a | '@SUM(1)"),
+        ("got (3, -2); want 1", "got (3, -2); want 1"),
+    ],
+)
+def test_no_spreadsheet_computes_a_cell_whatever_it_takes_for_a_separator(text, cell):
+    assert as_cell(text) == cell

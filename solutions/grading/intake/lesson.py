@@ -27,6 +27,7 @@ from solutions.grading.intake.notebook import (
     find_answer,
     look,
     read_cells,
+    written_beside,
 )
 from solutions.grading.intake.sources import parsed
 from solutions.grading.results import Answers, Exercise, Flag, Lesson, Outcome
@@ -153,6 +154,10 @@ def take_answers(student: str, lesson: Lesson, notebook: bytes) -> Answers:
         answer = find_answer(exercise, cells)
         if not isinstance(answer, Cell):
             problems[exercise.id] = answer
+            continue
+        untouched = answer.source.strip() == lesson.stubs[exercise.id].strip()
+        if untouched and (reason := written_beside(exercise, cells)):
+            problems[exercise.id] = Outcome.UNREADABLE, reason
             continue
         taken[exercise.id] = answer
         if names := ", ".join(borrowed(answer, cells, known)[:3]):

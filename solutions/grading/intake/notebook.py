@@ -156,6 +156,10 @@ def _needed(tree: ast.Module) -> set[str]:
                 made.add(name)
             case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
                 made.add(name)
+            case ast.AsyncFunctionDef(name=name) | ast.MatchMapping(rest=name):
+                made.add(name)
+            case ast.MatchAs(name=name) | ast.MatchStar(name=name):
+                made.add(name)
             case ast.alias(name=name, asname=local):
                 made.add(local or name.split(".")[0])
     return read - made
@@ -188,6 +192,17 @@ def find_answer(exercise: Exercise, cells: Sequence[Cell]) -> Cell | tuple[Outco
     else:
         return owner
     return Outcome.UNREADABLE, reason
+
+
+def written_beside(exercise: Exercise, cells: Sequence[Cell]) -> str:
+    """Where an answer stands whose own cell was left as it was; "" where there is none."""
+    beside = [each for each in cells if not each.exercises and exercise.name in each.defines]
+    if not beside:
+        return ""
+    return (
+        f"the cell of exercise {exercise.id} is as it was, and cell {beside[-1].place} defines"
+        f" {exercise.name}: move it into the exercise's cell"
+    )
 
 
 def _why_missing(exercise: Exercise, cells: Sequence[Cell]) -> tuple[Outcome, str]:

@@ -23,7 +23,7 @@ def parsed(source: str) -> ast.Module:
 
 def bound_by(node: ast.stmt) -> list[str]:
     """The names that a top-level statement defines."""
-    if isinstance(node, Definition):
+    if isinstance(node, Definition | ast.AsyncFunctionDef):
         return [node.name]
     stores = (n for n in ast.walk(node) if isinstance(n, ast.Name))
     return [n.id for n in stores if isinstance(n.ctx, ast.Store)]

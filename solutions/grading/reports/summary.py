@@ -27,6 +27,7 @@ def summary(verdicts: Sequence[Verdict]) -> str:
         _points(verdicts),
         _listed("needs a look", flagged),
         _listed("stopped, or cannot be graded", _ungraded(verdicts)),
+        _listed("nothing of these lessons", _absent(verdicts)),
     ]
     return "\n\n".join(filter(None, parts))
 
@@ -78,6 +79,13 @@ def _ungraded(verdicts: Iterable[Verdict]) -> list[str]:
         f"{student}, {id}{f' and {len(more)} more' if more else ''}: {reason}"
         for (student, reason), (id, *more) in reasons.items()
     ]
+
+
+def _absent(verdicts: Iterable[Verdict]) -> list[str]:
+    """One line for each student of whom there is no lesson at all, and why."""
+    students = by_student(verdicts).items()
+    nothing = [v for v in students if all(each.outcome is Outcome.MISSING for each in v[1])]
+    return [f"{student}: {theirs[0].message}" for student, theirs in nothing]
 
 
 def _listed(title: str, lines: Sequence[str]) -> str:
