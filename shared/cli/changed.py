@@ -33,9 +33,12 @@ READERS = {
     "*.py": f"tests/frame/test_style.py tests/frame/test_layers.py {NAMES}",
     "*.md": RULES,
     "*.ipynb": f"{RULES} tests/frame/test_layers.py tests/frame/test_translation.py"
-    " tests/frame/test_notebooks.py[] tests/frame/test_checks.py[] tests/book/test_chinese.py[NN]",
+    " tests/frame/test_notebooks.py[] tests/frame/test_checks.py[] tests/book/test_chinese.py[NN]"
+    " tests/book/test_glossary.py",
     "*.po": "tests/book/test_chinese.py",
-    "lessons/*.md": "tests/book/test_book.py",
+    "lessons/*.md": "tests/book/test_book.py tests/book/test_first_lines.py"
+    " tests/book/test_glossary.py",
+    "lessons/*/plain.py": "tests/frame/test_first_lines.py tests/book/test_first_lines.py",
     "tests/*": "tests/frame/test_promises.py",
     "tests/pretend_gpu/*": "tests/pretend_gpu/test_pretend_gpu.py",
     "shared/book/*": "tests/book/*",
