@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared.book.first_lines import FIRST, OTHERS, PAGE, filled, script_of
 from shared.exercises.lessons import ROOT
 from shared.ranks.torchrun import torchrun_command
 
@@ -74,16 +73,3 @@ def test_a_plain_script_trains_as_one_process(script, tmp_path, one_process):
     assert left.keys() == weights.keys()
     for name, tensor in weights.items():
         torch.testing.assert_close(left[name], tensor, atol=1e-4, rtol=1e-3)
-
-
-def test_the_page_shows_the_scripts_as_they_are():
-    page = PAGE.read_text("utf-8")
-    assert page == filled(page), "python -m shared.book.first_lines puts them in again"
-    _, head, *rows = (line for line in page.split("\n## ")[1].splitlines() if line[:1] == "|")
-    scripts = re.findall(r"\((\w+)/plain\.py\)", page.split("## Side by side")[1])
-    assert scripts == [FIRST, *OTHERS]
-    assert head == "|" + "---|" * 7
-    for row in rows[: rows.index("|---|---|") - 1]:
-        for script, cell in zip(scripts, row.split("|")[2:-1], strict=True):
-            for code in re.findall(r"`([^`]+)`", cell):
-                assert code.replace("(...)", "(") in script_of(script), (script, code)
