@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from lessons.lesson13_fsdp.experiments import results
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "lessons" / "lesson13_fsdp" / "train.py"
 TINY = ("--preset", "tiny", "--steps", "4")
@@ -64,3 +66,10 @@ def test_bad_input_is_said_in_one_line(args, words, tmp_path, run_script):
     status, _, err = run_script(SCRIPT, "--preset", "tiny", "--out", tmp_path, *args)
     assert status == 2
     assert words in err.strip().splitlines()[-1]
+
+
+def test_the_search_does_not_fill_the_cpu(monkeypatch):
+    """A GPU says that it is full; the CPU stops the process, or another one."""
+    monkeypatch.setattr(results, "memory_gib", lambda: 20)
+    assert results.fits_the_cpu(3 * 10**9)
+    assert not results.fits_the_cpu(4 * 10**9)

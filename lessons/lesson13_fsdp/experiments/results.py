@@ -14,6 +14,7 @@ import torch.distributed as dist
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from shared.cli.machine import memory_gib
 from shared.errors import InputError
 from shared.measuring.largest import largest_that_fits
 from shared.measuring.live import NEGLIGIBLE_IN_A_MODEL, settle
@@ -179,6 +180,11 @@ def bytes_needed(args: argparse.Namespace, recipe: Recipe, ranks: int, half: boo
 Build = Callable[[str, LanguageModel, bool], Run]
 
 
+def fits_the_cpu(num_parameters: int) -> bool:
+    """Whether a model may be made there, whole in float32, before it is cut and offloaded."""
+    return 5 * num_parameters < 0.8 * memory_gib() * 2**30
+
+
 def search(args: argparse.Namespace, rank: Rank, recipe: Recipe, build: Build) -> None:
     """The most layers of width 2048 of which one GPU holds the share of a rank, by engine.
 
@@ -201,6 +207,8 @@ def search(args: argparse.Namespace, rank: Rank, recipe: Recipe, build: Build) -
 
         def layers_fit(number: int, engine: str = engine, offload: bool = offload) -> bool:
             config = config_of(replace(wide, num_layers=number), wide.vocab_size)
+            if offload and not fits_the_cpu(12 * 2048**2 * number):  # it would not say so
+                return False
             with torch.device("cpu" if offload else rank.device):
                 model = LanguageModel(config)
             sharded = build(engine, model, offload).engine
