@@ -1,6 +1,7 @@
 """The five modes: what each makes of a model, and where a checkpoint finds its tensors."""
 
 import importlib
+import importlib.util
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -97,7 +98,13 @@ def import_for(mode: str | None, device: str) -> None:
 
 
 def make(mode: str, model: Any, config: Config, rank: Rank, how: How) -> Made:
-    """The engine of a mode around a model, which has the same numbers on every rank."""
+    """The engine of a mode around a model, which has the same numbers on every rank.
+
+    Raises InputError for layers that are to be compiled on a GPU without Triton.
+    """
+    on_gpu = [rank.device.index] if rank.device.type == "cuda" else None
+    if how.compiled and on_gpu and importlib.util.find_spec("triton") is None:
+        raise InputError("--compile on a GPU needs Triton: pip install triton, or leave it out")
     settings: dict[str, Any] = {"betas": (0.9, 0.95), "weight_decay": config.training.weight_decay}
     loss = partial(within, how.cast)
     if mode == "3d":
@@ -114,7 +121,6 @@ def make(mode: str, model: Any, config: Config, rank: Rank, how: How) -> Made:
         for layer in layers_of(inner):
             layer.compile()
     if mode == "ddp":
-        on_gpu = [rank.device.index] if rank.device.type == "cuda" else None
         model = ddp_of_fixed_buffers(model, device_ids=on_gpu)
     optimizer = torch.optim.AdamW(model.parameters(), **settings)
     ranks = 1 if mode == "single" else rank.world_size

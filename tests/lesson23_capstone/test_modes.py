@@ -1,5 +1,6 @@
 """Five modes, one curve; a checkpoint of each is resumed by each, on other numbers of ranks."""
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from shared.capstone.tasks import (
     own_share,
 )
 from shared.data.corpora import load_corpus
+from shared.errors import InputError
 from shared.fault_tolerance.preemption import Notice
 from shared.ranks.forked import run_ranks
 from shared.ranks.group import Rank
@@ -235,3 +237,10 @@ def test_told_in_one_step_all_ranks_hear_it_in_the_next():
         return heard
 
     assert run_ranks(work, 2) == [[False, False, False, True, True]] * 2
+
+
+def test_compiling_for_a_gpu_without_triton(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    rank = Rank(0, 0, 1, torch.device("cuda", 0), "nccl")
+    with pytest.raises(InputError, match="--compile on a GPU needs Triton"):
+        make("single", None, config_of("gpt"), rank, How(compiled=True))
