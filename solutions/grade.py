@@ -20,9 +20,15 @@ from shared.errors import InputError
 from shared.ranks.processes import raise_on_stop_signals
 from solutions.grading import classroom, selftest
 from solutions.grading.corrections import correct, no_longer_named, read_corrections
-from solutions.grading.intake.submissions import doubtful_names, find_submissions, left_out
+from solutions.grading.intake.submissions import (
+    doubtful_names,
+    find_submissions,
+    late,
+    left_out,
+)
 from solutions.grading.reports import feedback, picture, summary, table
 from solutions.grading.results import Lesson, Limits, Verdict
+from solutions.grading.roster import Roster, differences, read_roster
 from solutions.grading.sandbox.run import Workspace
 from solutions.grading.store import opened
 
@@ -46,6 +52,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--again", action="store_true", help="grade also what is graded already")
     corrections = "points by hand: student,exercise,points,why"
     add("--corrections", type=Path, metavar="CSV", help=corrections)
+    roster = "the class: name,id,email; points.csv has them, and who is missing is named"
+    add("--roster", type=Path, metavar="CSV", help=roster)
     unconfined = (
         "run answers without a sandbox, with all your rights: on a machine for nothing else"
     )
@@ -112,13 +120,16 @@ def grade(
     ]
     students = [each.student for each in submissions]
     by_hand = read_corrections(args.corrections, students, lessons) if args.corrections else {}
+    roster = read_roster(args.roster) if args.roster else {}
     print(f"students: {len(submissions)}")
+    for line in differences(roster, students) if roster else ():
+        print(line)
     for number in lessons:
         count = sum(number in (*each.notebooks, *each.problems) for each in submissions)
         print(f"lesson {number}: handed in by {count}")
     for name in left_out(args.submissions):
         print(f"not a submission: {name}")
-    for line in doubtful_names(args.submissions):
+    for line in (*late(args.submissions), *doubtful_names(args.submissions)):
         print(line)
     with opened(args.out, args.submissions) as store:
         result, waiting = classroom.sort_out(tasks, store, limits, again=args.again)
@@ -132,7 +143,7 @@ def grade(
                 classroom.grade_waiting(*to_judge, jobs=args.jobs, result=result, tick=bar.update)
         verdicts = correct(table.in_order(result.verdicts), by_hand)
         dropped = no_longer_named(args.out / "grades.json", by_hand)
-        write_results(args.out, verdicts, lessons, limits)
+        write_results(args.out, verdicts, lessons, limits, roster)
     print(summary.summary(verdicts))
     if equal := classroom.equal_answers(tasks):
         print("\nequal to the letter:", *equal, sep="\n  ")
@@ -146,7 +157,11 @@ def grade(
 
 
 def write_results(
-    out: Path, verdicts: Sequence[Verdict], lessons: Mapping[str, Lesson], limits: Limits
+    out: Path,
+    verdicts: Sequence[Verdict],
+    lessons: Mapping[str, Lesson],
+    limits: Limits,
+    roster: Roster | None = None,
 ) -> None:
     """Replace everything that is in the output folder; nothing in it changes from run to run."""
     points = {
@@ -154,7 +169,7 @@ def write_results(
         for number, lesson in lessons.items()
     }
     table.write_csv(out / "grades.csv", verdicts)
-    table.write_points(out / "points.csv", verdicts)
+    table.write_points(out / "points.csv", verdicts, roster)
     meta = {"lessons": points, "limits": asdict(limits)}
     table.write_json(out / "grades.json", verdicts, meta)
     picture.draw_class(out / "class.png", verdicts)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from shared.errors import InputError
 from solutions.grading.results import Lesson, Outcome, Verdict
-from solutions.grading.texts import as_cell, brief, show_points
+from solutions.grading.texts import as_cell, brief, decoded, show_points
 
 COLUMNS = ("student", "exercise", "points", "why")
 
@@ -37,7 +37,7 @@ def read_corrections(
     known = {written: each for each in students for written in (each, as_cell(each))}
     found: dict[tuple[str, str], Correction] = {}
     try:
-        text = _text(path.read_bytes())
+        text = decoded(path.read_bytes())
         german = text.startswith(";".join(COLUMNS))
         lines = io.StringIO(text, newline="")  # a quote that is open would hide rows: strict
         table = csv.reader(lines, strict=True, delimiter=";" if german else ",")
@@ -55,15 +55,6 @@ def read_corrections(
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"--corrections {path} cannot be read: {error}") from None
     return found
-
-
-def _text(content: bytes) -> str:
-    try:
-        return content.decode("utf-8-sig")  # Excel puts a mark in front
-    except UnicodeDecodeError:
-        if b"\0" in content or content[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            raise
-        return content.decode("cp1252")
 
 
 def no_longer_named(grades: Path, corrections: Corrections) -> list[str]:

@@ -44,6 +44,16 @@ def as_cell(text: str) -> str:
     return f"'{text}" if text.startswith(FORMULA) else text
 
 
+def decoded(content: bytes) -> str:
+    """A table's text as spreadsheets save it: UTF-8 with or without a mark, or Windows' letters."""
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        if b"\0" in content or content[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            raise
+        return content.decode("cp1252")
+
+
 def show_points(points: float) -> str:
     """Points with at most two decimals: 3, 2.5, 0.67."""
     return f"{points:.2f}".rstrip("0").rstrip(".")

@@ -27,6 +27,9 @@ EXERCISE_IN_JSON = re.compile(rb"@exercise\(\\*[\"'](\d\d)\.")
 ENDING = re.compile(
     r"(?:(?:__.*)?\.(ipynb)|\.(zip)|(?:\.tar)?\.(7z|rar|tar|tgz|gz|bz2|xz|zst))\Z", re.I | re.S
 )
+# How Moodle calls the folders of a download, and Canvas the files: user, LATE, two numbers, file.
+MOODLE = re.compile(r"(.+)_\d+_assignsubmission_(?:file|onlinetext)_?")
+CANVAS = re.compile(r"([^_]+)_(LATE_)?\d{3,}_\d{3,}_.+\.\w+", re.DOTALL)
 JOINERS = "\u200c\u200d"  # within words of Persian or Hindi, and within emoji
 NEVER_ONE = (".", "__MACOSX")  # how the names of what systems leave behind begin
 MAX_NOTEBOOKS = 200
@@ -68,6 +71,12 @@ def left_out(folder: Path) -> list[str]:
     """Names of files beside the submissions that are none: a list of the class, a note."""
     others = set(_visible(folder)) - set(_sources(folder))
     return sorted(printable(path.name) for path in others)
+
+
+def late(folder: Path) -> list[str]:
+    """What Canvas marks as handed in after the date: a line each."""
+    marked = [path for path in _sources(folder) if (m := CANVAS.fullmatch(path.name)) and m[2]]
+    return [f"late: {printable(_name(path))} ({printable(path.name)})" for path in marked]
 
 
 def doubtful_names(folder: Path) -> list[str]:
@@ -124,8 +133,13 @@ def _kind(name: str) -> str:
 
 
 def _name(path: Path) -> str:
-    """The name as it is written, without what makes it a file's."""
-    return path.name if path.is_dir() else ENDING.sub("", path.name)
+    """The name as it is written, without what makes it a file's, and a platform's download."""
+    if moodle := MOODLE.fullmatch(path.name):
+        return moodle[1]
+    if path.is_dir():
+        return path.name
+    canvas = CANVAS.fullmatch(path.name)
+    return canvas[1] if canvas else ENDING.sub("", path.name)
 
 
 def printable(name: str) -> str:

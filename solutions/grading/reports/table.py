@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from solutions.grading.results import Outcome, Verdict
+from solutions.grading.roster import Person, Roster
 from solutions.grading.texts import MAX_MESSAGE, as_cell, brief, shortened, show_points
 
 COLUMNS = ("student", "lesson", "exercise", "points", "max", "message")
@@ -49,21 +50,34 @@ def reason(verdict: Verdict) -> str:
     return brief("; ".join(filter(None, (shortened(head, room), verdict.message))))
 
 
-def write_points(path: Path, verdicts: Iterable[Verdict]) -> None:
+def write_points(path: Path, verdicts: Iterable[Verdict], roster: Roster | None = None) -> None:
     """One row a student, as a learning platform takes it: the points of each lesson, and of all.
 
-    A lesson of which nothing was handed in is an empty cell.
+    A lesson of which nothing was handed in is an empty cell. With a roster each row has the
+    person's name, id and address, and who handed in nothing has a row as well.
     """
     rows: list[Sequence[str]] = []
-    for student, theirs in by_student(verdicts).items():
+    students = by_student(verdicts)
+    for student, theirs in students.items():
         lessons = by_lesson(theirs)
         if not rows:  # everybody has the same lessons
             worth = {lesson: sum(each.max for each in own) for lesson, own in lessons.items()}
             heads = [f"lesson {lesson} of {most}" for lesson, most in worth.items()]
-            rows.append(["student", *heads, f"all of {sum(worth.values())}"])
+            heads = ["student", *(["id", "email"] if roster else ()), *heads]
+            rows.append([*heads, f"all of {sum(worth.values())}"])
         total = show_points(sum(each.points for each in theirs))
-        rows.append([student, *map(_points, lessons.values()), total])
-    _write_table(path, rows)
+        rows.append([*_who(student, roster), *map(_points, lessons.values()), total])
+    for called in (roster or {}).keys() - students.keys():
+        who = _who(called, roster)
+        rows.append([*who, *[""] * (len(rows[0]) - len(who))])
+    _write_table(path, [*rows[:1], *sorted(rows[1:], key=lambda row: row[0].casefold())])
+
+
+def _who(called: str, roster: Roster | None) -> list[str]:
+    if not roster:
+        return [called]
+    person = roster.get(called, Person(called))
+    return [person.name, person.id, person.email]
 
 
 def _points(verdicts: Sequence[Verdict]) -> str:

@@ -185,6 +185,8 @@ def _size(hooks: Any) -> int:
 def _essence(value: Any, ours: bool) -> tuple[Any, ...]:
     if isinstance(value, FunctionType):
         return value, value.__code__, value.__defaults__, value.__kwdefaults__
+    if isinstance(value, type) and issubclass(value, torch.optim.Optimizer):
+        return (value,)  # torch gives its class another step() when the first object is made
     if isinstance(value, type) and (ours or value.__name__ in CLASSES):
         return value, *(each for each in vars(value).values() if callable(each))
     return (value,)

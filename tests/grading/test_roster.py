@@ -1,0 +1,71 @@
+"""The class as a table: ids and addresses beside the points, who is missing, who is late."""
+
+from pathlib import Path
+
+import pytest
+
+from shared.errors import InputError
+from solutions.grading.intake.submissions import doubtful_names, find_submissions, late
+from solutions.grading.reports.table import write_points
+from solutions.grading.results import Outcome, Verdict
+from solutions.grading.roster import Person, differences, read_roster
+
+RIGHT = Verdict("Jo Li", "02", "02.1", "f", 3.0, 3, Outcome.RIGHT, "right")
+
+
+def read(folder: Path, content: bytes):
+    (folder / "class.csv").write_bytes(content)
+    return read_roster(folder / "class.csv")
+
+
+@pytest.mark.parametrize("code", ["utf-8", "utf-8-sig", "cp1252"])
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_a_roster_is_read_as_spreadsheets_write_it(tmp_path, code, separator):
+    text = "Email,Name,ID,group\r\nj@x.org,Jörg Ä,17,a\r\n,Jo Li,,b\r\n".replace(",", separator)
+    assert read(tmp_path, text.encode(code)) == {
+        "Jörg Ä": Person("Jörg Ä", "17", "j@x.org"),
+        "Jo Li": Person("Jo Li"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "has no column called name"),
+        (b"mail,id\nx,1\n", "has no column called name, but 'mail, id'"),
+        (b"name,id\n,1\n", "line 2: there is no name"),
+        (b"name,id\nJo,1\nJo,2\n", "line 3: 'Jo' is there twice"),
+        (b'name,id\n"Jo,1\n', "cannot be read: unexpected end of data"),
+        ("name\nJo\n".encode("utf-16"), "cannot be read"),
+    ],
+)
+def test_what_is_no_roster_is_refused_in_a_line(tmp_path, content, words):
+    with pytest.raises(InputError) as error:
+        read(tmp_path, content)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_points_have_ids_and_the_missing_a_row(tmp_path):
+    roster = {"Jo Li": Person("Li, Jo", "17", "jo@x.org"), "Bo": Person("Bo", "18")}
+    write_points(tmp_path / "points.csv", [RIGHT], roster)
+    assert (tmp_path / "points.csv").read_text(encoding="utf-8-sig").splitlines() == [
+        "student,id,email,lesson 02 of 3,all of 3",
+        "Bo,18,,,",
+        '"Li, Jo",17,jo@x.org,3,3',
+    ]
+    assert differences(roster, ["Jo Li", "Ann"]) == [
+        "handed in nothing: Bo",
+        "not in the roster: Ann",
+    ]
+
+
+def test_the_names_of_moodle_s_and_canvas_s_downloads_are_understood(tmp_path):
+    (tmp_path / "Jo Li_12345_assignsubmission_file_").mkdir()
+    names = ["doejane_LATE_98765_1234567_lesson02.ipynb", "doejane_98765_1234568_notes.zip"]
+    for name in (*names, "Ann_02.ipynb"):
+        (tmp_path / name).write_bytes(b"{}")
+    students = [each.student for each in find_submissions(tmp_path)]
+    assert students == ["Ann_02", "Jo Li", "doejane"]
+    assert late(tmp_path) == [f"late: doejane ({names[0]})"]
+    assert doubtful_names(tmp_path) == []
