@@ -9,7 +9,7 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from shared.ranks.processes import raise_on_stop_signals
 from solutions.grading import classroom, selftest
 from solutions.grading.corrections import correct, no_longer_named, read_corrections
 from solutions.grading.intake.submissions import (
+    Submission,
     doubtful_names,
     find_submissions,
     late,
@@ -121,16 +122,7 @@ def grade(
     students = [each.student for each in submissions]
     by_hand = read_corrections(args.corrections, students, lessons) if args.corrections else {}
     roster = read_roster(args.roster) if args.roster else {}
-    print(f"students: {len(submissions)}")
-    for line in differences(roster, students) if roster else ():
-        print(line)
-    for number in lessons:
-        count = sum(number in (*each.notebooks, *each.problems) for each in submissions)
-        print(f"lesson {number}: handed in by {count}")
-    for name in left_out(args.submissions):
-        print(f"not a submission: {name}")
-    for line in (*late(args.submissions), *doubtful_names(args.submissions)):
-        print(line)
+    say_what_is_there(args.submissions, submissions, lessons, roster)
     with opened(args.out, args.submissions) as store:
         result, waiting = classroom.sort_out(tasks, store, limits, again=args.again)
         if waiting:
@@ -154,6 +146,22 @@ def grade(
     if result.num_failed:
         print(f"grade: the grader failed at {result.num_failed} notebooks", file=sys.stderr)
     return FAILED if result.num_failed else 0
+
+
+def say_what_is_there(
+    folder: Path, found: Sequence[Submission], lessons: Iterable[str], roster: Roster
+) -> None:
+    """Who handed in what, and what in the folder may be a mistake."""
+    print(f"students: {len(found)}")
+    for line in differences(roster, [each.student for each in found]) if roster else ():
+        print(line)
+    for number in lessons:
+        count = sum(number in (*each.notebooks, *each.problems) for each in found)
+        print(f"lesson {number}: handed in by {count}")
+    for name in left_out(folder):
+        print(f"not a submission: {name}")
+    for line in (*late(folder), *doubtful_names(folder)):
+        print(line)
 
 
 def write_results(

@@ -12,6 +12,7 @@ that has changed what judges it gives itself away.
 import contextlib
 import ctypes
 import gc
+import itertools
 import json
 import os
 import random
@@ -226,15 +227,13 @@ class Judge:
 
     def _judged(self, exercise: dict[str, Any]) -> dict[str, Any]:
         """What came of an exercise: its kind, the first failed check, how many passed."""
-        for earlier in self.exercises:
-            if earlier is exercise:
-                break
+        for earlier in itertools.takewhile(lambda each: each is not exercise, self.exercises):
             with contextlib.suppress(BaseException):  # its own verdict says what is wrong with it
                 self._run(earlier["id"], earlier["others"], self.module)
         self._same_start()
         id, name, error = exercise["checks"], exercise["name"], ""
         watch = self.watching.Watch(exercise["forbidden"], exercise["own"], self.job["course"])
-        before = self.watching.state()
+        before = self.watching.state()  # with what the watch has put in functions' places
         self.notebook.defined.pop(id, None)
         try:
             self._run(id, exercise["source"], self.module)
