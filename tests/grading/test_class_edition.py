@@ -85,7 +85,7 @@ def test_its_last_notebook_runs_to_its_first_open_exercise(week, tmp_path):
 
 
 # What is read before its week, and by which lesson's week on: the guide names them.
-EARLY = {"04.1": {3}, "08.1a": {4, 5, 6, 7}, "13.1": {10, 11, 12, 13}}
+EARLY = {"04.1": {3}, "08.1a": {4, 5, 6, 7}, "13.1": {11, 12, 13}}
 
 
 @pytest.fixture(scope="module")
