@@ -32,7 +32,7 @@ def train() -> None:
     local_rank = int(os.environ["LOCAL_RANK"])  # torchrun sets it: this process's GPU on its node
     device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
     if on_gpu:
-        torch.cuda.set_device(device)  # or barrier(), objects and .cuda() of all ranks use cuda:0
+        torch.cuda.set_device(device)  # or objects and .cuda() of all ranks use cuda:0
     deepspeed.init_distributed()
     rank, world_size = dist.get_rank(), dist.get_world_size()
 

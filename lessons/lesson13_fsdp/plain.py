@@ -30,7 +30,7 @@ def train() -> None:
     local_rank = int(os.environ["LOCAL_RANK"])  # torchrun sets it: this process's GPU on its node
     device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
     if on_gpu:
-        torch.cuda.set_device(device)  # or barrier(), objects and .cuda() of all ranks use cuda:0
+        torch.cuda.set_device(device)  # or objects and .cuda() of all ranks use cuda:0
     dist.init_process_group("nccl" if on_gpu else "gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
 
@@ -49,7 +49,7 @@ def train() -> None:
         total = torch.zeros((), device=device)
         for i, (x, y) in enumerate(loader, start=1):
             x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
-            last = i % ACCUMULATE == 0
+            last = i % ACCUMULATE == 0 or i == len(loader)
             sharded.set_requires_gradient_sync(last)
             loss = F.mse_loss(model(x), y)
             (loss / ACCUMULATE).backward()  # the last one leaves each rank its part of the mean

@@ -111,7 +111,16 @@ def main() -> None:
     if dumps:
         ranks = sorted(dumps)
         print(f"{len(ranks)} dumps, of {names(ranks)}")
-        status = report(recordings_of(dumps), notes)
+        if text:
+            notes.append("logs lie there as well: give one of them to read it")
+        recordings = recordings_of(dumps)
+        called = {r for each in recordings for own in each.members.values() for r in own}
+        if absent := sorted(called - {*dumps}):
+            notes.append(
+                f"no dump of {names(absent)}: they died, or theirs was not brought; nothing is "
+                "known of their calls"
+            )
+        status = report(recordings, notes)
         print("\n".join(beside(dumps)))
         sys.exit(status)
     recordings, more = read_log(text)

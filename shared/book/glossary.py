@@ -24,7 +24,7 @@ class Term:
     zh: str  # as Chinese engineers write it
     words: tuple[str, ...]  # what in the other lessons' text links to it
     section: str = ""  # the heading in its lesson under which it is used or explained
-    also: tuple[str, ...] = ()  # other words for it
+    also: tuple[str, ...] = ()  # words that lead to it
     tools: tuple[tuple[str, str], ...] = ()  # tool, and what it calls it
 
 
@@ -45,8 +45,8 @@ def read_glossary(path: Path) -> list[Term]:
 HEAD = """\
 # Glossary
 
-The field's words, one sentence each: what else people and tools call the thing, and the lesson and
-section in which the course uses, builds or measures it."""
+The field's words, one sentence each, the words by which people look for it (not all of them mean
+the same), and the lesson and section in which the course uses, builds or measures it."""
 
 
 def anchor(term: Term) -> str:
@@ -63,7 +63,9 @@ def glossary_page(terms: list[Term], lessons: list[str], *, in_book: bool = Fals
     lines = [HEAD]
     for term in terms:
         where = f"[Lesson {term.lesson}]({pages[term.lesson]})"
-        also = f" Also: {', '.join(f'`{word}`' for word in term.also)}." if term.also else ""
+        also = (
+            f" Look here for: {', '.join(f'`{word}`' for word in term.also)}." if term.also else ""
+        )
         also += "".join(f" {tool}: `{called}`." for tool, called in term.tools)
         mark = f"({anchor(term)})=\n" if in_book else ""
         section = term.section.replace("_", r"\_")

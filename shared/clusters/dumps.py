@@ -17,7 +17,8 @@ from shared.clusters.recordings import PlainData, Recording, from_dump, group_of
 from shared.errors import InputError
 
 Dump = dict[str, Any]
-_RANK = re.compile(r"rank[ _-]?(\d+)|(\d+)$", re.IGNORECASE)
+_NAMED, _LAST = re.compile(r"rank[ _-]?(\d+)", re.IGNORECASE), re.compile(r"(\d+)$")
+_ENDINGS = ("", ".json", ".pickle", ".pkl")
 _BROKEN = (
     pickle.UnpicklingError, EOFError, ValueError, IndexError, KeyError, TypeError, AttributeError,
     OverflowError,
@@ -26,16 +27,20 @@ _BROKEN = (
 
 def rank_in_name(path: Path) -> int | None:
     """The rank that a file's name says."""
-    found = [*_RANK.finditer(path.name.split(".")[0])] or [*_RANK.finditer(path.stem)]
-    return int(found[-1][1] or found[-1][2]) if found else None
+    if named := _NAMED.findall(path.name):
+        return int(named[-1])
+    name = path.stem if path.suffix in _ENDINGS else path.name
+    last = _LAST.search(name)
+    return int(last[1]) if last else None
 
 
 def read_dump(path: Path) -> Dump:
     """One rank's dump. Raises InputError for what is none."""
     data = path.read_bytes()
     try:
-        text = data.lstrip().startswith(b"{")
+        text = data.lstrip()[:1] in (b"{", b"[")
         found = json.loads(data) if text else PlainData(io.BytesIO(data)).load()
+        found = {"entries": found} if isinstance(found, list) else found  # an older torch's
         entries = [{**each, "profiling_name": each["profiling_name"]} for each in found["entries"]]
         return {**found, "entries": entries}
     except _BROKEN as error:

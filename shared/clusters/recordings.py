@@ -196,8 +196,8 @@ def _what(entry: Mapping[str, Any]) -> str:
 def _numbers(entry: Mapping[str, Any], side: str) -> str:
     """How many numbers, tensor by tensor, and of which type."""
     kind = _types(entry, side)
-    sizes = [torch.Size(size).numel() for size in entry[f"{side}_sizes"]]
-    return f"{' + '.join(f'{each:,}' for each in sizes)} {kind}" if kind else ""
+    sizes = [torch.Size(size).numel() for size in entry.get(f"{side}_sizes", ())]
+    return f"{' + '.join(f'{each:,}' for each in sizes)} {kind}".rstrip() if sizes else ""
 
 
 def _types(entry: Mapping[str, Any], side: str) -> str:

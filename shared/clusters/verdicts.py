@@ -87,7 +87,7 @@ def describe_hang(hang: Hang, said: Mapping[int, str] | None = None) -> str:
             call = hang.last[rank]
             line += f"; rank {rank}'s last call: no. {call.number}, {call.what}{_at(call)}"
         elif rank in hang.missing:
-            line += f"; rank {rank} left no call of this group"
+            line += f"; rank {rank} left no recording or no call of this group"
         if said.get(rank):
             line += f"; rank {rank} said: {said[rank]}"
     return line

@@ -26,7 +26,7 @@ _STATUS = re.compile(
     re.IGNORECASE,
 )
 _UNEVEN = re.compile("^_?(ALLTOALL|GATHER|SCATTER)")
-_MESSAGES = ("SEND", "RECV", "RECVANYSOURCE")  # numbered apart from the collectives
+_MESSAGES = ("SEND", "RECV", "RECVANYSOURCE", "COALESCED")  # numbered apart
 
 
 @dataclass
@@ -46,6 +46,7 @@ def read_log(text: str) -> tuple[list[Recording], list[str]]:
     """
     groups: dict[str, dict[int, _Said]] = defaultdict(lambda: defaultdict(_Said))
     seen, notes, waiting = set[int](), list[str](), dict[int, list[re.Match[str]]]()
+    messaging, of_messages = set[int](), set[str]()
     for line in _whole_lines(text):
         who, work, status = _WHO.search(line), _WORK.search(line), _STATUS.search(line)
         if who is None or "periodically" in line:  # how far it was some time before
@@ -54,20 +55,30 @@ def read_log(text: str) -> tuple[list[Recording], list[str]]:
         seen.add(rank)
         if work and work[2] in _MESSAGES:
             notes.append(f"rank {rank} timed out in a {work[2]}, no. {work[1]} of its messages")
+            messaging.add(rank)
         elif work:
             waiting.setdefault(rank, []).append(work)
         if status is None:
             continue
         named = _GROUP.search(line)
-        said = groups[(named[2] or named[1]) if named else "that no line names"][rank]
-        said.made, said.back = max(said.made, int(status[1])), max(said.back, int(status[2]))
-        if "dump signal" not in line:  # there the group may be another than what timed out
+        group = (named[2] or named[1]) if named else "that no line names"
+        if rank in messaging:
+            of_messages.add(group)
+            messaging.discard(rank)
+        said, made, asked = groups[group][rank], int(status[1]), "dump signal" in line
+        if made < said.made and not asked:  # the job was started again
+            groups[group][rank] = said = _Said()
+        said.made, said.back = max(said.made, made), max(said.back, int(status[2]))
+        if not asked:  # there the group may be another than what timed out
             said.work |= {int(each[1]): _what(each) for each in waiting.pop(rank, ())}
     for rank, works in sorted(waiting.items()):
         numbers = ", ".join(f"no. {each[1]} ({_what(each)})" for each in works)
         notes.append(f"rank {rank} timed out in {numbers}, and no line says how many calls it made")
     if silent := sorted({*range(max(seen, default=0))} - seen):
         notes.append(f"no line of ranks {silent}: they died, hang elsewhere, or were filtered out")
+    for group in sorted(of_messages):
+        notes.append(f"group {group}: its numbers count messages, and are not compared")
+        del groups[group]
     return _recordings(groups), notes
 
 

@@ -48,7 +48,7 @@ class Notice:
         """Return what `to_anyone` would have, where this was called last; at first, False.
 
         The answer to a step's question is read in the next step: by then a GPU has it ready, and
-        goes on with what it has been given since.
+        goes on with what it has been given since. So up to two steps pass before the save.
         """
         asked, self._asked = self._asked, self._ask()
         return asked()

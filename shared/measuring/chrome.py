@@ -59,7 +59,7 @@ def _read_json(path: Path) -> Any:
         raise InputError(f"{path} cannot be read ({error.strerror})") from None
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
-        if text[error.pos :].strip() and not error.msg.startswith("Unterminated string"):
+        if len(text[error.pos :].strip()) > 8 and not error.msg.startswith("Unterminated string"):
             raise InputError(
                 f"{path} is no JSON at {where}: {text[max(0, error.pos - 20) : error.pos + 10]!r}. "
                 "If a name holds a backslash or a quote that the profiler did not escape, profile "

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from shared.errors import InputError
 from shared.ranks.visible import VISIBLE
 
-HIDES_ALL = ("", "-1")
+HIDES_ALL = ("", "-1", "NoDevFiles")  # the last is older Slurm's, of a job without GPUs
 DRIVER = Path("/proc/driver/nvidia/gpus")  # Linux: a folder for each GPU, visible or not
 
 

@@ -129,8 +129,12 @@ def main() -> int:
             failed = True
             print(f"{version}: not tried: {error}", file=sys.stderr, flush=True)
     for python in args.python:
-        name = _said([str(python), "-c", "import torch; print(torch.__version__)"]).strip()
-        rows += look_at(name, python, args.lessons)
+        try:
+            name = _said([str(python), "-c", "import torch; print(torch.__version__)"]).strip()
+            rows += look_at(name, python, args.lessons)
+        except InputError as error:
+            failed = True
+            print(f"{python}: not tried: {error}", file=sys.stderr, flush=True)
     print(format_table(rows))
     passed = [row for row in rows if (row["script"], row["first cell"]) == ("passes", "passes")]
     print(f"{len(passed)} of {len(rows)} pass")

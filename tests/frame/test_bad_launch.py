@@ -120,6 +120,7 @@ ON_GPU = (*TINY, "--device", "cuda")
     ("visible", "device", "words"),
     [
         ("", "cuda", "CUDA_VISIBLE_DEVICES= hides them all: unset it"),
+        ("NoDevFiles", "cuda", "CUDA_VISIBLE_DEVICES=NoDevFiles hides them all"),
         ("7", "cuda", "CUDA_VISIBLE_DEVICES=7 names none of them"),
         ("words", "auto", "CUDA_VISIBLE_DEVICES=words names none of them"),
     ],

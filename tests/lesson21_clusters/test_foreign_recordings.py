@@ -3,11 +3,12 @@
 import json
 import pickle
 import textwrap
+from pathlib import Path
 
 import pytest
 
 from lessons.lesson21_clusters.beside_torch import torchs_words
-from shared.clusters.dumps import read_dump, read_dumps, recordings_of
+from shared.clusters.dumps import rank_in_name, read_dump, read_dumps, recordings_of
 from shared.clusters.hangs import compared, explain_hang
 from shared.clusters.recordings import from_dump
 from shared.clusters.verdicts import describe_hang
@@ -190,6 +191,30 @@ def test_numbers_as_text_and_the_older_versions_of_the_format_are_read():
     assert [h.missing for h in explain_hang(recordings_of(dumps))] == [(1,)]
 
 
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        ("node1.rank_3.pickle", 3),
+        ("rank_0_of_8", 0),
+        ("trace-12-rank3-node1", 3),
+        ("run7.fr_1", 1),
+        ("run.fr_0", 0),
+        ("nccl_trace_rank_2.json", 2),
+    ],
+)
+def test_the_rank_in_a_files_name(name, rank):
+    assert rank_in_name(Path(name)) == rank
+
+
+def test_sizes_without_types_and_a_bare_list_are_compared(tmp_path):
+    calls = [entry("all_reduce", 1, ((size,),)) for size in (100, 100, 90)]
+    for rank, each in enumerate(calls):
+        del each["input_dtypes"], each["output_dtypes"]
+        (tmp_path / f"rank_{rank}").write_bytes(pickle.dumps([each]))
+    (hang,) = explain_hang(recordings_of(read_dumps(tmp_path.iterdir())))
+    assert hang.odd == (2,)
+
+
 def test_a_full_buffer_accuses_nobody_of_what_it_lost():
     """One buffer for all groups: a call of all by four ranks, then 30 in a group of two."""
     world = entry("all_reduce", 1, record=0)
@@ -262,6 +287,16 @@ def test_an_empty_answer_says_what_was_compared(tmp_path, run_script):
     assert status == 0
     assert "alike on all ranks" in out
     assert "calls no. 1 to 2, recorded on ranks 0, 1; no. 1 came back on no rank" in out
+
+
+def test_a_dump_that_was_not_brought_is_named(tmp_path, run_script):
+    folder = folder_of(tmp_path / "dumps", [[entry("all_reduce", 1)]] * 3)
+    for rank in (1, 2):
+        next(folder.glob(f"*{rank}*")).unlink()
+    (folder / "node.log").write_text(watchdog(0, 21, 22, 20))
+    out = run_script(EXPLAIN, folder).out
+    assert "no dump of ranks 1, 2: they died, or theirs was not brought" in out
+    assert "logs lie there as well" in out
 
 
 class Evil:
@@ -346,6 +381,18 @@ def test_a_log_of_several_ranks_says_who_did_not_make_the_call():
 )
 def test_the_watchdogs_lines_give_the_verdict_that_dumps_give(of_rank_2, verdict):
     assert verdicts(watchdog(0, 21, 22, 20) + watchdog(1, 21, 22, 20) + of_rank_2) == verdict
+
+
+@pytest.mark.parametrize("op", ["SEND", "COALESCED"])
+def test_numbers_that_count_messages_accuse_no_stage_of_a_pipeline(op):
+    log = watchdog(0, 9, 9, 8, op) + watchdog(1, 17, 17, 16, op) + watchdog(2, 9, 9, 8, op)
+    assert verdicts(log) == []
+    assert any("count messages, and are not compared" in note for note in read_log(log)[1])
+
+
+def test_a_log_of_two_starts_is_read_from_the_last():
+    first = watchdog(0, 101, 101, 100) + watchdog(1, 101, 101, 100)
+    assert verdicts(first + "".join(watchdog(rank, 5, 5, 4) for rank in range(3))) == []
 
 
 def test_older_forms_of_the_watchdogs_lines_are_read():

@@ -49,7 +49,7 @@ def test_the_capstones_steps_do_not_wait(beside, tmp_path):
     config = config.replace("log_every = 1", "log_every = 9").replace("evaluate_every = 3", "")
     (tmp_path / "quiet.toml").write_text(config)
     (tmp_path / "count.py").write_text(COUNT)
-    run = [sys.executable, tmp_path / "count.py", script("23"), "--config", tmp_path / "quiet.toml"]
+    run = [tmp_path / "count.py", script("23"), "--config", tmp_path / "quiet.toml"]
     said = beside(1, *run, "--mode", "ddp", "--out", tmp_path / "out")
     # In the second step DDP tells the ranks its new order of gradients, there and back.
     assert "waits 2 0 0 0 0\n" in said
@@ -86,7 +86,7 @@ def test_a_preset_is_refused_where_it_does_not_fit_and_runs_where_it_does(
     assert "take --preset small or 3 GPUs" in line
     assert "take --preset tiny" in refused("20", 10, "--preset", "small", *out)
     predicted = bytes_of_replicas(Namespace(), RECIPES["small"], 1, True) / 2**20
-    run = [sys.executable, script("20"), "--preset", "small", "--steps", "4", *TEXT, *out]
+    run = [script("20"), "--preset", "small", "--steps", "4", *TEXT, *out]
     beside(1, *run, "--method", "all_reduce", PRETEND_MIB="64")
     measured = json.loads((tmp_path / "out" / "metrics.json").read_text())["peak_mib"]
     assert predicted == pytest.approx(measured, rel=0.2)

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from lessons.lesson10_zero.experiments.results import bytes_needed as bytes_by_stage
 from lessons.lesson11_gradient_checkpointing.experiments.results import PRESETS
 from lessons.lesson23_capstone.results import find_config
 from shared.capstone.config import read_config
@@ -177,6 +178,19 @@ def test_more_gpus_and_flags_are_named_where_they_do(gpu_of):
     args = Namespace(**script.arguments, preset="large")
     with pytest.raises(InputError, match="take --checkpointing or --preset small or 2 GPUs"):
         check_room(args, script.presets, script.needed, half=True)
+
+
+def test_what_the_planner_cannot_cut_is_the_scripts_own_to_refuse(gpu_of):
+    def refuses(*_: object) -> int:
+        raise InputError("12 stages for 10 layers are 2 too many")
+
+    gpu_of(10**6)
+    check_room(Namespace(preset="small"), RECIPES, refuses, half=False)
+
+
+def test_a_file_of_deepspeeds_decides_its_rows_itself():
+    args = Namespace(engine="deepspeed", search=False)
+    assert bytes_by_stage(args, RECIPES["large"], 1, True) == 0
 
 
 def test_a_gpu_that_others_have_filled(gpu_of):

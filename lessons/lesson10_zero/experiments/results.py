@@ -222,10 +222,10 @@ def draw(losses: list[float], row: dict[str, Any], kinds: list[str]) -> Figure:
 
 
 def bytes_needed(args: argparse.Namespace, recipe: Recipe, ranks: int, half: bool) -> int:
-    """The most bytes on each rank: see `check_room`. Of DeepSpeed's files the leanest is meant."""
-    stage = int(args.engine[-1]) if args.engine.startswith("zero") else 3
-    if args.search:
+    """The most bytes on each rank: see `check_room`; 0 where a file of DeepSpeed's decides them."""
+    if args.search or args.engine == "deepspeed":
         return 0
+    stage = int(args.engine[-1])
     spec = spec_of(recipe.config(recipe.vocab_size), recipe.length)
     return peak_bytes(spec, shared_out(recipe, ranks, stage), "bf16" if half else "float32")
 
