@@ -430,7 +430,10 @@ exercise_02_5 = checks_for(
         "forward: project query, key, value; split each; attend; combine; w_o. The functions of "
         "the exercises before do all but the projections."
     ),
-    forbidden=("torch.nn.MultiheadAttention",),
+    forbidden=(
+        "torch.nn.MultiheadAttention",
+        "torch.nn.functional.multi_head_attention_forward",
+    ),
 )
 
 

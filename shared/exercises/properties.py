@@ -46,7 +46,7 @@ def expect_no_hooks(inputs: Mapping[str, Tensor]) -> None:
     recognise(
         {f"a hook is left on {name}": bool(leaf._backward_hooks) for name, leaf in inputs.items()},
         expected="the caller's own tensors as they were",
-        seen="a hook that changes their gradients, whoever computes them",
+        seen="a hook, which can change their gradients, whoever computes them",
         hint="a torch.autograd.Function has a backward of its own",
     )
 
