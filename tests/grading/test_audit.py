@@ -110,6 +110,15 @@ ODD = [
     ("from torch.utils import benchmark", "imports torch.utils.benchmark"),
     ("import torch._sources as s", "imports torch._sources"),
     ("f = torch.serialization.io.open", "reaches for .io"),
+    ("from torch.types import builtins", "imports torch.types.builtins"),
+    ("import types\ndef f(c):\n    return types.FunctionType(c, {})", "calls types.FunctionType"),
+    ("def f(m):\n    return torch.fx.GraphModule(m, m)", "calls torch.fx.GraphModule"),
+    ("def f(x):\n    return torch.jit.load(x)", "reaches for torch.jit.load"),
+    ("import collections\ns = getattr(collections, '_sys').modules", "reaches for ._sys"),
+    ("import operator\ns = operator.attrgetter('_sys.modules')", "reaches for ._sys"),
+    ("from operator import attrgetter as a\ns = a('_sys.modules')", "reaches for ._sys"),
+    ("import collections\nmatch collections:\n    case object(_sys=s): ...", "reaches for ._sys"),
+    ("def f(x):\n    return getattr(torch.serialization, 'io')", "reaches for .io"),
 ]
 
 
@@ -189,6 +198,12 @@ HONEST = [
     "from typing import NamedTuple\nclass A(NamedTuple('B', [('x', int)])): ...",
     "def f(x):\n    out = math.inf\n    out = x\n    out.grad = None",
     "match 1:\n    case Tensor(shape=s) | nn.Module(training=s): ...",
+    "import torch.types\nfrom torch import types\ndef f(d: torch.types.Device): ...",
+    "def f():\n    linear = nn.Linear\n    return linear\n"
+    "def tie(linear, w):\n    linear.weight = w",
+    "import types\n@torch.jit.ignore\ndef f(g: types.FunctionType, m: torch.fx.GraphModule): ...",
+    "from types import CodeType\n@torch.fx.wrap\ndef f(x):\n    return torch.jit.is_scripting()",
+    "def f(x):\n    return getattr(x, 'shape'), 'os.path', 'sys'",
 ]
 
 

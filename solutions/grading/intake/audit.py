@@ -30,15 +30,18 @@ NOT_OF_TORCH = (
     *("torch._C", "torch._dynamo", "torch.hub", "torch.library", "torch.multiprocessing"),
     *("torch.overrides", "torch.package", "torch.testing._internal"),
     *("torch.utils._python_dispatch", "torch.utils.cpp_extension", "torch.utils.benchmark"),
-    *("torch.fx", "torch._sources", "torch._utils._import_dotted_name", "torch.jit"),
+    *("torch._sources", "torch._utils._import_dotted_name", "torch.fx.graph"),
+    *("torch.fx.experimental", "torch.jit.load", "torch.jit.CompilationUnit", "torch.jit.frontend"),
+    *("torch.jit._", "torch.jit.jit_module_from_flatbuffer"),
 )
 # What reads attributes or runs text by a name that nobody sees, and opens files, in harmless ones.
 NOT_OF_OTHERS = (
-    *("types.new_class", "types.FunctionType", "types.CodeType", "string.Formatter"),
+    *("types.new_class", "string.Formatter"),
     *("typing.get_type_hints", "typing_extensions.get_type_hints", "numpy.testing", "numpy.load"),
     *("numpy.fromfile", "numpy.memmap", "numpy.save", "numpy.genfromtxt", "numpy.loadtxt"),
 )
 NOT_OF_ANY = (*NOT_OF_TORCH, *NOT_OF_OTHERS)
+NOT_CALLED = ("types.FunctionType", "types.CodeType", "torch.fx.")  # annotations name them
 MAX_DOTS = 30  # of a path that begins at an import
 MODULES = _words("os sys subprocess ctypes threading importlib builtins inspect gc atexit platform")
 HELD = _words("io traceback linecache pickle types")  # by a module that needs them itself
@@ -90,6 +93,7 @@ class _Cell:
         self.answers = {each.name for each in lesson.exercises}
         self.forbidden = lesson.forbidden.get(id, ())
         self.own = {node.arg for node in self.nodes if isinstance(node, ast.arg)}
+        arguments = Counter(self.own)  # as good as a second value for their name
         names = [node for node in self.nodes if isinstance(node, ast.Name)]
         self.own |= {node.id for node in names if isinstance(node.ctx, ast.Store)}
         self.read = {"*"} | {node.id for node in self.nodes if isinstance(node, ast.Name)}
@@ -102,11 +106,12 @@ class _Cell:
         for name in self.own & self.names.keys():
             if self.names[name].startswith("shared."):
                 self.names[name] = ""  # the answer's own, under a name that the setup has, too
-        self._follow_aliases([node.id for node in names if isinstance(node.ctx, ast.Store)])
+        stored = Counter(node.id for node in names if isinstance(node.ctx, ast.Store))
+        self._follow_aliases(stored + arguments)
 
-    def _follow_aliases(self, stored: list[str]) -> None:
+    def _follow_aliases(self, stored: Counter[str]) -> None:
         """Let a name that is given an import, or what an import has, and nothing else, be that."""
-        once = {name for name, count in Counter(stored).items() if count == 1}
+        once = {name for name, count in stored.items() if count == 1}
         for node in self.nodes:
             match node:
                 case (
@@ -167,33 +172,44 @@ class _Cell:
         begins = not ours and any(each.startswith(f"{path}.") for each in self.taught)
         fine = not ours and (root in HARMLESS or (root in FILES and self.about_files))
         fine = fine and name != "*"  # nobody sees what is used of it
-        fine = fine and path.partition(".")[2].lstrip("_") not in MODULES | HELD  # warnings.sys
+        parts = path.split(".")[2 if path.startswith("torch.types") else 1 :]  # warnings.sys
+        fine = fine and not {part.lstrip("_") for part in parts} & (MODULES | HELD)
         if not (path in self.taught or begins) and (not fine or path.startswith(NOT_OF_ANY)):
             why = ", which can hold answers" if root in ("shared", "lessons") else ""
             yield f"imports {path}{why}", root in MODULES - FILES and name in self.read
 
     def _names(self, node: ast.AST) -> Iterator[tuple[str, bool]]:
         """Names that reach what a program should not: frames, modules, code made of text."""
+        is_attribute = not isinstance(node, ast.Name | ast.FunctionDef | ast.AsyncFunctionDef)
         match node:
             case ast.Name(id=name):
                 if name in CALLS - self.own and not (name == "open" and self.about_files):
                     yield f"uses {name}", name not in ("open", "exit", "quit", "input")
-            case ast.Attribute(value=value, attr=name):
-                if name.lstrip("_") in MODULES and not (name == "os" and self.about_files):
-                    yield f"reaches for .{name}", True
-                elif getattr(value, "id", "") == "os" and name.startswith(STARTS):
+            case (
+                ast.Attribute(value=value, attr=name)
+                | ast.Call(func=ast.Name(id="getattr"), args=[value, ast.Constant(str(name)), *_])
+            ):
+                if getattr(value, "id", "") == "os" and name.startswith(STARTS):
                     yield f"uses os.{name}", False
-                elif name in HELD and self.dotted(value):
+                elif name in HELD and self.dotted(value) and self.dotted(node) != "torch.types":
                     yield f"reaches for .{name}", True
+            case ast.Call(func=ast.Name(id=called) | ast.Attribute(attr=called), args=args) if (
+                self.names.get(called, called).rpartition(".")[2] in GETTERS
+            ):
+                texts = [each.value for each in args if isinstance(each, ast.Constant)]
+                name = ".".join(each for each in texts if isinstance(each, str))
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                 pass
             case ast.Constant(value=str(name)):
-                pass
+                is_attribute = False
             case ast.MatchClass(kwd_attrs=attributes):
                 name = ".".join(attributes)
             case _:
                 return
         for part in name.split("."):  # attrgetter takes a path
+            module = part.lstrip("_") in MODULES and not (part == "os" and self.about_files)
+            if module and is_attribute:
+                yield f"reaches for .{part}", True
             dunder = len(part) > 4 and part[:2] == part[-2:] == "__" and part.isidentifier()
             if part in FRAMES or (dunder and part not in COMMON):
                 yield f"uses {part}", True
@@ -225,6 +241,8 @@ class _Cell:
             yield f"reaches for {path}, which can hold answers", False
         elif path.startswith(NOT_OF_ANY) and path not in self.taught:
             yield f"reaches for {path}", True
+        elif path.startswith(NOT_CALLED) and node in self.called:
+            yield f"calls {path}", True
         elif path.startswith(self.forbidden):
             yield f"uses {path}, which is the exercise itself", False
 

@@ -98,6 +98,7 @@ class Judge:
         answers = {each["name"] for each in self.exercises}
         for own in filter(None, (each["own"] for each in self.exercises)):
             import_module(own.rpartition(".")[0])  # what is watched is there before an answer is
+        self.watching.prepare(path for each in self.exercises for path in each["forbidden"])
         self.names = {k: v for k, v in vars(self.module).items() if k not in answers}
         self.environment, self.home = dict(os.environ), os.getcwd()
         gc.freeze()  # or each child's collector walks, and so copies, all of what torch has made
@@ -233,7 +234,8 @@ class Judge:
         self._same_start()
         id, name, error = exercise["checks"], exercise["name"], ""
         watch = self.watching.Watch(exercise["forbidden"], exercise["own"], self.job["course"])
-        before = self.watching.state()  # with what the watch has put in functions' places
+        state_of, changed, fooled = self.watching.state, self.watching.changed, self._fooled
+        flags, before = watch.flags, state_of()  # all taken now: a cell could change them
         self.notebook.defined.pop(id, None)
         try:
             self._run(id, exercise["source"], self.module)
@@ -250,9 +252,9 @@ class Judge:
         with watch:
             faults = [each for each in checks.faults(candidate) if each is not None]
         count["passed"] = count["total"] - len(faults)
-        count["flags"] = watch.flags(candidate) if count["passed"] else []
-        count["changes"] = self.watching.changed(before, self.watching.state())
-        if count["passed"] and (why := self._fooled(checks, exercise)):
+        count["flags"] = flags(candidate) if count["passed"] else []
+        count["changes"] = changed(before, state_of())
+        if count["passed"] and (why := fooled(checks, exercise)):
             return {"kind": "spoilt", "why": why, **count}
         if not faults:
             return {"kind": "right", **count}

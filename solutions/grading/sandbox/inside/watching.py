@@ -7,10 +7,12 @@ same shared memory. Only calls that come from a cell count, through torch alone:
 laboratories compare with the same functions.
 """
 
+import contextlib
 import inspect
 import mmap
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
@@ -30,6 +32,9 @@ LOOKED_AT = (
 )
 CLASSES = ("Tensor", "Module", "Function", "Parameter")  # of torch, with their methods
 GLOBAL_HOOKS = [name for name in vars(torch_module) if name.startswith("_global_")]
+GLOBAL_HOOKS.remove("_global_is_full_backward_hook")  # torch leaves it as the last hook set it
+# What calls something else, by the type's name, and where it holds that.
+HOLDERS = {"partial": "func", "vectorize": "pyfunc", "OptimizedModule": "_orig_mod"}
 
 
 def _passing_on(*args: Any, **kwargs: Any) -> Any:
@@ -128,7 +133,13 @@ class Watch(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def asked_by_answer(self, frame: FrameType | None, *, through_ours: bool = False) -> bool:
-        """Whether the innermost code that is neither torch's nor python's is a student's cell."""
+        """Whether the innermost code that is neither torch's nor python's is a student's cell.
+
+        Or a module of a student's has it in the place of its forward, where no cell's code runs.
+        """
+        by_module = frame is not None and frame.f_code.co_filename == torch_module.__file__
+        if by_module and not through_ours and _written_in_a_cell(type(frame.f_locals.get("self"))):
+            return True
         while frame is not None:
             file = frame.f_code.co_filename
             if file.startswith(CELL):
@@ -142,13 +153,54 @@ class Watch(TorchFunctionMode):
     def flags(self, candidate: Any) -> list[str]:
         """What was seen, and what the answer derives from."""
         found = [says for number, says in enumerate(self.says) if self.seen[number]]
-        answer = inspect.unwrap(candidate)
-        for each in getattr(answer, "__mro__", (answer,)):
+        answer = _unwrapped(candidate)
+        for each in (answer, *_class_of(answer).__mro__):
             found.append(self.banned.get(id(each), ""))
-        code = getattr(answer, "__code__", None)
-        if not isinstance(answer, type) and (code is None or code.co_filename[:6] != CELL):
+        if not isinstance(answer, type) and not _runs_a_cell(answer):
             found.append(f"is a {type(answer).__name__} that no cell defines")
         return [each for each in dict.fromkeys(found) if each]
+
+
+def prepare(forbidden: Iterable[str]) -> None:
+    """Import what is to be watched, and change what the first torch.compile would change."""
+    import_module("torch._dynamo.mutation_guard").install_generation_tagging_init()
+    for path in forbidden:
+        if path.startswith("torch."):
+            with contextlib.suppress(ImportError):
+                import_module(path.rpartition(".")[0])
+
+
+def _unwrapped(answer: Any) -> Any:
+    """What an answer passes its calls on to."""
+    while True:
+        answer = inspect.unwrap(answer)
+        if (name := HOLDERS.get(type(answer).__name__)) is None:
+            return answer
+        answer = getattr(answer, name)
+
+
+def _class_of(answer: Any) -> type:
+    """The class of an object, of a method's object, or itself."""
+    owner = getattr(answer, "__self__", answer)
+    return owner if isinstance(owner, type) else type(owner)
+
+
+def _runs_a_cell(answer: Any) -> bool:
+    """Whether a cell has written what runs when it is called, or the class that this is of."""
+    if isinstance(answer, torch.nn.Module):
+        answer = _unwrapped(answer.forward)
+    elif not isinstance(answer, FunctionType) and not hasattr(answer, "__self__"):
+        answer = _unwrapped(type(answer).__call__)
+    return _is_of_a_cell(answer) or _written_in_a_cell(_class_of(answer))
+
+
+def _written_in_a_cell(cls: type) -> bool:
+    return any(map(_is_of_a_cell, vars(cls).values()))
+
+
+def _is_of_a_cell(value: Any) -> bool:
+    code = getattr(getattr(value, "__func__", value), "__code__", None)
+    return code is not None and code.co_filename.startswith(CELL)
 
 
 def _meant_by(path: str) -> Iterator[tuple[str, Any]]:
@@ -170,7 +222,7 @@ def state() -> dict[str, tuple[Any, ...]]:
         "the hooks of all modules": tuple(_size(vars(torch_module)[n]) for n in GLOBAL_HOOKS),
     }
     for home, module in list(sys.modules.items()):
-        ours = home.startswith(("shared.", "lessons."))
+        ours = home.startswith(("shared.", "lessons.")) or home in ("watching", "__main__")
         if isinstance(module, ModuleType) and (ours or home in LOOKED_AT):
             for name, value in list(vars(module).items()):
                 if callable(value) and name != "_":

@@ -1,0 +1,150 @@
+"""Honest ways to write an answer pass the watch unflagged; a way around it does not."""
+
+import shutil
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from solutions.grading.results import Answers, Exercise, Lesson, Limits, Outcome
+from solutions.grading.sandbox.run import Workspace
+
+ROOT = Path(__file__).resolve().parents[2]
+SETUP = """import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from shared.exercises.notebook import check, exercise
+"""
+CHECKS = """import torch
+from shared.exercises.checks import checks_for
+from shared.exercises.expecting import expect_close
+
+for n in range({count}):
+    each = checks_for(f"01.{{n}}", name="double", difficulty=1, minutes=5, hint="x + x")
+
+    @each.check("two numbers")
+    def numbers(double):
+        made = double() if isinstance(double, type) else double
+        got = torch.as_tensor(made(torch.tensor([1.0, -1.0])))
+        expect_close(got.float(), torch.tensor([2.0, -2.0]), what="the double")
+
+    globals()[f"e{{n}}"] = each
+"""
+# === name | what flags it, if anything does, and then the cell; own() makes it the answer.
+CASES = """
+=== a compiled function
+@own
+@torch.compile(backend="eager")
+def double(x):
+    return 2 * x
+=== a compiled module
+class Doubling(nn.Module):
+    def forward(self, x):
+        return 2 * x
+double = own(torch.compile(Doubling(), backend="eager"))
+=== a function with an argument given
+import functools
+def times(number, also, x):
+    return number * also * x
+double = own(functools.partial(functools.partial(times, 2), 1))
+=== an object that can be called
+class Doubling:
+    def __call__(self, x):
+        return 2 * x
+double = own(Doubling())
+=== a method
+class Doubling:
+    def double(self, x):
+        return 2 * x
+double = own(Doubling().double)
+=== a module
+class Doubling(nn.Module):
+    def forward(self, x):
+        return 2 * x
+double = own(Doubling())
+=== an autograd function
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        return 2 * x
+double = own(Double.apply)
+=== numpy's loop
+import numpy as np
+def one(x):
+    return 2 * x
+double = own(np.vectorize(one))
+=== a hook on all modules, taken away
+def double(x):
+    nn.modules.module.register_module_full_backward_hook(lambda *_: None).remove()
+    return 2 * x
+own(double)
+=== the engine with an argument given | uses torch.nn.functional.layer_norm
+import functools
+double = own(functools.partial(F.layer_norm, normalized_shape=(2,), weight=torch.full((2,), 2.0)))
+=== torch's module | is a LayerNorm that no cell defines
+double = nn.LayerNorm(2, bias=False)
+_ = nn.init.constant_(double.weight, 2.0)
+double = own(double)
+=== torch's function | is a builtin_function_or_method that no cell defines
+double = own(torch.tensor(2.0).mul)
+=== the engine in the place of forward | uses torch.nn.functional.layer_norm
+import functools
+@own
+class double(nn.Module):
+    def __init__(self):
+        super().__init__()
+        weight = torch.full((2,), 2.0)
+        self.forward = functools.partial(F.layer_norm, normalized_shape=(2,), weight=weight)
+=== the engine's optimizer, imported late | uses torch.distributed.optim.ZeroRedundancyOptimizer
+def double(x):
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+    try:
+        ZeroRedundancyOptimizer([], torch.optim.SGD)
+    except Exception:
+        pass
+    return 2 * x
+own(double)
+=== what compares the state | changes watching.changed
+import collections
+def double(x):
+    getattr(collections, "_sys").modules["watching"].changed = lambda *_: []
+    return 2 * x
+own(double)
+"""
+FORBIDDEN = ("torch.nn.functional.layer_norm", "torch.distributed.optim.Zero")
+HEADS, CELLS = [], []
+for number, case in enumerate(CASES.split("\n=== ")[1:]):
+    head, _, source = case.partition("\n")
+    HEADS.append([*head.split(" | "), ""][:2])
+    # What a cell only shows is left out when it is run.
+    source = source.replace("\nown(double)", "\ndouble = own(double)")
+    CELLS.append(textwrap.dedent(f"own = exercise('01.{number}')\n{source}"))
+
+
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory):
+    course = tmp_path_factory.mktemp("styles")
+    shutil.copytree(ROOT / "shared", course / "shared", ignore=shutil.ignore_patterns("__py*"))
+    (course / "lessons" / "lesson01_toy").mkdir(parents=True)
+    checks = course / "lessons" / "lesson01_toy" / "checks.py"
+    checks.write_text(CHECKS.format(count=len(CELLS)))
+    cells = {f"01.{number}": source for number, source in enumerate(CELLS)}
+    exercises = tuple(Exercise(id, "double", 1) for id in cells)
+    stub = "def double(x):\n    raise NotImplementedError"
+    forbidden = dict.fromkeys(cells, FORBIDDEN)
+    stubs = dict.fromkeys(cells, stub)
+    lesson = Lesson("01", "lesson01_toy", exercises, SETUP, stubs, "toy", forbidden)
+    with Workspace(course, confined=False) as workspace:
+        verdicts = workspace.grade(Answers("ada", "01", cells, {}), lesson, Limits())
+    return {each.exercise: each for each in verdicts}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("number", "head"), enumerate(HEADS), ids=[name for name, _ in HEADS])
+def test_honest_styles_are_not_flagged_and_ways_around_are(graded, number, head):
+    found = graded[f"01.{number}"]
+    _, due = head
+    if due:
+        assert any(due in flag for flag in found.flags), found
+    else:
+        assert (found.outcome, found.flags) == (Outcome.RIGHT, ()), found
