@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shared.errors import InputError
+from solutions.grading.intake.submissions import printable
 from solutions.grading.texts import decoded
 
 COLUMNS = ("name", "id", "email", "folder")
@@ -41,7 +42,7 @@ def read_roster(path: Path) -> dict[str, Person]:
         for row in table:
             cells = {each: (row.get(heads.get(each, "")) or "").strip() for each in COLUMNS}
             person = Person(**cells)
-            called = person.folder or person.name
+            called = printable(person.folder or person.name)  # as a submission's name is
             if not person.name or called in found:
                 why = f"{called!r} is there twice" if person.name else "there is no name"
                 raise InputError(f"line {table.line_num}: {why}")

@@ -1,5 +1,7 @@
 """The class as a table: ids and addresses beside the points, who is missing, who is late."""
 
+import re
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -63,9 +65,31 @@ def test_points_have_ids_and_the_missing_a_row(tmp_path):
 def test_the_names_of_moodle_s_and_canvas_s_downloads_are_understood(tmp_path):
     (tmp_path / "Jo Li_12345_assignsubmission_file_").mkdir()
     names = ["doejane_LATE_98765_1234567_lesson02.ipynb", "doejane_98765_1234568_notes.zip"]
-    for name in (*names, "Ann_02.ipynb"):
+    for name in (*names, "Ann_02.ipynb", "max_2024_1001_lesson02.ipynb"):
         (tmp_path / name).write_bytes(b"{}")
     students = [each.student for each in find_submissions(tmp_path)]
-    assert students == ["Ann_02", "Jo Li", "doejane"]
+    assert students == ["Ann_02", "Jo Li", "doejane", "max_2024_1001_lesson02"]
     assert late(tmp_path) == [f"late: doejane ({names[0]})"]
     assert doubtful_names(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("Jo Li_17_assignsubmission_file_", "Jo Li_18_assignsubmission_file_"),
+        ("Jo Li_LATE_17000_1234567_02.ipynb", "Jo Li_18000_1234568_02.ipynb"),
+    ],
+)
+def test_two_of_one_name_in_a_download_are_two(tmp_path, names):
+    for name in names:
+        (tmp_path / name).write_bytes(b"{}") if "." in name else (tmp_path / name).mkdir()
+    one, other = (f"Jo Li {re.findall(r'[0-9]+', name)[0]}" for name in names)
+    assert [each.student for each in find_submissions(tmp_path)] == [one, other]
+    assert doubtful_names(tmp_path) == [f"one name with several numbers: {one} and {other}"]
+    assert late(tmp_path) == ([f"late: {one} ({names[0]})"] if "LATE" in names[0] else [])
+
+
+def test_a_name_is_found_however_a_spreadsheet_composes_it(tmp_path):
+    written = unicodedata.normalize("NFD", "Jörg Ä")
+    roster = read(tmp_path, f"name\n{written}\n".encode())
+    assert differences(roster, ["Jörg Ä"]) == []

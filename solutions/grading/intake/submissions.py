@@ -27,9 +27,11 @@ EXERCISE_IN_JSON = re.compile(rb"@exercise\(\\*[\"'](\d\d)\.")
 ENDING = re.compile(
     r"(?:(?:__.*)?\.(ipynb)|\.(zip)|(?:\.tar)?\.(7z|rar|tar|tgz|gz|bz2|xz|zst))\Z", re.I | re.S
 )
-# How Moodle calls the folders of a download, and Canvas the files: user, LATE, two numbers, file.
-MOODLE = re.compile(r"(.+)_\d+_assignsubmission_(?:file|onlinetext)_?")
-CANVAS = re.compile(r"([^_]+)_(LATE_)?\d{3,}_\d{3,}_.+\.\w+", re.DOTALL)
+# How Moodle calls the folders of a download, and Canvas the files: user, LATE, the user's and the
+# submission's number, file. (A date that somebody wrote in has fewer digits.)
+MOODLE = re.compile(r"(.+)_(\d+)_assignsubmission_(?:file|onlinetext)_?")
+CANVAS = re.compile(r"([^_]+)_(?:LATE_)?(\d{3,})_\d{5,}_.+\.\w+", re.DOTALL)
+LATE = re.compile(r"[^_]+_LATE_")
 JOINERS = "\u200c\u200d"  # within words of Persian or Hindi, and within emoji
 NEVER_ONE = (".", "__MACOSX")  # how the names of what systems leave behind begin
 MAX_NOTEBOOKS = 200
@@ -75,16 +77,24 @@ def left_out(folder: Path) -> list[str]:
 
 def late(folder: Path) -> list[str]:
     """What Canvas marks as handed in after the date: a line each."""
-    marked = [path for path in _sources(folder) if (m := CANVAS.fullmatch(path.name)) and m[2]]
-    return [f"late: {printable(_name(path))} ({printable(path.name)})" for path in marked]
+    return [
+        f"late: {student} ({printable(path.name)})"
+        for student, paths in sorted(_by_student(folder).items())
+        for path in paths
+        if CANVAS.fullmatch(path.name) and LATE.match(path.name)
+    ]
 
 
 def doubtful_names(folder: Path) -> list[str]:
     """What may be two students taken for one, or one for two: a line for each."""
     lines, alike = [], dict[str, list[str]]()
+    for name, numbers in sorted(_numbers(folder).items()):
+        if numbers[1:]:
+            called = " and ".join(f"{name} {number}" for number in numbers)
+            lines.append(f"one name with several numbers: {called}")
     for student, paths in sorted(_by_student(folder).items()):
         alike.setdefault(_outline(student), []).append(student)
-        if len(names := {_name(path) for path in paths}) > 1:
+        if len(names := {_name(path)[0] for path in paths}) > 1:
             lines.append(f"taken for one student: {' and '.join(map(repr, sorted(names)))}")
     groups = [map(_with_foreign_letters, names) for names in alike.values() if names[1:]]
     return lines + [f"look alike: {' and '.join(names)}" for names in groups]
@@ -106,10 +116,20 @@ def _outline(name: str) -> str:
 
 def _by_student(folder: Path) -> dict[str, list[Path]]:
     """What is there of each student: "Jo.zip" and "Jo__02.ipynb" are Jo's."""
-    found: dict[str, list[Path]] = {}
+    found, numbers = dict[str, list[Path]](), _numbers(folder)
     for path in _sources(folder):
-        found.setdefault(printable(_name(path)) or "(no name)", []).append(path)
+        name, number = map(printable, _name(path))
+        student = f"{name} {number}" if number and numbers[name][1:] else name
+        found.setdefault(student or "(no name)", []).append(path)
     return found
+
+
+def _numbers(folder: Path) -> dict[str, list[str]]:
+    """The numbers that a platform's download gives to who has a name."""
+    found: dict[str, set[str]] = {}
+    for name, number in (map(printable, _name(path)) for path in _sources(folder)):
+        found.setdefault(name, set()).update({number} - {""})
+    return {name: sorted(numbers) for name, numbers in found.items()}
 
 
 def _sources(folder: Path) -> list[Path]:
@@ -132,14 +152,13 @@ def _kind(name: str) -> str:
     return next(filter(None, found.groups())).lower() if found else ""
 
 
-def _name(path: Path) -> str:
-    """The name as it is written, without what makes it a file's, and a platform's download."""
-    if moodle := MOODLE.fullmatch(path.name):
-        return moodle[1]
-    if path.is_dir():
-        return path.name
-    canvas = CANVAS.fullmatch(path.name)
-    return canvas[1] if canvas else ENDING.sub("", path.name)
+def _name(path: Path) -> tuple[str, str]:
+    """The name as it is written, without what makes it a file's, and a platform's number or ""."""
+    is_folder = path.is_dir()
+    download = MOODLE.fullmatch(path.name) or (not is_folder and CANVAS.fullmatch(path.name))
+    if download:
+        return download[1], download[2]
+    return path.name if is_folder else ENDING.sub("", path.name), ""
 
 
 def printable(name: str) -> str:
