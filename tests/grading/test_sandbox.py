@@ -249,11 +249,15 @@ def test_calls_that_leave_or_hold_what_no_limit_sees_are_refused(tmp_path):
 def test_groups_of_a_grader_that_was_killed_are_removed(tmp_path):
     (tmp_path / "cgroup.controllers").touch()
     left, own = tmp_path / "torch_handle_4194305_a", tmp_path / f"torch_handle_{os.getpid()}_b"
-    left.mkdir()  # no system counts processes so far
-    own.mkdir()
+    young = tmp_path / "torch_handle_4194305_c"  # its maker's number is of another namespace
+    for each in (left, own, young):
+        each.mkdir()  # no system counts processes so far
+    for each in (left, own):
+        os.utime(each, (0, 0))
     with cgroup(Limits(), tmp_path):
         assert not left.exists()
         assert own.exists()
+        assert young.exists()
 
 
 READER = Reader(Answers("ada", "01", {}, {}), {"01.1": EXERCISE}, Limits(), {})

@@ -15,6 +15,7 @@ from pathlib import Path
 from solutions.grading.results import Limits
 
 ROOT = Path("/sys/fs/cgroup")
+YOUNG = 600.0  # seconds in which a group gets its processes
 BESIDE = 1 << 30  # bytes for the judge, torch's pages and what lies in /dev/shm
 
 
@@ -55,9 +56,13 @@ def cgroup(limits: Limits, root: Path = ROOT) -> Generator[list[str]]:
 
 
 def _remove_left_ones(parents: Iterable[Path]) -> None:
-    """Remove empty groups of graders that were killed; one with processes in it stays."""
+    """Remove empty groups of graders that were killed; one with processes in it stays.
+
+    So does a young one: its maker may have another number in a PID namespace of its own.
+    """
     for group in (each for parent in parents for each in parent.glob("torch_handle_*_*")):
         maker = group.name.split("_")[2]
-        if maker.isdigit() and not Path("/proc", maker).exists():
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            is_old = time.time() - group.stat().st_mtime > YOUNG
+            if is_old and maker.isdigit() and not Path("/proc", maker).exists():
                 group.rmdir()
