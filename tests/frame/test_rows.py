@@ -71,6 +71,7 @@ def _hears(ask: Callable[..., None], value: Any, want: Any, given: dict[str, Any
 def test_a_recognised_value_hears_its_own_words(number, heard, record_property):
     told = heard(number)
     record_property(VALUES, len(told))
+    assert told or "looks_like" not in (lesson_folder(number) / "checks.py").read_text("utf-8")
     silent = {words: set(others) for words, others in told.items() if words not in others}
     # What is made of the answer itself is right where that is: a known mistake says it.
     said = [each.says for each in known_mistakes(number)]
