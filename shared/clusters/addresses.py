@@ -4,6 +4,7 @@ A wrong interface or a firewall keeps gloo and NCCL from making a group at all, 
 cannot send through one. torchrun's store is there earlier: all ranks have reached it.
 """
 
+import ipaddress
 import json
 import os
 import socket
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -54,7 +56,7 @@ class Meeting:
     def _found(self, name: str, read: Callable[[Any], Any]) -> Any:
         try:
             return read(json.loads(self.store.get(name)))
-        except (ValueError, TypeError, RecursionError):
+        except (ValueError, TypeError, OverflowError, RecursionError):
             raise NoGroup(
                 f"{name!r} in the store is nothing that a rank writes: does another program use"
                 " its port?"
@@ -130,16 +132,24 @@ def reach(
             "" if called == meeting.rank else _call(host, port, seconds)
             for called, (host, port) in enumerate(doors)
         ]
-        return meeting.gathered("reached", row, _as_row)  # nobody closes before all have called
+        # Nobody closes before all have called.
+        return meeting.gathered("reached", row, partial(_as_row, world_size=meeting.world_size))
 
 
 def _as_door(found: Any) -> tuple[str, int]:
     host, port = found
-    return str(host), int(port)
+    host, port = str(host), int(port)
+    if host:  # an interface may have none
+        ipaddress.ip_address(host)
+    if not 0 < port < 1 << 16:
+        raise ValueError(f"no port: {port}")
+    return host, port
 
 
-def _as_row(found: Any) -> list[str]:
-    return [str(each) for each in found]
+def _as_row(found: Any, world_size: int) -> list[str]:
+    if not isinstance(found, list) or list(map(type, found)) != [str] * world_size:
+        raise ValueError(f"no {world_size} texts: {found}")
+    return found
 
 
 def _call(host: str, port: int, seconds: float) -> str:

@@ -2,10 +2,12 @@
 
 import ast
 import json
+import math
 import os
 import pickle
 import re
-from dataclasses import asdict, replace
+import socket
+from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from torch import nn
 
 from lessons.lesson08_fault_tolerance.experiments.resumable_runs import reference_training
 from shared.clusters.addresses import Meeting, reach
-from shared.clusters.report import own_report, reports_of_all
+from shared.clusters.report import Report, own_report, reports_of_all
 from shared.errors import InputError, NoGroup
 from shared.fault_tolerance.elastic import load_elastic, save_elastic
 from shared.ranks.forked import run_ranks
@@ -132,7 +134,9 @@ def test_a_folder_of_deepspeeds_runs_nothing(tmp_path, ran):
     assert WEIGHTS_ONLY not in os.environ
 
 
+ENDLESS = json.dumps({each.name: math.inf for each in fields(Report)})
 FOREIGN = ["", "\0", "[" * 10_000, "null", '{"rank": 0}', '["host"]', '["host", "port"]', "{}"]
+FOREIGN += [ENDLESS, '["127.0.0.1", Infinity]', '["127.0.0.1", 65536]', f'["{"x" * 300}", 80]']
 
 
 @pytest.mark.parametrize("entry", ["payload", *FOREIGN], ids=range(1 + len(FOREIGN)))
@@ -148,6 +152,16 @@ def test_a_foreign_entry_in_the_store_is_a_line(tmp_path, ran, entry):
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("entry", ['"xx"', '["x"]', "[[], 1]", "2"])
+def test_a_foreign_row_of_who_was_reached_is_a_line(entry):
+    meeting = Meeting(dist.HashStore(), 0, 2, patience=5.0)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        meeting.store.set("door_1", json.dumps(other.getsockname()))
+        meeting.store.set("reached_1", entry)
+        with pytest.raises(NoGroup, match="'reached_1' in the store is nothing that a rank writes"):
+            reach(meeting, "127.0.0.1")
+
+
 def test_a_report_comes_back_from_the_store_as_it_was(tmp_path):
     meeting = Meeting(dist.HashStore(), 0, 2)
     mine = own_report(0, torch.device("cpu"), tmp_path)
@@ -158,23 +172,55 @@ def test_a_report_comes_back_from_the_store_as_it_was(tmp_path):
 
 # What unpickles, or runs text: every call of these has a row in CONTRIBUTING.
 READS = re.compile(
-    r"(pickle|marshal|dill|shelve|joblib)\.(load|loads|open|Unpickler)|dcp\.load"
-    r"|dcp\.FileSystemReader|.+\.load_checkpoint|exec|eval"
+    r"(pickle|marshal|dill|shelve|joblib)\.(load|loads|open|Unpickler)"
+    r"|torch\.distributed\.checkpoint\.(load|FileSystemReader)|.+\.load_checkpoint|exec|eval"
 )
-WORDS = re.compile(r"pickle|marshal|dill|joblib|shelve|load\(|Reader|_checkpoint\(|exec\(|eval\(")
+WORDS = re.compile(
+    r"pickle|marshal|dill|joblib|shelve|load\(|load as|Reader|_checkpoint\(|exec\(|eval\("
+)
 
 
 def reading(source):
-    """What a source calls that can run what it reads."""
-    for node in ast.walk(ast.parse(source)):
+    """What a source calls that can run what it reads, by the name where it is defined."""
+    nodes = list(ast.walk(ast.parse(source)))
+    names = {a.asname: a.name for n in nodes if isinstance(n, ast.Import) for a in n.names}
+    for node in nodes:
+        for each in node.names if isinstance(node, ast.ImportFrom) else ():
+            if not each.name.endswith("load_checkpoint"):  # of its own class, a plain function
+                names[each.asname or each.name] = f"{node.module}.{each.name}"
+
+    def defined(node):
+        head, dot, rest = ast.unparse(node).partition(".")
+        return f"{names.get(head, head)}{dot}{rest}"
+
+    for node in nodes:
         if isinstance(node, ast.ClassDef):
-            yield from (name for each in node.bases if READS.fullmatch(name := ast.unparse(each)))
+            yield from (name for each in node.bases if READS.fullmatch(name := defined(each)))
         if isinstance(node, ast.Call):
-            name, given = ast.unparse(node.func), {each.arg: each.value for each in node.keywords}
+            name, given = defined(node.func), {each.arg: each.value for each in node.keywords}
             if READS.fullmatch(name) or "allow_pickle" in given:
                 yield name
             if name == "torch.load" and ast.unparse(given.get("weights_only", node)) != "True":
                 yield name
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle\npickle.loads(x)",
+        "from pickle import loads\nloads(x)",
+        "from pickle import loads as read\nread(x)",
+        "import pickle as p\np.loads(x)",
+        "from torch import load\nload(x, weights_only=False)",
+        "import torch as t\nt.load(x)",
+        "from torch.distributed import checkpoint as c\nc.load(x)",
+        "import torch.distributed.checkpoint as dcp\ndcp.load(x)",
+        "from pickle import Unpickler\nclass A(Unpickler): ...",
+    ],
+)
+def test_what_unpickles_is_seen_however_it_is_imported(source):
+    assert list(reading(source))
+    assert not list(reading("from torch import load\nload(x, weights_only=True)"))
 
 
 def sources():
