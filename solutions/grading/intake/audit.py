@@ -42,6 +42,7 @@ NOT_OF_OTHERS = (
 )
 NOT_OF_ANY = (*NOT_OF_TORCH, *NOT_OF_OTHERS)
 NOT_CALLED = ("types.FunctionType", "types.CodeType", "torch.fx.")  # annotations name them
+BACKWARD = "_current_graph_task_id"  # of torch._C: a number, which hooks of lesson 13 ask for
 MAX_DOTS = 30  # of a path that begins at an import
 MODULES = _words("os sys subprocess ctypes threading importlib builtins inspect gc atexit platform")
 HELD = _words("io traceback linecache pickle types")  # by a module that needs them itself
@@ -108,6 +109,9 @@ class _Cell:
                 self.names[name] = ""  # the answer's own, under a name that the setup has, too
         stored = Counter(node.id for node in names if isinstance(node.ctx, ast.Store))
         self._follow_aliases(stored + arguments)
+        asked = (each for each in self.nodes if getattr(each, "attr", "") == BACKWARD)
+        asked = [each for each in asked if self.dotted(each) == f"torch._C.{BACKWARD}"]
+        self.harmless = {part for each in asked for part in (each, *ast.iter_child_nodes(each))}
 
     def _follow_aliases(self, stored: Counter[str]) -> None:
         """Let a name that is given an import, or what an import has, and nothing else, be that."""
@@ -239,7 +243,7 @@ class _Cell:
             yield f"reaches for {path}, an answer of the course", False
         elif path.startswith("lessons.") and not self._is_taught(path):
             yield f"reaches for {path}, which can hold answers", False
-        elif path.startswith(NOT_OF_ANY) and path not in self.taught:
+        elif path.startswith(NOT_OF_ANY) and path not in self.taught and node not in self.harmless:
             yield f"reaches for {path}", True
         elif path.startswith(NOT_CALLED) and node in self.called:
             yield f"calls {path}", True
