@@ -3,10 +3,11 @@
 python -m shared.capstone.hugging_face CHECKPOINT FOLDER writes a checkpoint of any mode so.
 """
 
+import argparse
 import json
 import math
-import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from shared.capstone.tasks import build_model
 from shared.errors import InputError
 from shared.model.language_model import LanguageModel
 from shared.model.modern import ModernConfig
+from shared.script import run_script
 from shared.training.named_checkpoint import ModuleLayout, load_named
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -41,6 +43,7 @@ OTHER = {  # no dropout, no special tokens; ours is tied but for a factor
     "tie_word_embeddings": False, "bos_token_id": None, "eos_token_id": None,
     "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
 }  # fmt: skip
+DEFAULTS = {"activation_function": "gelu_new", "rms_norm_eps": 1e-6}  # theirs, which are not ours
 How = Literal["", "turned", "pairs", "scaled"]
 Rows = Iterator[tuple[str, list[str], How]]  # their name, ours one below the other, how it lies
 
@@ -81,7 +84,9 @@ def _theirs(ours: list[Tensor], how: How, model: LanguageModel) -> Tensor:
     if how == "pairs":  # rotary positions turn neighbours here, the two halves of a head there
         half = model.config.d_model // model.config.num_heads // 2
         whole = whole.unflatten(0, (-1, half, 2)).transpose(1, 2).flatten(0, 2)
-    whole = whole * math.sqrt(model.config.d_model) if how == "scaled" else whole
+    if how == "scaled":  # in float32, where they are bfloat16
+        wide = whole.to(torch.promote_types(whole.dtype, torch.float32))
+        whole = (wide * math.sqrt(model.config.d_model)).to(whole.dtype)
     return (whole.T if how == "turned" else whole).detach().clone().contiguous()
 
 
@@ -90,7 +95,7 @@ def _ours(theirs: Tensor, how: How, count: int, model: LanguageModel) -> list[Te
     if how == "pairs":
         half = model.config.d_model // model.config.num_heads // 2
         theirs = theirs.unflatten(0, (-1, 2, half)).transpose(1, 2).flatten(0, 2)
-    theirs = theirs / math.sqrt(model.config.d_model) if how == "scaled" else theirs
+    theirs = theirs.float() / math.sqrt(model.config.d_model) if how == "scaled" else theirs
     return list(theirs.chunk(count))
 
 
@@ -122,38 +127,75 @@ def read_hugging_face(folder: Path, fused: bool = True) -> LanguageModel:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    config = _object(folder / CONFIG)
     try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         theirs = load_file(folder / WEIGHTS)
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"{folder} cannot be read: {error}") from None
-    kind: Any = {"gpt2": "gpt", "llama": "modern"}.get(config.get("model_type"))
-    if kind is None:
-        raise InputError(f"{folder}: model_type {config.get('model_type')!r}, not gpt2 or llama")
-    for key, value in FIXED[kind].items():
-        if config.get(key, value) != value:
-            raise InputError(f"{folder}: {key} {config[key]!r}, where the course has {value!r}")
-    sizes = {name: config.get(key) for name, key in SIZES[kind].items()}
-    size, sizes["d_ff"] = sizes.pop("vocab_size"), sizes["d_ff"] or 4 * sizes["d_model"]
-    model = build_model(ModelTable(kind, **sizes, vocab_size=size, fused=fused, tied=False), size)
+    kind, table = _table(config, folder)
+    model = build_model(replace(table, fused=fused), table.vocab_size)
     assert isinstance(model, LanguageModel), "the tables have no translator"
     embedding = next(name for name, _, how in _rows(kind, 0) if how == "scaled")
-    if config.get("tie_word_embeddings", True) and embedding in theirs:
+    if config.get("tie_word_embeddings", kind == "gpt") and embedding in theirs:
         theirs.setdefault("lm_head.weight", theirs[embedding])
     state = dict[str, Tensor]()
+    shapes = {name: value.to("meta") for name, value in model.state_dict().items()}
     for name, own, how in _rows(kind, model.config.num_layers):
         if name not in theirs:
             raise InputError(f"{folder / WEIGHTS} has no {name}")
+        there, here = theirs[name].shape, _theirs([shapes[each] for each in own], how, model).shape
+        if there != here:
+            words = f"{name} is {tuple(there)}, and {tuple(here)} by {CONFIG}"
+            raise InputError(f"{folder / WEIGHTS}: {words}")
         state |= zip(own, _ours(theirs[name], how, len(own), model), strict=True)
     model.load_state_dict(state)
     return model
+
+
+def _object(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file} cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise InputError(f"{file} holds no object {{...}}, but {found!r:.40}")
+    return found
+
+
+def _table(config: dict[str, Any], folder: Path) -> tuple[Literal["gpt", "modern"], ModelTable]:
+    """The model that their config.json describes; what it leaves out is as transformers has it."""
+    kind: Any = {"gpt2": "gpt", "llama": "modern"}.get(str(config.get("model_type")))
+    if kind is None:
+        raise InputError(f"{folder}: model_type {config.get('model_type')!r}, not gpt2 or llama")
+    rope = config.get("rope_parameters") or {}
+    if kind == "modern" and isinstance(rope, dict):  # transformers 4 has theta at the top
+        theta = config.get("rope_theta", 10000.0)
+        rope = {"rope_type": "default", "rope_theta": theta, **rope}
+        config = {**config, "rope_parameters": rope}
+    for key, value in FIXED[kind].items():
+        if (found := config.get(key, DEFAULTS.get(key, value))) != value:
+            raise InputError(f"{folder}: {key} {found!r}, where the course has {value!r}")
+    sizes: dict[str, Any] = {name: config.get(key) for name, key in SIZES[kind].items()}
+    if kind == "modern":
+        sizes["num_kv_heads"] = sizes["num_kv_heads"] or sizes["num_heads"]
+    elif isinstance(sizes["d_model"], int):
+        sizes["d_ff"] = sizes["d_ff"] or 4 * sizes["d_model"]
+    for name, key in SIZES[kind].items():
+        if type(sizes[name]) is not int or sizes[name] < 1:
+            raise InputError(
+                f"{folder}: {key} must be a whole number from 1 up, got {sizes[name]!r}"
+            )
+    head_dim, own = config.get("head_dim"), sizes["d_model"] // sizes["num_heads"]
+    if kind == "modern" and head_dim not in (None, own):
+        raise InputError(f"{folder}: head_dim {head_dim!r}, where the course has {own}")
+    return kind, ModelTable(kind, **sizes, tied=False)
 
 
 def main(checkpoint: str, folder: str) -> None:
     """Write a run's newest checkpoint, or the one that is named, for transformers."""
     place = Path(checkpoint)
     place = place if (place / RUN).is_file() else (saved_in(place) or [place])[-1]
-    notes = json.loads((place / RUN).read_text(encoding="utf-8"))
+    notes = _object(place / RUN)
     model = build_model(ModelTable(**notes["model"]), notes["vocab_size"])
     if not isinstance(model, LanguageModel):
         raise InputError(f"{place} is a translator's, which transformers does not have")
@@ -163,4 +205,8 @@ def main(checkpoint: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description="Write a run's newest checkpoint for transformers")
+    parser.add_argument("checkpoint", help="a run's folder, or that of one of its checkpoints")
+    parser.add_argument("folder", help=f"where {CONFIG} and {WEIGHTS} are to be")
+    given = parser.parse_args()
+    run_script(lambda: main(given.checkpoint, given.folder))

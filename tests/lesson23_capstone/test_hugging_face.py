@@ -1,10 +1,13 @@
 """The capstone's weights in transformers, and transformers' in the capstone: the same logits."""
 
 import json
+import runpy
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from shared.capstone import hugging_face
 from shared.capstone.config import ModelTable
 from shared.capstone.hugging_face import main, read_hugging_face, write_hugging_face
 from shared.capstone.resuming import RUN
@@ -16,6 +19,7 @@ TABLES = {
     "gpt": ModelTable("gpt", 32, 2, 4, 0, 64, 101, 24),
     "modern": ModelTable("modern", 32, 2, 4, 2, 48, 101, 24),
 }
+DROP = "left out"
 TOKENS = torch.arange(40).view(2, 20) * 7 % 101
 
 
@@ -77,12 +81,52 @@ def test_a_model_of_transformers_is_read(kind, tied, tmp_path):
         ("modern", {"rope_scaling": {"factor": 2.0}}, "rope_scaling"),
         ("modern", {"num_hidden_layers": 3}, r"has no model\.layers\.2"),
         ("modern", None, "cannot be read"),
+        ("modern", [], "holds no object"),
+        ("modern", {"rope_parameters": None, "rope_theta": 500000.0}, "'rope_theta': 500000.0"),
+        ("modern", {"rms_norm_eps": DROP}, "rms_norm_eps 1e-06, where the course has 1e-05"),
+        ("gpt", {"activation_function": DROP}, "'gelu_new', where the course has 'relu'"),
+        ("modern", {"head_dim": 16}, "head_dim 16, where the course has 8"),
+        ("modern", {"hidden_size": 64}, r"\(101, 32\), and \(101, 64\) by config.json"),
+        ("modern", {"vocab_size": 100}, r"\(101, 32\), and \(100, 32\)"),
+        ("modern", {"num_key_value_heads": None}, r"k_proj.weight is \(16, 32\), and \(32, 32\)"),
+        ("modern", {"intermediate_size": DROP}, "intermediate_size must be a whole number from 1"),
     ],
 )
 def test_what_the_course_does_not_compute_is_refused_by_name(kind, change, words, tmp_path):
     write_hugging_face(random_model(TABLES[kind]), tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    text = "{" if change is None else json.dumps({**config, **change})
-    (tmp_path / "config.json").write_text(text)
-    with pytest.raises(InputError, match=words):
+    if isinstance(change, dict):
+        change = {key: v for key, v in {**config, **change}.items() if v is not DROP}
+    (tmp_path / "config.json").write_text("{" if change is None else json.dumps(change))
+    with pytest.raises(InputError, match=words) as caught:
         read_hugging_face(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_config_of_transformers_4_is_read(tmp_path):
+    """theta at the top, and as many heads of keys as of queries where it says nothing."""
+    model = random_model(ModelTable("modern", 32, 1, 4, 4, 48, 101, 24))
+    write_hugging_face(model, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["rope_parameters"], config["num_key_value_heads"]
+    (tmp_path / "config.json").write_text(json.dumps({**config, "rope_theta": 10000.0}))
+    assert torch.allclose(read_hugging_face(tmp_path)(TOKENS), model(TOKENS), atol=1e-5)
+
+
+def test_an_embedding_in_16_bits_is_scaled_in_float32(tmp_path):
+    write_hugging_face(random_model(TABLES["modern"]).bfloat16(), tmp_path)
+    theirs = load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"]
+    assert theirs.dtype == torch.bfloat16
+    ours = read_hugging_face(tmp_path).state_dict()["embedding.weight"]
+    torch.testing.assert_close(ours * 32**0.5, theirs.float(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"), [([], "usage: "), (["no_such", "out"], "error: no_such/run.json cannot")]
+)
+def test_what_the_command_cannot_use_is_said_without_a_traceback(given, words, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["hugging_face", *given])
+    with pytest.raises(SystemExit) as caught:
+        runpy.run_path(hugging_face.__file__, run_name="__main__")
+    assert caught.value.code == 2
+    assert words in capsys.readouterr().err
