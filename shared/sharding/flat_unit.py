@@ -85,8 +85,8 @@ class FlatUnit(FlatShard):
             if parameter._version != version:
                 raise InputError(
                     f"a parameter of shape {tuple(parameter.shape)} was written to in forward, and "
-                    "what is gathered is given back: compute with a new tensor, and write to "
-                    "parameters between steps"
+                    "what is gathered is given back: compute with a new tensor; write with "
+                    "load_full_state_dict() or, under ZeRO-3, inside gathered(write=True)"
                 )
 
     def free(self) -> None:
@@ -108,6 +108,8 @@ class ZeroUnit(PartWithMaster, FlatUnit):
     float32 gradient. `shard` is the master.
     """
 
+    writing = 0  # gathered(write=True)s that are open
+
     def _keep(self, part: Shaped[Tensor, "shard"]) -> None:
         super()._keep(part.clone())
         self.shard = self.master
@@ -115,6 +117,11 @@ class ZeroUnit(PartWithMaster, FlatUnit):
     @property
     def _sent(self) -> Shaped[Tensor, "shard"]:
         return self.part
+
+    def refuse_writes(self) -> None:
+        """Nothing, where store_back() will keep them."""
+        if not self.writing:
+            super().refuse_writes()
 
     def store_back(self) -> None:
         """Take over what was written to the parameters while they were whole.
@@ -152,6 +159,11 @@ class WholeUnit(FlatUnit):
             self.flat.untyped_storage().resize_(self.flat.numel() * self.flat.element_size())
             self.flat.copy_(self.shard)
         self.point_at(self.flat)
+
+    def refuse_writes(self) -> None:
+        """Nothing, where parameters are views of the shard, which keep them."""
+        if self.flat.dtype != self.shard.dtype:
+            super().refuse_writes()
 
     def free(self) -> None:
         """Nothing is freed; at the start, the parameters become views of the one flat tensor."""

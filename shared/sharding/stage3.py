@@ -65,10 +65,13 @@ class ZeroStage3(UnitHooks[ZeroUnit], ZeroStage2):
     def gathered(self, write: bool = False) -> Generator[None]:
         """Inside, every parameter is whole; with `write`, what is written there is kept."""
         self._use(self.units)
+        for unit in self.units:
+            unit.writing += write
         try:
             yield
         finally:
             for unit in self.units:
+                unit.writing -= write
                 if write:
                     unit.store_back()
                 unit.users -= 1
