@@ -13,9 +13,9 @@ EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
 
 def square_of(gradient: Tensor) -> Tensor:
-    """The sum of a gradient's squares, in float32 or wider."""
+    """The sum of a gradient's squares, in float64: float32 has no square of 1e20."""
     wide = torch.promote_types(gradient.dtype, torch.float32)
-    return torch.linalg.vector_norm(gradient.detach(), dtype=wide).square()
+    return torch.linalg.vector_norm(gradient.detach(), dtype=wide).double().square()
 
 
 @torch.no_grad()
@@ -44,13 +44,14 @@ def clip_parts(
     Returns the norm of all ranks' parts together, as it was before; one number is sent. Raises
     InputError for a max_norm below 0.
     """
-    wide = (square_of(each).dtype for each in (*parts[:1], *copies[:1]))
-    total = torch.zeros((), dtype=reduce(torch.promote_types, wide, torch.float32), device=device)
+    # In float64 whatever the parts are: a rank that has none sends the same kind of number.
+    total = torch.zeros((), dtype=torch.float64, device=device)
     for part in parts:
         total += square_of(part)
     for copy in copies:  # so that all ranks add the same numbers
         total += square_of(copy) / dist.get_world_size(group)
     dist.all_reduce(total, group=group)
-    norm = total.sqrt()
+    kinds = (each.dtype for each in (*parts, *copies))
+    norm = total.sqrt().to(reduce(torch.promote_types, kinds, torch.float32))
     scale_to([*parts, *copies], norm, max_norm)
     return norm

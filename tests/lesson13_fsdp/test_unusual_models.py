@@ -11,6 +11,7 @@ from torch.utils import checkpoint as torchs
 
 from shared.errors import InputError
 from shared.ranks.forked import run_ranks
+from shared.sharding.clipping import clip_parts
 from solutions.ddp_buckets import average_gradients_flat
 from solutions.lesson06_ddp import BucketedDDP
 from solutions.lesson10_zero import ZeroStage1, ZeroStage2, ZeroStage3
@@ -177,11 +178,25 @@ def test_a_parameter_that_is_written_to_in_forward_is_refused_and_not_lost(kind)
             zero = ZeroStage3(net, torch.optim.SGD, lr=1.0)
             with zero.gathered(write=True):
                 net[1].weight.data.fill_(1.0)
-                net[1](torch.ones(1, 3))  # what is written there is kept
+                net(torch.ones(1, 3))  # what is written there, in forward as well, is kept
+            weight = zero.full_state_dict()["0.weight"]
+            assert torch.allclose(weight.norm(dim=1), torch.ones(3))
         with pytest.raises(InputError, match=r"shape \(3, 3\) was written to in forward"):
             engine(torch.ones(1, 3))
 
     run_ranks(refused, 1)
+
+
+def test_a_parameter_that_is_kept_whole_may_be_written_to_in_forward():
+    def written(rank):
+        engine = FullyShard(nn.Sequential(Normed(3, 3), nn.Linear(3, 2)), keep_whole=100)
+        engine(torch.ones(1, 3))
+        half = FullyShard(nn.Sequential(Normed(3, 3)), compute_dtype=torch.bfloat16, keep_whole=100)
+        with pytest.raises(InputError, match=r"compute with a new tensor; write with load_full_s"):
+            half(torch.ones(1, 3))  # a copy computes
+        return engine.full_state_dict()["0.weight"].norm(dim=1)
+
+    assert torch.allclose(run_ranks(written, 1)[0], torch.ones(3))
 
 
 def test_the_norm_of_float64_gradients_is_in_float64():
@@ -193,3 +208,17 @@ def test_the_norm_of_float64_gradients_is_in_float64():
         return zero.clip_grad_norm_(1.0).item()
 
     assert run_ranks(norm, 1) == [pytest.approx(12**0.5 * 1e25, rel=1e-14)]
+
+
+def test_the_norm_does_not_depend_on_which_part_comes_first():
+    """And the other rank has none."""
+
+    def norm(rank):
+        parts = [torch.ones(3), torch.full((4,), 1e25, dtype=torch.float64)] if rank else []
+        found = clip_parts(parts, 1.0, None, device=torch.device("cpu"))
+        return found.dtype, found.item(), float(sum(part.double().norm() for part in parts[1:]))
+
+    (kind, own, _), (wide, other, clipped) = run_ranks(norm, 2)
+    assert (kind, wide) == (torch.float32, torch.float64)
+    assert own == pytest.approx(2e25, rel=1e-6)
+    assert (other, clipped) == (2e25, pytest.approx(1.0))
