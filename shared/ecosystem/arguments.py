@@ -31,7 +31,8 @@ REFUSED = {
     "use_liger_kernel": "patch the model before",
 }
 OPTIMIZER = {"optim_args", "optim_target_modules"}  # of optimizers that are no AdamW
-NOTHING = {"", "none", "null", "false", "0", "0.0", "no", "[]", "{}"}
+NOTHING = {"", "none", "null", "false", "0", "0.0", "no", "n", "f", "off", "[]", "{}"}
+COUNTS = {"per_device_train_batch_size", "gradient_accumulation_steps"}
 ADAMW = {"adamw_torch", "adamw_torch_fused"}
 # Of the loop, its data and its schedule, and what is only shown, evaluated or kept.
 _WORDS = """
@@ -56,7 +57,11 @@ _OLDER = """
     evaluation_strategy group_by_length logging_dir no_cuda overwrite_output_dir save_safetensors
     use_mps_device warmup_ratio
 """
-WITHOUT_EFFECT, OLDER = set(_WORDS.split()), set(_OLDER.split())  # the latter before Trainer 5
+WITHOUT_EFFECT, OLDER = set(_WORDS.split()), set(_OLDER.split())  # the latter: some before 5
+# And of those what changes nothing at its default alone.
+AT_DEFAULT = {
+    "half_precision_backend": "auto", "include_tokens_per_second": False, "past_index": -1
+}  # fmt: skip
 
 
 def checked(arguments: Arguments, of_optimizer: bool) -> dict[str, Any]:
@@ -65,7 +70,7 @@ def checked(arguments: Arguments, of_optimizer: bool) -> dict[str, Any]:
     Raises InputError for a name that the Trainer does not have, and for what has an effect and
     no translation; `of_optimizer`: the translation has the optimizer in it.
     """
-    known = TRANSLATED | REFUSED.keys() | OPTIMIZER | WITHOUT_EFFECT | OLDER
+    known = TRANSLATED | REFUSED.keys() | OPTIMIZER | WITHOUT_EFFECT | OLDER | AT_DEFAULT.keys()
     for name, value in arguments.items():
         expect_known("the Trainer has no argument", name, known)
         asked = (str(value).lower() not in NOTHING) != (name == "average_tokens_across_devices")
@@ -73,6 +78,8 @@ def checked(arguments: Arguments, of_optimizer: bool) -> dict[str, Any]:
             raise InputError(
                 f"{name} {value!r} is not translated: {REFUSED[name]}, and leave it out"
             )
+        if str(value) != str(AT_DEFAULT.get(name, value)):
+            raise InputError(f"{name} {value!r} is not translated: leave it out")
         if of_optimizer and name in OPTIMIZER and value:
             raise InputError(f"{name} {value!r} is not translated: the JSON's optimizer is AdamW")
     optimizer = arguments.get("optim", "adamw_torch")
@@ -81,6 +88,8 @@ def checked(arguments: Arguments, of_optimizer: bool) -> dict[str, Any]:
     found = {**DEFAULTS, "fp16": False, **arguments}
     for name in found.keys() & {*DEFAULTS, "fp16"} - {"lr_scheduler_type"}:
         found[name] = spelled(name, found[name], DEFAULTS.get(name, False))
+        if name in COUNTS and not (isinstance(found[name], int) and found[name] >= 1):
+            raise InputError(f"{name} must be a whole number from 1 up, got {arguments[name]!r}")
     if found["bf16"] and found["fp16"]:
         raise InputError("bf16 and fp16 are both set: the Trainer takes one of them")
     return found
@@ -97,11 +106,11 @@ def spelled(name: str, value: Any, like: bool | float) -> Any:
     """A value of the kind of `like`, out of the text that YAML or a command line makes of it."""
     if value is None and name == "max_grad_norm":
         return 0.0  # the Trainer clips nothing then
-    words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    yes, no = ("y", "yes", "t", "true", "on", "1"), ("n", "no", "f", "false", "off", "0")
     try:
         if isinstance(like, bool):
-            return words[str(value).lower()]
-        if not math.isfinite(number := float(value)):
+            return {**dict.fromkeys(yes, True), **dict.fromkeys(no, False)}[str(value).lower()]
+        if isinstance(value, bool) or not math.isfinite(number := float(value)):
             raise ValueError
         return int(number) if isinstance(like, int) and number == int(number) else number
     except (KeyError, TypeError, ValueError, OverflowError):

@@ -20,6 +20,7 @@ _IGNORED = """
 """  # which change neither a number nor a unit under FSDP2
 REFUSED = {"activation_checkpointing_offload", "xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt"}
 KNOWN = {*_TAKEN.split(), *_IGNORED.split(), *REFUSED}
+WAYS = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
 RESHARDS = {"FULL_SHARD": True, "1": True, "SHARD_GRAD_OP": False, "2": False}
 
 
@@ -40,19 +41,20 @@ def fsdp_options(arguments: Arguments) -> FsdpOptions:
     offload"). Raises InputError for a name that is none of theirs, and for what FSDP2 cannot do.
     """
     given = _read(arguments.get("fsdp_config"))
-    words = arguments.get("fsdp") or ""
-    words = re.split(r"[\s,]+", words) if isinstance(words, str) else [] if words is True else words
-    words = [str(getattr(word, "value", word)).lower() for word in words]
-    ways = [each for each in words if each not in ("", "true", "auto_wrap", "offload")]
-    way = given.get("sharding_strategy", ways[0] if ways else "FULL_SHARD")
-    reshard = RESHARDS.get(str(way).upper())
-    if "reshard_after_forward" in given and str(way).upper() == "FULL_SHARD":
-        reshard = _true(given, "reshard_after_forward")
-    if reshard is None or _number(given, "version", 2) != 2:
+    words = _words(arguments.get("fsdp"))
+    ways = [given.get("sharding_strategy"), *(each for each in words if each in WAYS)]
+    ways = [way for way in ways if way is not None] or ["FULL_SHARD"]
+    reshard, *other = {RESHARDS.get(str(way).upper(), str(way).upper()) for way in ways}
+    if other:
+        raise InputError(f"fsdp is {' and '.join(map(str, ways))} at once: give one of them")
+    way = ways[0]
+    if not isinstance(reshard, bool) or _number(given, "version", 2) != 2:
         raise InputError(
             f"fsdp {way!r}, version {given.get('version', 2)}: translated are full_shard and "
             "shard_grad_op, version 2"
         )
+    if given.get("reshard_after_forward") is not None:  # wins, as in the Trainer
+        reshard = _true(given, "reshard_after_forward")
     policy = str(given.get("auto_wrap_policy", BY_CLASS)).upper()
     if policy not in (BY_CLASS, BY_SIZE, WHOLE):
         raise InputError(f"auto_wrap_policy {policy}: {BY_CLASS}, {BY_SIZE} or {WHOLE} would do")
@@ -62,12 +64,25 @@ def fsdp_options(arguments: Arguments) -> FsdpOptions:
     classes = given.get("transformer_layer_cls_to_wrap")
     classes = classes.split(",") if isinstance(classes, str) else classes
     return FsdpOptions(
-        [] if policy != BY_CLASS else classes and [each.strip() for each in classes],
+        [] if policy != BY_CLASS else [each.strip() for each in classes or []] or None,
         least if policy == BY_SIZE else None,
         reshard,
         "offload" in words or _true(given, "cpu_offload") or _true(given, "offload_params"),
         _true(given, "activation_checkpointing"),
     )
+
+
+def _words(fsdp: Any) -> list[str]:
+    """Those of an older Trainer's `fsdp`, in small letters."""
+    words = re.split(r"[\s,]+", fsdp) if isinstance(fsdp, str) else fsdp or []
+    if words is True:
+        return []
+    if not isinstance(words, list | tuple):
+        raise InputError(f"fsdp must be true or words such as full_shard, got {fsdp!r}")
+    words = [str(getattr(word, "value", word)).lower() for word in words]
+    for word in words:
+        expect_known("fsdp has no option", word, {*WAYS, "auto_wrap", "offload", "true", ""})
+    return words
 
 
 def _read(config: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from shared.ecosystem import arguments as lists
+from shared.ecosystem.fsdp_options import fsdp_options
 from shared.ecosystem.translate import deepspeed_config, shard_as_trainer
 from shared.errors import InputError
 from shared.ranks.forked import run_ranks
@@ -42,6 +43,11 @@ def test_every_argument_of_the_installed_trainer_has_its_place():
         ),
         ({"fp16": True}, ("fp16", "enabled"), True),
         ({"optim": "adamw_torch", "evaluation_strategy": "no"}, ("optimizer", "type"), "AdamW"),
+        ({"bf16": "y"}, ("bf16", "enabled"), True),
+        ({"bf16": "off", "torch_compile": "n"}, ("bf16", "enabled"), False),
+        ({"include_tokens_per_second": False, "past_index": -1}, ("optimizer", "type"), "AdamW"),
+        ({"half_precision_backend": "auto"}, ("optimizer", "type"), "AdamW"),
+        ({"gradient_accumulation_steps": 2.0}, ("gradient_accumulation_steps",), 2),
     ],
 )
 def test_what_an_argument_becomes(given, key, right):
@@ -63,6 +69,10 @@ def test_what_an_argument_becomes(given, key, right):
         ({"gradient_checkpointing": True}, "gradient_checkpointing_enable"),
         ({"average_tokens_across_devices": False}, "average_tokens_across_devices False"),
         ({"learning_rate": "inf"}, "learning_rate must be a number, got 'inf'"),
+        ({"learning_rate": True}, "learning_rate must be a number, got True"),
+        ({"per_device_train_batch_size": 2.5}, "batch_size must be a whole number from 1 up, got"),
+        ({"gradient_accumulation_steps": 0}, "steps must be a whole number from 1 up, got 0"),
+        ({"past_index": 2}, "past_index 2 is not translated"),
         ({"learning_rate": "fast"}, "learning_rate must be a number, got 'fast'"),
         ({"bf16": True, "fp16": True}, "bf16 and fp16"),
         ({"weight_decay": "0.1"}, "weight_decay 0.1"),
@@ -73,6 +83,31 @@ def test_what_an_argument_becomes(given, key, right):
 def test_what_has_an_effect_and_no_place_in_a_json_is_refused_by_name(given, words):
     with pytest.raises(InputError, match=words):
         deepspeed_config({**BASE, **given}, 24)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"fsdp": "full_shard ofload"}, "fsdp has no option 'ofload': did you mean 'offload'"),
+        ({"fsdp": "full_shard shard_grad_op"}, "fsdp is full_shard and shard_grad_op at once"),
+        (
+            {"fsdp": ["full_shard"], "fsdp_config": {"sharding_strategy": "SHARD_GRAD_OP"}},
+            "fsdp is SHARD_GRAD_OP and full_shard at once",
+        ),
+        ({"fsdp": 1}, "fsdp must be true or words such as full_shard, got 1"),
+        ({"fsdp_config": {"min_num_params": True}}, "min_num_params must be a number, got True"),
+    ],
+)
+def test_ways_to_shard_that_are_none_or_two_are_refused(given, words):
+    with pytest.raises(InputError, match=words):
+        fsdp_options(given)
+
+
+def test_what_fsdp_config_says_outright_wins():
+    given = {"fsdp": "shard_grad_op", "fsdp_config": {"reshard_after_forward": True}}
+    assert fsdp_options(given).reshard
+    assert not fsdp_options({"fsdp": "shard_grad_op"}).reshard
+    assert fsdp_options({"fsdp_config": {"transformer_layer_cls_to_wrap": []}}).classes is None
 
 
 class Block(nn.Linear):
