@@ -29,7 +29,7 @@ class DeepSpeedEngine(DataParallelEngine):
         if self.model.micro_steps % self.num_micro_batches:
             raise RuntimeError(
                 "a step ended in an error between its micro-batches, and DeepSpeed does not drop "
-                "what it has added up and counted: start again from a checkpoint"
+                "what it has added up and counted: start the run again, from a checkpoint"
             )
         num_tokens = batch.num_tokens if num_tokens is None else num_tokens
         m, parts = self.num_micro_batches, []

@@ -1,7 +1,10 @@
 """DeepSpeed on the course's model: one loss, worst moments, checkpoints, configurations."""
 
 import json
+import os
 import re
+import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,7 @@ from lessons.lesson10_zero.experiments.config_files import (
     compiling_words,
     read_config,
 )
+from lessons.lesson10_zero.experiments.search import fits_alone
 from lessons.lesson10_zero.laboratory.deepspeed_configs import worst
 from shared.errors import InputError
 from shared.exercises.lessons import ROOT
@@ -148,12 +152,35 @@ def test_auto_buckets_are_the_trainers(tmp_path):
         ('{"fp8": {}}', "DeepSpeed has no key 'fp8' at the top level"),
         ('{"zero_optimization": {"stage": 3, "stage": 0}}', "has 'stage' twice"),
         ('{"gradient_clipping": "1.0"}', "gradient_clipping is the text '1.0'"),
+        ('{"fp16": {"enabled": "False"}}', "fp16.enabled is the text 'False'; write true or false"),
+        ('{"fp16": {\n"enabled": True,\n}}', "fp16.enabled is the text 'True,'; write true or"),
+        ('{"wall_clock_breakdown": "true"}', "wall_clock_breakdown is the text 'true'"),
+        ('{"bfloat16": true}', "bf16 is True; it must be an object"),
+        ('{"bf16": {}, "bfloat16": {}}', "'bf16' and 'bfloat16', which are one"),
         ('{"optimizer": {"params": {"lr": "1e-3"}}}', "optimizer.params.lr is the text '1e-3'"),
     ],
 )
 def test_what_would_be_another_run_is_said_with_its_key(text, words, tmp_path):
     with pytest.raises(InputError, match=re.escape(words)):
         read(text, tmp_path)
+
+
+class Dies:
+    """Ends the process that unpickles it."""
+
+    def __init__(self, function, *args):
+        self.way = function, args
+
+    def __reduce__(self):
+        return self.way
+
+
+@pytest.mark.full
+def test_only_a_process_that_was_killed_says_that_a_model_does_not_fit():
+    tried = partial(fits_alone, file=Path("own.json"), recipe=None)
+    assert not tried(Dies(signal.raise_signal, signal.SIGKILL))
+    with pytest.raises(RuntimeError, match=r"that tried own.json ended with code 3"):
+        tried(Dies(os._exit, 3))
 
 
 class CountsMicroSteps:
@@ -180,7 +207,7 @@ def test_a_step_that_failed_between_micro_batches_is_not_gone_on_with():
             engine.forward_backward(batch)
         inner.fails = False
         engine.optimizer.zero_grad()
-        with pytest.raises(RuntimeError, match="start again from a checkpoint"):
+        with pytest.raises(RuntimeError, match="start the run again, from a checkpoint"):
             engine.forward_backward(batch)
 
     run_ranks(work, 1)

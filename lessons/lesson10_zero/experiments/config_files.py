@@ -47,12 +47,10 @@ def read_config(
     Trainer it is the Trainer that fills it in.)
 
     Raises InputError for what DeepSpeed cannot read, a key given twice, unknown or of no use here,
-    text in a number's place, a stage that is none, batch sizes that contradict each other, fp16 or
+    text for a number or a boolean, a stage that is none, batch sizes that contradict each other, fp16 or
     bf16 where the device has none, and NVMe without a folder.
     """
     config = _parsed(path)
-    if "bfloat16" in config:  # DeepSpeed takes both names
-        config.setdefault("bf16", config.pop("bfloat16"))
     for key in config:
         if key not in USED and key in keys_of_deepspeed():
             raise InputError(f"{path}: this run makes no use of DeepSpeed's {key!r}: leave it out")
@@ -66,8 +64,14 @@ def read_config(
     own = {"train_micro_batch_size_per_gpu": micro_batch, "lr": rate}
     own |= _buckets(hidden_size, stage) | {"enabled": device.type == "cuda"}
     config = _filled(config, own)
-    for name, value in _texts_of_numbers(config):
-        raise InputError(f"{path}: {name} is the text {value!r}; write the number without quotes")
+    for name, value in _texts(config):
+        if value.strip(" ,").lower() in ("true", "false"):  # an unquoted False is one, for hjson
+            what = "true or false without quotes, in small letters"
+        elif name.partition(".")[0] in NUMBERS and _is_number(value):
+            what = "the number without quotes"
+        else:
+            continue
+        raise InputError(f"{path}: {name} is the text {value!r}; write {what}")
     _check_batch(path, config, world_size, micro_batch)
     _check_precision(path, config, device)
     for key in ("offload_optimizer", "offload_param"):
@@ -119,21 +123,23 @@ def _buckets(hidden_size: int, stage: int) -> dict[str, int]:
     return own
 
 
-def _texts_of_numbers(section: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """What DeepSpeed would compare with numbers: "1e-3", as YAML's files have it."""
+def _texts(section: Any, name: str = "") -> Iterator[tuple[str, str]]:
     if isinstance(section, dict):
         for key, value in section.items():
-            if name or key in NUMBERS:
-                yield from _texts_of_numbers(value, f"{name}.{key}".lstrip("."))
+            yield from _texts(value, f"{name}.{key}".lstrip("."))
     elif isinstance(section, list):
         for value in section:
-            yield from _texts_of_numbers(value, name)
+            yield from _texts(value, name)
     elif isinstance(section, str):
-        try:
-            if math.isfinite(float(section)):
-                yield name, section
-        except ValueError:
-            return
+        yield name, section
+
+
+def _is_number(text: str) -> bool:
+    """Whether DeepSpeed would compare it with numbers: "1e-3", as YAML's files have it."""
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def zero_section(config: dict[str, Any]) -> dict[str, Any]:
@@ -200,6 +206,10 @@ def _parsed(path: Path) -> dict[str, Any]:
         raise InputError(f"--deepspeed {path} is no JSON: {error.msg} in {where}") from None
     if not isinstance(config, dict):
         raise InputError(f"--deepspeed {path} holds no object {{...}}, but {config!r:.40}")
+    if "bfloat16" in config:  # DeepSpeed takes both names
+        if "bf16" in config:
+            raise InputError(f"{path} has 'bf16' and 'bfloat16', which are one: give one of them")
+        config["bf16"] = config.pop("bfloat16")
     for section in ("zero_optimization", "bf16", "fp16", "optimizer"):
         if not isinstance(config.get(section, {}), dict):
             raise InputError(f"{path}: {section} is {config[section]!r}; it must be an object")

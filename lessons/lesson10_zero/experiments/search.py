@@ -3,6 +3,7 @@
 import argparse
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -55,13 +56,17 @@ def fits_alone(build: Build, file: Path, recipe: Recipe) -> bool:
     """Whether a model trains with a file, tried in a process of its own; raises like that one.
 
     In one process each try would begin with what is left of those before: of stage 3 DeepSpeed
-    keeps all, destroyed or not. A process that was ended has filled the CPU's memory.
+    keeps all, destroyed or not. A process that was killed has filled the CPU's memory; RuntimeError
+    for one that died in another way.
     """
+    before = multiprocessing.active_children()
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as alone:
-        try:
-            return alone.submit(_trains, build, file, recipe).result()
-        except BrokenProcessPool:
-            return False
+        trying = alone.submit(_trains, build, file, recipe)
+        (child,) = (each for each in multiprocessing.active_children() if each not in before)
+        died = isinstance(trying.exception(), BrokenProcessPool)
+    if died and child.exitcode != -signal.SIGKILL:
+        raise RuntimeError(f"the process that tried {file} ended with code {child.exitcode}")
+    return not died and trying.result()
 
 
 def _trains(build: Build, file: Path, recipe: Recipe) -> bool:
