@@ -2,15 +2,16 @@
 
 torch reads its own format with pickle: the list of what is there (`.metadata`), and every value
 that is no tensor. Pickle calls whatever a file names. Here it finds the classes of such a list
-and nothing else, and values are read by `weights_only`.
+and nothing else, sets attributes of their instances alone, and values are read by `weights_only`.
 """
 
+import dataclasses
 import io
 import pickle
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -31,10 +32,22 @@ CLASSES = {
         for name in ("_MEM_FORMAT_ENCODING", *metadata.__all__)
     },
 }
+BUILD = pickle.BUILD[0]
 
 
-class _Unpickler(pickle.Unpickler):
+class _Unpickler(pickle._Unpickler):  # in Python: in C's nobody can change what BUILD does
     """Finds the classes of a checkpoint's list, and torch's dtypes."""
+
+    dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
+
+    def _build(self: Any) -> None:
+        """Set attributes; UnpicklingError where they are a class's, or of another shared object."""
+        kind = type(self.stack[-2])
+        if not dataclasses.is_dataclass(kind) or kind not in CLASSES.values():
+            raise pickle.UnpicklingError(f"it sets attributes of a {kind.__name__}")
+        pickle._Unpickler.dispatch[BUILD](self)
+
+    dispatch[BUILD] = _build
 
     def find_class(self, module: str, name: str) -> Any:
         """Raises UnpicklingError for everything else, which could run code."""

@@ -91,6 +91,28 @@ def test_a_list_that_is_none_is_refused_in_one_line(tmp_path, ran, change, words
     assert "\n" not in str(caught.value)
 
 
+NAMED = b"ctorch.distributed.checkpoint.metadata\n"
+SETS = [
+    (NAMED + b"Metadata\nN}V__init__\nNs\x86b.", "type"),
+    (NAMED + b"_MEM_FORMAT_ENCODING\n(I0\ntR}V_value_\nI7\nsb.", "_MEM_FORMAT_ENCODING"),
+    (b"ctorch.serialization\n_get_layout\n}V__doc__\nNsb.", "_?[a-z_]+"),
+]
+
+
+@pytest.mark.parametrize(("payload", "kind"), SETS, ids=["class", "enum", "function"])
+def test_a_list_sets_nothing_of_torchs(tmp_path, monkeypatch, payload, kind):
+    shared = torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING(0)
+    monkeypatch.setattr(dcp.Metadata, "__init__", before := dcp.Metadata.__init__)
+    monkeypatch.setitem(vars(shared), "_value_", 0)
+    folder = tmp_path / "saved"
+    layout, optimizer = saved(folder)
+    (folder / ".metadata").write_bytes(payload)
+    with pytest.raises(InputError, match=f"it sets attributes of a {kind}") as caught:
+        load_named(layout, optimizer, folder)
+    assert "\n" not in str(caught.value)
+    assert (dcp.Metadata.__init__, shared.value) == (before, 0)
+
+
 def test_a_value_in_a_folder_of_names_does_not_run(tmp_path, ran):
     layout, optimizer = saved(tmp_path / "sound")
     state = named_state(layout, optimizer)
@@ -172,7 +194,7 @@ def test_a_report_comes_back_from_the_store_as_it_was(tmp_path):
 
 # What unpickles, or runs text: every call of these has a row in CONTRIBUTING.
 READS = re.compile(
-    r"(pickle|marshal|dill|shelve|joblib)\.(load|loads|open|Unpickler)"
+    r"(pickle|marshal|dill|shelve|joblib)\.(load|loads|open|_?Unpickler)"
     r"|torch\.distributed\.checkpoint\.(load|FileSystemReader)|.+\.load_checkpoint|exec|eval"
 )
 WORDS = re.compile(
