@@ -47,8 +47,8 @@ def read_config(
     Trainer it is the Trainer that fills it in.)
 
     Raises InputError for what DeepSpeed cannot read, a key given twice, unknown or of no use here,
-    text for a number or a boolean, a stage that is none, batch sizes that contradict each other, fp16 or
-    bf16 where the device has none, and NVMe without a folder.
+    text for a number or a boolean, a stage that is none, batch sizes that contradict each other,
+    fp16 or bf16 where the device has none, and NVMe without a folder.
     """
     config = _parsed(path)
     for key in config:
