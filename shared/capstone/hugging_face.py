@@ -20,7 +20,6 @@ from shared.capstone.tasks import build_model
 from shared.errors import InputError
 from shared.model.language_model import LanguageModel
 from shared.model.modern import ModernConfig
-from shared.script import run_script
 from shared.training.named_checkpoint import ModuleLayout, load_named
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -209,4 +208,7 @@ if __name__ == "__main__":
     parser.add_argument("checkpoint", help="a run's folder, or that of one of its checkpoints")
     parser.add_argument("folder", help=f"where {CONFIG} and {WEIGHTS} are to be")
     given = parser.parse_args()
-    run_script(lambda: main(given.checkpoint, given.folder))
+    try:
+        main(given.checkpoint, given.folder)
+    except InputError as error:
+        parser.exit(2, f"error: {error}\n")
