@@ -36,11 +36,10 @@ READERS = {
     " tests/frame/test_notebooks.py[] tests/frame/test_checks.py[] tests/book/test_chinese.py[NN]"
     " tests/book/test_glossary.py",
     "*.po": "tests/book/test_chinese.py",
-    "lessons/*.md": "tests/book/test_book.py tests/book/test_first_lines.py"
-    " tests/book/test_glossary.py",
+    "lessons/*.md": "tests/book/test_[bfg]*.py",
     "lessons/*/plain.py": "tests/frame/test_first_lines.py tests/book/test_first_lines.py",
     "tests/*": "tests/frame/test_promises.py",
-    "tests/pretend_gpu/*": "tests/pretend_gpu/test_pretend_gpu.py",
+    "tests/pretend_gpu/*": "tests/pretend_gpu/test_*.py",
     "shared/book/*": "tests/book/*",
     "shared/cli/*": "tests/frame/test_run_all.py",
     # By these, or of these, answers are judged in folders that are made for it.

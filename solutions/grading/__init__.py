@@ -4,7 +4,7 @@ Each line imports only what stands in it or above it, by a contract in pyproject
 
 results, texts, verdicts    what the parts hand to one another
 intake/                     files in: submissions, cells, the course's lessons and known answers
-sandbox/                    running answers in bubblewrap; sandbox/inside/ runs beside them, within
+sandbox/, roster            answers run in bubblewrap, sandbox/inside/ within; who is in the class
 reports/                    results out: table, pages, picture, summary
 store, corrections          what was graded before, and points by hand
 classroom                   a class from submissions to verdicts
