@@ -1,9 +1,7 @@
 """The Trainer's `fsdp` and `fsdp_config`, in all their spellings, as one set of options."""
 
-import json
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from shared.ecosystem.arguments import Arguments, expect_known, spelled
@@ -35,7 +33,7 @@ class FsdpOptions(NamedTuple):
 
 
 def fsdp_options(arguments: Arguments) -> FsdpOptions:
-    """What the arguments say; `fsdp_config` is a dict or the path of a JSON file.
+    """What the arguments say; `fsdp_config` is a dict; a path is read by `with_files`.
 
     Takes Accelerate's names ("fsdp_" before each) and older Trainers' ("full_shard auto_wrap
     offload"). Raises InputError for a name that is none of theirs, and for what FSDP2 cannot do.
@@ -86,13 +84,9 @@ def _words(fsdp: Any) -> list[str]:
 
 
 def _read(config: Any) -> dict[str, Any]:
-    if isinstance(config, str | Path):
-        try:
-            config = json.loads(Path(config).read_text(encoding="utf-8-sig"))
-        except (OSError, ValueError) as error:
-            raise InputError(f"fsdp_config {config}: {error}") from None
     if not isinstance(config, Mapping | None):
-        raise InputError(f"fsdp_config must be a dict or a JSON file of one, got {config!r}")
+        how = "shared.ecosystem.fsdp_files.with_files reads a path"
+        raise InputError(f"fsdp_config must be a dict, got {config!r}: {how}")
     given = {str(name).removeprefix("fsdp_"): value for name, value in (config or {}).items()}
     for name, value in given.items():
         expect_known("fsdp_config has no", name, KNOWN)

@@ -196,11 +196,10 @@ class Transformer(transformer.Transformer):
 @mistake("03.5", says="a source's memory is kept, and the weights have moved since")
 class Transformer(transformer.Transformer):
     def encode(self, src: Tensor, src_mask: Tensor | None = None) -> Tensor:
-        kept = self.__dict__.setdefault("kept", {})
         key = f"{src.tolist()} {src_mask if src_mask is None else src_mask.tolist()}"
-        if key not in kept:
-            kept[key] = super().encode(src, src_mask)
-        return kept[key]
+        if getattr(self, "key", None) != key:
+            self.key, self.memory = key, super().encode(src, src_mask)
+        return self.memory
 
 
 @mistake("03.5", says="encode returns the memory before its last norm")

@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from shared.ecosystem import arguments as lists
+from shared.ecosystem.fsdp_files import with_files
 from shared.ecosystem.fsdp_options import fsdp_options
 from shared.ecosystem.translate import deepspeed_config, shard_as_trainer
 from shared.errors import InputError
@@ -157,7 +158,7 @@ def test_the_call_takes_the_spellings_of_accelerate_and_of_older_trainers(tmp_pa
         right(x).sum().backward()
         for given, _ in FSDP:
             given = json.loads(json.dumps(given).replace("PATH", str(path)))
-            net = shard_as_trainer(given, model())
+            net = shard_as_trainer(with_files(given), model())
             counts.append(sum(isinstance(each, FSDPModule) for each in net.modules()))
             net(x).sum().backward()
             mine = [p.grad.full_tensor() for p in net.parameters()]
@@ -166,7 +167,9 @@ def test_the_call_takes_the_spellings_of_accelerate_and_of_older_trainers(tmp_pa
                 assert torch.allclose(grad, p.grad)
         for given, words in NOT_FSDP2:
             with pytest.raises(InputError, match=words):
-                shard_as_trainer(given, model())
+                shard_as_trainer(with_files(given), model())
+        with pytest.raises(InputError, match="with_files reads a path"):
+            shard_as_trainer({"fsdp_config": "fsdp.json"}, model())
         return counts
 
     assert run_ranks(sharded, 1) == [[units for _, units in FSDP]]

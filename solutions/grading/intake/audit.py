@@ -21,7 +21,7 @@ HARMLESS = _words(
     "torch math cmath typing typing_extensions collections itertools functools dataclasses "
     "contextlib copy random time datetime numpy jaxtyping einops abc enum operator numbers "
     "statistics string bisect heapq warnings re fractions decimal textwrap __future__ "
-    "matplotlib tqdm json hashlib struct types weakref"
+    "matplotlib tqdm json difflib hashlib struct types weakref"
 )
 # A lesson whose setup imports one of these is about files, and so may its answers be.
 FILES = _words("os pathlib tempfile io shutil struct zlib pickle")
