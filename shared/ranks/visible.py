@@ -69,7 +69,9 @@ def with_gpus(work: FunctionType) -> None:
 
     Its text travels, so it imports what it uses. Raises RuntimeError with what it ended on.
     """
-    program = f"{inspect.getsource(work)}\n{work.__name__}()"
+    # No farewell: a thread of a device that is still there ends the interpreter's own end badly.
+    end = "import os, sys\nsys.stdout.flush()\nos._exit(0)"
+    program = f"{inspect.getsource(work)}\n{work.__name__}()\n{end}"
     ended = subprocess.run(
         [sys.executable, "-c", program],
         env=environment_with_gpus(),
