@@ -82,7 +82,6 @@ class Watch(TorchFunctionMode):
         super().__init__()
         self.course, self.says, self.banned = course, list[str](), dict[int, str]()
         self.seen = mmap.mmap(-1, 4096)
-        self.watched: list[Pass] = []
         self.names: dict[str, int] = {}  # of compiled functions
         for path in forbidden:
             for name, value in _meant_by(path):
@@ -106,7 +105,7 @@ class Watch(TorchFunctionMode):
             each = getattr(each, "__func__", each)
             if isinstance(each, FunctionType) and len(self.says) < len(self.seen):
                 cls = value if isinstance(value, type) else None
-                self.watched.append(Pass(each, self, len(self.says), cls, plain))
+                Pass(each, self, len(self.says), cls, plain)  # the function has it
                 self.says.append(says)
 
     def __enter__(self) -> "Watch":
