@@ -1,11 +1,11 @@
 """Where the source of an answer stands in files that a class gets."""
 
 import ast
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from shared.exercises.answers import code_of
 from solutions.grading.intake.known import KnownAnswer
 from solutions.grading.intake.sources import Definition, parsed
 
@@ -13,7 +13,7 @@ from solutions.grading.intake.sources import Definition, parsed
 def answers_held(edition: Path, answers: Sequence[KnownAnswer]) -> Iterator[tuple[str, str]]:
     """(file, exercise) where the source of an answer, or of a method of one, stands in a file."""
     paths = sorted([*edition.rglob("*.py"), *edition.glob("lessons/*/lesson.ipynb")])
-    sources = {each.relative_to(edition).as_posix(): source_of(each) for each in paths}
+    sources = {each.relative_to(edition).as_posix(): code_of(each) for each in paths}
     return answers_in(sources, answers)
 
 
@@ -26,11 +26,6 @@ def answers_in(
         bodies = (_body(each) for each in ast.walk(parsed(source)) if isinstance(each, Definition))
         for id in sorted({ids[text] for body in bodies if (text := _text(body)) in ids}):
             yield name, id
-
-
-def source_of(path: Path) -> str:
-    """The code of a module or a notebook."""
-    return code_of(path) if path.suffix == ".ipynb" else path.read_text(encoding="utf-8")
 
 
 def _sources(node: Any) -> Iterator[str]:
@@ -51,9 +46,3 @@ def _body(node: Any) -> list[ast.stmt]:
 
 def _text(body: list[ast.stmt]) -> str:
     return "\n".join(map(ast.unparse, body))
-
-
-def code_of(notebook: Path) -> str:
-    """The code cells of a notebook as one text."""
-    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
-    return "\n".join("".join(each["source"]) for each in cells if each["cell_type"] == "code")

@@ -24,7 +24,8 @@ from functools import partial
 from pathlib import Path
 
 from shared.errors import InputError
-from solutions.answers_held import answers_held, code_of
+from shared.exercises.answers import code_of
+from solutions.answers_held import answers_held
 from solutions.built import NEEDED_BEFORE
 from solutions.class_edition import ClassEdition
 from solutions.grading.intake.known import KnownAnswers
@@ -187,8 +188,7 @@ def read_over(
     yield "notebooks and their stored outputs are as they were", "\n".join(changed)
     unguarded = []
     for path in sorted([*edition.rglob("*.py"), *(edition / each for each in notebooks)]):
-        is_notebook = path.suffix == ".ipynb"
-        source = code_of(path) if is_notebook else path.read_text(encoding="utf-8")
+        source = code_of(path)
         if NEEDS_ANSWERS.search(source) and not GUARD.search(source):
             unguarded.append(str(path.relative_to(edition)))
     yield "nothing imports solutions unguarded", "\n".join(unguarded)

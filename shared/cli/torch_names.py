@@ -5,12 +5,12 @@ What to do where one is gone: CONTRIBUTING.md, "A new torch is out".
 
 import importlib
 import inspect
-import json
 from pathlib import Path
 from typing import Any
 
 from shared.cli.command import ROOT
 from shared.cli.finding import GOOD, NOTE, Finding
+from shared.exercises.answers import code_of
 
 _RING = "torch.distributed.tensor.experimental._context_parallel._attention"
 PRIVATE = (
@@ -91,7 +91,7 @@ def has(name: str) -> bool:
 def users(name: str, root: Path = ROOT) -> list[str]:
     """The files of the course that have the name's last word in their code."""
     word = name.rpartition(".")[2]
-    return [str(path.relative_to(root)) for path in files(root) if word in code(path)]
+    return [str(path.relative_to(root)) for path in files(root) if word in code_of(path)]
 
 
 def files(root: Path = ROOT) -> list[Path]:
@@ -100,12 +100,3 @@ def files(root: Path = ROOT) -> list[Path]:
     apart = {root / "solutions" / "alternatives", root / "solutions" / "mistakes"}
     ours = [p for p in found if p.suffix in (".py", ".ipynb") and not apart & {*p.parents}]
     return sorted(path for path in ours if path.resolve() != Path(__file__).resolve())
-
-
-def code(path: Path) -> str:
-    """The Python of a module, or of all code cells of a notebook."""
-    text = path.read_text(encoding="utf-8")
-    if path.suffix == ".py":
-        return text
-    cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
-    return "\n\n".join("".join(cell["source"]) for cell in cells)

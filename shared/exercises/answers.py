@@ -48,6 +48,13 @@ def read_cells(path: Path) -> Cells:
     return Cells("\n".join(setup), exercises, others)
 
 
+def code_of(path: Path) -> str:
+    """Return the code of a module, or of all code cells of a notebook."""
+    if path.suffix != ".ipynb":
+        return path.read_text(encoding="utf-8")
+    return "\n".join(source for source, _ in _code_cells(path))
+
+
 def _code_cells(path: Path) -> list[tuple[str, list[str]]]:
     """Return source and tags of each code cell.
 

@@ -21,6 +21,7 @@ from lessons.lesson08_fault_tolerance.experiments.resumable_runs import referenc
 from shared.clusters.addresses import Meeting, reach
 from shared.clusters.report import Report, own_report, reports_of_all
 from shared.errors import InputError, NoGroup
+from shared.exercises.answers import code_of
 from shared.fault_tolerance.elastic import load_elastic, save_elastic
 from shared.ranks.forked import run_ranks
 from shared.training.distributed_files import Reader
@@ -247,13 +248,10 @@ def test_what_unpickles_is_seen_however_it_is_imported(source):
 
 def sources():
     """Every module outside of the tests, and every notebook's code, as (path, source)."""
-    for folder in ("shared", "lessons", "solutions"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
-    for path in sorted((ROOT / "lessons").glob("*/lesson.ipynb")):
-        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-        code = ["".join(each["source"]) for each in cells if each["cell_type"] == "code"]
-        yield path.relative_to(ROOT).as_posix(), "\n\n".join(code)
+    tops = ("shared", "lessons", "solutions")
+    modules = (path for top in tops for path in (ROOT / top).rglob("*.py"))
+    for path in sorted((*modules, *(ROOT / "lessons").glob("*/lesson.ipynb"))):
+        yield path.relative_to(ROOT).as_posix(), code_of(path)
 
 
 def test_what_unpickles_stands_in_contributing():

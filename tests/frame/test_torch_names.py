@@ -11,9 +11,9 @@ import pytest
 
 from shared.cli import torch_names
 from shared.cli.finding import GOOD, NOTE
-from shared.cli.torch_names import NEWER, PRIVATE, code, files, look_at_names, users
+from shared.cli.torch_names import NEWER, PRIVATE, files, look_at_names, users
 from shared.errors import InputError
-from shared.exercises.answers import Cells
+from shared.exercises.answers import Cells, code_of
 from tests.benchmarks import older_torch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,7 +69,7 @@ def f():
 
 
 def test_the_list_has_every_private_name_that_the_course_uses_and_no_other():
-    texts = {path: code(path) for path in files()}
+    texts = {path: code_of(path) for path in files()}
     used = {name: path for path, text in texts.items() for name in private_names(text)}
     listed = {*PRIVATE, *(name for name in NEWER if is_private(name))}
     known = "\n".join(f"{name}." for name in [*listed, *OLD_PLACES])

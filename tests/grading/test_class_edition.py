@@ -11,11 +11,12 @@ import pytest
 
 from shared.errors import InputError
 from shared.exercises import notebook
+from shared.exercises.answers import code_of
 from shared.exercises.lessons import ROOT
 from shared.exercises.notebook import Exercise, NotSolved
 from shared.exercises.withheld import withheld
 from solutions import class_edition, student_edition
-from solutions.answers_held import answers_in, source_of
+from solutions.answers_held import answers_in
 from solutions.built import NEEDED_BEFORE
 from solutions.class_edition import ClassEdition
 from solutions.grading.intake.known import KnownAnswers, hand_in
@@ -104,7 +105,7 @@ def test_every_week_can_be_given_out(through, course, monkeypatch):
         if int(number) <= through:
             folder = ROOT / "lessons" / lesson.folder
             for path in (*folder.rglob("*.py"), folder / "lesson.ipynb"):
-                sources[path.relative_to(ROOT).as_posix()] = source_of(path)
+                sources[path.relative_to(ROOT).as_posix()] = code_of(path)
     for name, source in sources.items():
         compile(source, name, "exec")
     of_week = KnownAnswers(ROOT, course[f"{through:02}"]).references()
