@@ -24,10 +24,9 @@ _CTRL_C = re.compile(r".*torch/distributed/elastic/.*\] Received 2 death signal"
 _ERROR = re.compile(
     r"(\[rank\d+\]:)? ?(?:[\w.]+\.)?(\w*(?:Error|Exception|Failed|Solved)|error): (.*)"
 )
-_CAUSE = re.compile(
-    r"Root Cause.*?^ +rank +: (\d+).*?^ +exitcode +: (-?\d+) +\(pid: \d+\)(?: +\((\w+)\))?",
-    re.DOTALL | re.MULTILINE,
-)
+_END = r"^ +rank +: (\d+).*?^ +exitcode +: (-?\d+) +\(pid: \d+\)(?: +\((\w+)\))?"
+_ENDED = re.compile(_END, re.DOTALL | re.MULTILINE)
+_CAUSE = re.compile("Root Cause.*?" + _END, re.DOTALL | re.MULTILINE)
 # Of a rank that nobody ended: an agent sends SIGTERM, and NCCL aborts where it has lost a peer.
 _KILLED = re.compile(r"^ +exitcode +: -\d+ \(pid: \d+\) +\((?!SIGTERM|SIGABRT)", re.MULTILINE)
 
@@ -103,7 +102,7 @@ def _errors(lines: list[str]) -> list[tuple[str, Failure]]:
 
 def first_failure(log: str) -> str:
     """Which rank failed first, and how, from torchrun's report; empty if there is none."""
-    found = _CAUSE.search(log)
+    found = _first(log)
     if found is None or found[3]:
         return first_death(log)
     return f"rank {found[1]}: exit status {found[2]}"
@@ -111,5 +110,21 @@ def first_failure(log: str) -> str:
 
 def first_death(log: str) -> str:
     """Which rank failed first, and by which signal; empty if none did, or not by a signal."""
-    found = _CAUSE.search(log)
+    found = _first(log)
     return f"rank {found[1]} was ended by {found[3]}" if found and found[3] else ""
+
+
+def _first(log: str) -> re.Match[str] | None:
+    """The end that torchrun calls the root, or, where that follows from another, the other.
+
+    A rank that lost its peer notes the second; of one that died torchrun notes when it looked.
+    """
+    root = _CAUSE.search(log)
+    if root is None:
+        return None
+    kinds = {kind for _, kind in _errors(_own(_shown(log)))}
+    ended = [end for end in _ENDED.finditer(log) if end[3] != "SIGTERM"]
+    if root[3] == "SIGTERM" and ended:  # its agent ended it
+        return ended[0]
+    died = [end for end in ended if end[3]]
+    return died[0] if not root[3] and died and kinds == {Failure.PEER_LOST} else root

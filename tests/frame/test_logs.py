@@ -42,6 +42,18 @@ def test_a_killed_rank_is_named():
     assert last_words(silent)[-1].startswith("====")
 
 
+def test_a_rank_that_died_is_the_cause_though_its_peer_noted_an_earlier_second():
+    """rank 0 noted that its peer was gone at 10.99 s, torchrun saw at 11.00 s that rank 1 was."""
+    died = REPORT.replace("-15 (pid: 28034)  (SIGTERM)", "-6 (pid: 28034)  (SIGABRT)")
+    assert first_failure(died.format(cause="-15 (pid: 28035)  (SIGTERM)")) == (
+        "rank 0 was ended by SIGABRT"
+    )
+    lost = died.format(cause="1 (pid: 28035) ").split("\n", 1)[1]
+    raised = "[rank1]: RuntimeError: [gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:5\n"
+    assert first_failure(raised + lost) == "rank 0 was ended by SIGABRT"
+    assert first_failure("[rank1]: ValueError: no\n" + raised + lost) == "rank 1: exit status 1"
+
+
 def test_of_a_progress_bar_only_what_stood_there_last():
     assert last_words("a\r 10 %\r 20 %\r\nb\n\n", 2) == [" 20 %", "b"]
     assert first_failure("all is well") == ""
