@@ -1,4 +1,4 @@
-"""The error for what a user gave."""
+"""The errors whose message is all that a user needs."""
 
 
 class InputError(ValueError):
@@ -11,3 +11,10 @@ class InputError(ValueError):
 
 class NoGroup(InputError):
     """The ranks did not meet. Each says so for itself: rank 0 may be the one that is missing."""
+
+
+class ShortError(Exception):
+    """Notebooks show it as one line, without frames."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"{type(self).__name__}: {self}"]

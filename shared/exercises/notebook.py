@@ -12,11 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from shared.errors import InputError
+from shared.errors import InputError, ShortError
 from shared.exercises.borrowing import borrowed
 from shared.exercises.checks import ExerciseChecks
 from shared.exercises.lessons import ROOT, lesson_folder, load_checks, solution_module
 from shared.exercises.stubs import is_stub, signature_difference
+from shared.exercises.waiting import before_a_reader
 from shared.exercises.wrong import Fault
 from shared.ranks.visible import without_gpus
 
@@ -24,13 +25,6 @@ T = TypeVar("T")
 
 if (ipython := sys.modules.get("IPython")) is not None and ipython.get_ipython() is not None:
     without_gpus()  # a notebook forks ranks; a script that reads `--mine` keeps its GPUs
-
-
-class ShortError(Exception):
-    """An error whose message is all that a learner needs: notebooks show it without frames."""
-
-    def _render_traceback_(self) -> list[str]:
-        return [f"{type(self).__name__}: {self}"]
 
 
 class NotSolved(ShortError):
@@ -169,8 +163,12 @@ def check(id: str, candidate: Any) -> None:
     """Say whether an answer is right and, if not, which mistake it looks like.
 
     Raises `NotSolved` or `WrongAnswer` in strict mode; prints the same words in reading mode.
+    Interrupted, it raises `Stopped`, with the line that the answer was in.
     """
-    result = judge(id, candidate)
+    title = f"{id} {getattr(candidate, '__name__', '')}".rstrip()
+    stored = solution_mode() or strict_mode()  # then nobody sits before it
+    with before_a_reader(title, says_how_to_stop=not stored):
+        result = judge(id, candidate)
     if result.outcome != "right" and strict_mode():
         raise {"open": NotSolved, "wrong": WrongAnswer}[result.outcome](result.words())
     print(result.words())

@@ -1,0 +1,68 @@
+"""While a check runs before a reader: prints that do not flood the page, and a way to stop it."""
+
+import contextlib
+import io
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from typing import TextIO
+
+from shared.errors import ShortError
+from shared.ranks.failures import own_line
+
+NUM_LINES = 20  # that an answer prints and a check shows
+WIDTH = 300  # characters of such a line
+SECONDS = 10.0  # until a check says that it is still running
+
+
+class Stopped(ShortError):
+    """A check was interrupted; the message says after how long, and in which line of the answer."""
+
+
+class FirstLines(io.TextIOBase):
+    """Hands on the first lines that are written, none wider than WIDTH, and counts the others."""
+
+    def __init__(self, out: TextIO) -> None:
+        self.out, self.num_lines, self._column = out, 0, 0
+
+    def write(self, text: str, /) -> int:
+        """Take any text; returns its length, as a stream does."""
+        for line in text.splitlines(keepends=True):
+            if self.num_lines < NUM_LINES:
+                words, ends = line.rstrip("\n"), line.endswith("\n")
+                self.out.write(words[: max(0, WIDTH - self._column)] + "\n" * ends)
+            self._column = 0 if line.endswith("\n") else self._column + len(line)
+            self.num_lines += line.endswith("\n")
+        return len(text)
+
+    def flush(self) -> None:
+        """As the stream behind it."""
+        self.out.flush()
+
+
+@contextlib.contextmanager
+def before_a_reader(title: str, *, says_how_to_stop: bool) -> Iterator[None]:
+    """Keep what is printed short. `Stopped` takes the place of an interrupt.
+
+    With `says_how_to_stop` a line says after SECONDS that it is still running.
+    """
+    out, began = sys.stdout, time.monotonic()
+    words = f"{title}: still running after {SECONDS:g} s; the square button (interrupt) stops it"
+    timer = threading.Timer(SECONDS, print, (words,), {"file": out, "flush": True})
+    timer.daemon = True
+    if says_how_to_stop:
+        timer.start()
+    printed = FirstLines(out)
+    try:
+        with contextlib.redirect_stdout(printed):
+            yield
+    except KeyboardInterrupt:
+        seconds = time.monotonic() - began
+        where = own_line(traceback.format_exc())
+        raise Stopped(f"{title}, by you after {seconds:.0f} s{where}") from None
+    finally:
+        timer.cancel()
+        if (more := printed.num_lines - NUM_LINES) > 0:
+            print(f"(and {more:,} more lines that the answer printed)", file=out)
