@@ -60,9 +60,9 @@ Python 3.11 or newer, Linux or macOS; you know Python and have trained a small n
 of the course:
 
 ```bash
-./run_all.sh         # makes .venv on first use, then runs every lesson's script
+./run_all.sh 01      # makes .venv on first use, then runs lesson 01's script
 ./run_all.sh test    # tests the course
-.venv/bin/jupyter lab lessons/lesson01_positional_encoding/lesson.ipynb
+.venv/bin/jupyter lab  # and there lessons/lesson01_positional_encoding/lesson.ipynb
 ```
 
 These pages show each notebook with the outputs of one run. The exercises are done in the notebook:

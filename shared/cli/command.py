@@ -29,7 +29,7 @@ usage: ./run_all.sh [NN ...]              run the lessons' scripts: all, or thos
        ./run_all.sh todo [NN ...]         which exercises of your notebooks are right, wrong, open
        ./run_all.sh test [ARGUMENT ...]   test the course, or what pytest's arguments name
        ./run_all.sh notebooks [NN ...]    execute notebooks again and store their outputs
-       ./run_all.sh book [--serve]        the lessons as a web site, from the stored outputs
+       ./run_all.sh book [--serve]        the lessons as a web site; --port N for --serve (8000)
        ./run_all.sh doctor                what this machine has, lacks, and what to do
        ./run_all.sh setup                 make or mend .venv, and stop
 
@@ -136,10 +136,11 @@ def all_lessons(root: Path = ROOT) -> list[str]:
 
 
 def find_lesson(name: str, root: Path = ROOT) -> str:
-    """Return the lesson's folder for "02", "2" or its own name; UsageError if there is none."""
+    """Return the folder for "02", "2", "lesson02" or its own name; UsageError if there is none."""
     folders = {folder.removeprefix("lesson")[:2]: folder for folder in all_lessons(root)}
     for number, folder in folders.items():
-        if name == folder or (name.isdecimal() and int(name) == int(number)):
+        given = name.removeprefix("lesson")
+        if name == folder or (given.isdecimal() and int(given) == int(number)):
             return folder
     numbers = " ".join(folders) or "none yet"
     raise UsageError(f"unknown word {name!r}: neither a command nor a lesson (lessons: {numbers})")
@@ -155,7 +156,7 @@ def main() -> int:
     try:
         command = parse(arguments)
     except UsageError as error:
-        print(f"run_all.sh: {error}\n{USAGE}", end="", file=sys.stderr)
+        print(f"run_all.sh: {error} (all words: ./run_all.sh --help)", file=sys.stderr)
         return 2
     raise_on_stop_signals()
     try:

@@ -202,8 +202,8 @@ def what_to_type(gpus: Sequence[float], memory: float, *, no_setup: bool) -> lis
     else:
         device = " --device cpu" if gpus else ""
         found.append((f"{run}{device}{on_cpu}", "the scripts, two ranks on the CPU"))
-    notebook = f"{folder}jupyter lab lessons/lesson01_positional_encoding/lesson.ipynb"
-    return [*found, (notebook, "the lessons: their ranks are on the CPU, whatever is there")]
+    what = "the lessons, the first in lessons/lesson01_*: their ranks are on the CPU, always"
+    return [*found, (f"{folder}jupyter lab", what)]
 
 
 def main() -> int:

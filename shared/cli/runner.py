@@ -205,6 +205,9 @@ def main() -> int:
     try:
         arguments = choose_arguments(args)
         jobs, cores = min(args.jobs, len(lessons)), num_cores()
+        if not args.lessons:
+            what = f"the scripts of {len(lessons)} lessons, {args.nproc} ranks each"
+            print(f"{what}: some minutes (./run_all.sh 01 runs one)", flush=True)
         if jobs > 1 and (ranks := jobs * args.nproc) > cores:
             print(f"--jobs {jobs}: {ranks} ranks at once, {cores} cores; each takes longer")
         settings = Settings(args.nproc, args.time_limit, arguments, args.out.resolve(), run, jobs)

@@ -332,13 +332,13 @@ def test_ctrl_c_with_the_real_torchrun(tree):
     assert course.leftovers() == []
 
 
-def test_wrong_words_get_a_usage_line(tree):
+def test_wrong_words_get_one_line(tree):
     course = tree("lesson01_good")
     wrong = (["frobnicate"], ["07"], ["--fast"], ["doctor", "01"], ["setup", "--no-setup"])
     for words in (*wrong, ["todo", "--nproc", "2"], ["notebooks", "--watch"]):
         done = course.run(*words, PYTHON=sys.executable)
         assert done.returncode == 2, words
-        assert "usage: ./run_all.sh" in done.stderr
+        assert re.fullmatch(r"run_all\.sh: .+ \(all words: \./run_all\.sh --help\)\n", done.stderr)
         assert done.stdout == ""
     assert not (course.root / ".venv").exists()
 
