@@ -47,6 +47,7 @@ BUILT = {
     # Of the book the pictures, by the last lesson that has one of a module's.
     "shared.book.recorded": 14,
     "shared.book.recorded_pipeline": 15,
+    "shared.book.offloading": 10,
     "shared.book.planned": 16,
     "shared.book.recorded_accelerate": 22,
     "shared.book.explorables": 23,

@@ -29,7 +29,7 @@ from shared.book.chinese import (
     with_blocks,
 )
 from shared.book.explorables import EXPLORABLES
-from shared.book.explore import explore_pages
+from shared.book.explore import SHOWN, as_element, explore_pages, script
 from shared.book.glossary import glossary_page, link_first_uses, read_glossary
 from shared.book.landing import landing_page
 from shared.errors import InputError
@@ -108,12 +108,16 @@ def english_note(folder: Path) -> str:
 
 
 def with_note(notebook: str, note: str) -> str:
-    """The notebook, its first cell with a note at the end, and its imports folded."""
+    """The notebook, a note at the end of its first cell, imports folded, pictures alive."""
     import nbformat
 
+    named = {each.name: each for each in EXPLORABLES}
     read = nbformat.reads(notebook, as_version=4)
     read.cells[0].source += f"\n\n{note}"
     for cell in read.cells:
+        for name in SHOWN.findall(cell.source) if cell.cell_type == "code" else ():
+            html = f"{as_element(named[name])}{script('../..')}"
+            cell.outputs = [nbformat.v4.new_output("display_data", {"text/html": html})]
         if "setup" in cell.metadata.get("tags", []):  # imports: for who runs it, not who reads it
             cell.metadata["tags"] = [*cell.metadata["tags"], "hide-input"]
     return nbformat.writes(read, version=4)
@@ -136,7 +140,8 @@ def lay_out_chinese(root: Path, source: Path) -> None:
     shutil.rmtree(source, ignore_errors=True)
     (source / "_static").mkdir(parents=True)
     shutil.copy(HERE / "conf.py", source)
-    shutil.copy(HERE / "book.css", source / "_static")
+    for name in ("book.css", "explorable.js"):
+        shutil.copy(HERE / name, source / "_static")
     folders = [root / "lessons" / name for name in translated(root)]
     for folder in folders:
         target = source / "lessons" / folder.name
@@ -165,6 +170,10 @@ def build(root: Path, out: Path) -> int:
     chinese += ["-D", "mathjax_path=../../_static/mathjax/tex-chtml.js"]  # the English pages' copy
     chinese += ["-D", "nb_code_prompt_show=显示代码", "-D", "nb_code_prompt_hide=隐藏代码"]
     runs = [subprocess.run([*sphinx, *each], check=False) for each in (english, chinese)]
+    search = html / "zh" / "_static" / "language_data.js"
+    if search.exists():  # Sphinx 9.0.4 calls what it has named otherwise (sphinx issue 14229)
+        named = "window.Stemmer = window.ChineseStemmer = EnglishStemmer;\n"
+        search.write_text(search.read_text("utf-8") + named, "utf-8")
     return max(run.returncode for run in runs)
 
 

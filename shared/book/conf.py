@@ -14,7 +14,7 @@ html_theme_options = {
     "home_page_in_toc": True,
     "use_download_button": False,
     "use_fullscreen_button": False,
-    "navigation_with_keys": True,
+    "navigation_with_keys": False,  # arrow keys are the pictures'
     "navbar_persistent": [],  # the side bar has the search field
     "article_header_end": ["article-header-buttons"],
 }

@@ -1,5 +1,5 @@
 // Shows a picture whose every state came with the page: nothing is computed here, only shown.
-// Arrow keys step through time; the address carries the choice, so a picture can be sent on.
+// Arrow keys step through time, anywhere on a page with one picture; the address carries the choice.
 
 const make = (tag, attributes = {}, ...children) => {
   const element = document.createElement(tag);
@@ -44,20 +44,34 @@ function grid(data, state, step) {
   return table;
 }
 
+const amount = (value, unit) => `${value.toLocaleString("en")} ${unit}`;
+
+// A bar of one part for each value, or one of all parts where they are parts of a sum.
 function bars(state) {
-  const most = Math.max(state.line.value, ...state.bars.map((bar) => bar.value)) * 1.05;
+  const values = state.bars.map((bar) => bar.value);
+  const whole = values.reduce((sum, value) => sum + value, 0);
+  const most = Math.max(state.line.value, ...(state.stacked ? [whole] : values)) * 1.05;
   const box = make("div", { class: "explorable-bars" });
-  for (const bar of state.bars) {
-    const body = make("span", { class: "explorable-bar" });
-    body.style.width = `${(100 * bar.value) / most}%`;
-    body.style.background = bar.colour;
-    const track = make("span", { class: "explorable-track" }, body);
+  const track = (parts) => {
+    const line = make("span", { class: "explorable-track" });
+    for (const part of parts) {
+      const body = make("span", { class: "explorable-bar", title: `${part.label} ${amount(part.value, state.unit)}` });
+      body.style.width = `${(100 * part.value) / most}%`;
+      body.style.background = part.colour;
+      line.append(body);
+    }
     const limit = make("span", { class: "explorable-limit", title: state.line.label });
     limit.style.left = `${(100 * state.line.value) / most}%`;
-    track.append(limit);
-    const label = `${bar.label} ${bar.value.toLocaleString("en")} ${state.unit}`;
-    box.append(make("span", {}, label), track);
+    line.append(limit);
+    return line;
+  };
+  for (const bar of state.bars) {
+    const chip = make("span", { class: "explorable-chip" });
+    chip.style.background = bar.colour;
+    const label = make("span", {}, `${bar.label} ${amount(bar.value, state.unit)}`);
+    box.append(label, state.stacked ? chip : track([bar]));
   }
+  if (state.stacked) box.append(make("span", {}, `in all ${amount(whole, state.unit)}`), track(state.bars));
   box.append(make("span", {}, ""), make("span", { class: "explorable-note" }, `line: ${state.line.label}`));
   return box;
 }
@@ -78,21 +92,24 @@ function start(root) {
     choice[name] = values.includes(asked.get(name)) ? asked.get(name) : data.first[at];
   });
   const given = asked.has("step") ? Number(asked.get("step")) : NaN;
-  let step = Number.isInteger(given) ? given : Infinity; // the last one
+  let step = Number.isInteger(given) ? given : undefined; // where the film begins to say something
   const stage = make("div", { class: "explorable-stage" });
   const says = make("p", { class: "explorable-says", "aria-live": "polite" });
   const slider = make("input", { type: "range", min: 0, "aria-label": "step in time" });
-  let written;
-  const time = make("label", { class: "explorable-time" }, "step ", slider);
+  let written, playing;
+  const counted = make("output");
+  const play = make("button", { type: "button" }, "play");
+  const time = make("label", { class: "explorable-time" }, play, slider, counted);
 
   const show = () => {
     const state = data.states[Object.values(choice).join("|")];
     const length = state.frames ? state.frames.length : state.grid ? state.grid[0].length : 0;
-    const at = Math.max(0, Math.min(step, length - 1));
+    const at = Math.max(0, Math.min(step ?? state.begins ?? length - 1, length - 1));
     step = length ? at : step;
     slider.max = Math.max(0, length - 1);
     slider.value = at;
-    time.hidden = !length;
+    counted.textContent = state.frames ? ` step ${at} of ${length - 1}` : ` step ${at + 1} of ${length}`;
+    time.hidden = length < 2;
     const picture = [...(state.bars ? [bars(state)] : []), ...(length ? [grid(data, state, at)] : [])];
     stage.replaceChildren(...picture, numbers(state));
     says.textContent = Array.isArray(state.says) ? state.says[at] : state.says;
@@ -103,16 +120,32 @@ function start(root) {
       history.replaceState(null, "", `?${address}`);
     }, 300);
   };
-  slider.addEventListener("input", () => ((step = Number(slider.value)), show()));
-  root.addEventListener("keydown", (event) => {
+  const pause = () => {
+    clearInterval(playing);
+    playing = undefined;
+    play.textContent = "play";
+  };
+  const move = (to) => ((step = to), show());
+  play.addEventListener("click", () => {
+    if (playing) return pause();
+    if (slider.value === slider.max) move(0);
+    play.textContent = "pause";
+    playing = setInterval(() => {
+      move(Number(slider.value) + 1);
+      if (slider.value === slider.max) pause();
+    }, 900);
+  });
+  slider.addEventListener("input", () => (pause(), move(Number(slider.value))));
+  const alone = document.querySelectorAll("[data-explorable]").length === 1;
+  (alone ? document : root).addEventListener("keydown", (event) => {
     const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!by || event.target.tagName === "SELECT" || event.target === slider) return;
-    step = Number(slider.value) + by;
-    show();
+    if (!by || time.hidden || ["SELECT", "INPUT", "TEXTAREA"].includes(event.target.tagName)) return;
+    pause();
+    move(Number(slider.value) + by);
     event.preventDefault();
   });
   const fields = Object.entries(data.controls).map(([name, values]) =>
-    select(name, values, choice[name], (value) => ((choice[name] = value), (step = Infinity), show())),
+    select(name, values, choice[name], (value) => (pause(), (choice[name] = value), move(undefined))),
   );
   root.replaceChildren(make("div", { class: "explorable-controls" }, ...fields, time), stage, says);
   root.tabIndex = 0;

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shared.book.planned import State, mesh, offload, one_gpu, ring, strategies, zero
+from shared.book.offloading import offload
+from shared.book.planned import State, mesh, one_gpu, ring, strategies, zero
 from shared.book.recorded import ddp_step, fsdp_step, tensor_parallel_step
 from shared.book.recorded_accelerate import accelerate_step
 from shared.book.recorded_pipeline import pipeline_picture
@@ -115,9 +116,15 @@ EXPLORABLES = (
         "mesh",
         "16",
         "The mesh of three dimensions",
-        {"dp": (1, 2, 4), "tp": (1, 2, 4, 8), "pp": (1, 2, 4), "GPUs a node": (4, 8)},
+        {
+            "dp": (1, 2, 4, 8),
+            "tp": (1, 2, 4, 8),
+            "pp": (1, 2, 4),
+            "GPUs a node": (4, 8),
+            "groups along": ("dp", "tp", "pp"),
+        },
         mesh,
-        (2, 4, 2, 8),
+        (2, 4, 2, 8, "pp"),
     ),
     Explorable(
         "strategies",

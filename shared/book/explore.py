@@ -1,36 +1,72 @@
 """The pages of the explorables, each with a still picture for where no JavaScript runs."""
 
+import json
+import re
 from collections.abc import Sequence
 from html import escape
 from typing import Any
 
 from shared.book.explorables import EXPLORABLES, Explorable
 from shared.book.planned import State
+from shared.cli.command import ROOT
 
 HOW = (
     "Choose, and the picture and its numbers follow. All of it was computed by the course's own"
     " code when this page was built."
 )
 KEYS = " The arrow keys step through time."
+LEADS = (  # what stands before a question in the lesson and is said by the page's title
+    r"\*\*[^*]*\*\*(?:[^(.]*\.)? ",
+    r"(?:\(It has its controls .*?\)|In Jupyter .*?\)\.) ",
+    r"And (?:the mesh\. )?",
+)
+SHOWN = re.compile(r"^show_explorable\(\"(\w+)\"\)$", re.MULTILINE)
 
 
 def explore_pages(lessons: list[str]) -> dict[str, str]:
     """File name to Markdown: one page for each picture, and one that lists them."""
-    pages = {name.removeprefix("lesson")[:2]: f"../lessons/{name}/lesson.ipynb" for name in lessons}
-    found = {f"{each.name}.md": _page(each, pages) for each in EXPLORABLES if each.lesson in pages}
-    names = "\n".join(name.removesuffix(".md") for name in found)
-    index = f"# Pictures that answer\n\n{HOW}\n\n```{{toctree}}\n\n{names}\n```\n"
+    folders = {name.removeprefix("lesson")[:2]: name for name in lessons}
+    there = [each for each in EXPLORABLES if each.lesson in folders]
+    asked = {each.name: question(each.name, folders[each.lesson]) for each in there}
+    found = {
+        f"{each.name}.md": _page(each, folders[each.lesson], asked[each.name]) for each in there
+    }
+    rows = "\n".join(
+        f"- [{e.title}]({e.name}.md). {asked[e.name].split('<details>')[0].strip()}" for e in there
+    )
+    names = "\n".join(each.name for each in there)
+    index = (
+        f"# Pictures that answer\n\n{HOW}\n\n{rows}\n\n```{{toctree}}\n:hidden:\n\n{names}\n```\n"
+    )
     return {"index.md": index, **found}
 
 
-def _page(each: Explorable, pages: dict[str, str]) -> str:
-    timed = any("grid" in state or "frames" in state for state in each.states.values())
-    built = f"The lesson that builds it: [{each.lesson}]({pages[each.lesson]})."
-    return (
-        f"# {each.title}\n\n{HOW}{KEYS if timed else ''} {built}"
-        f"\n\n```{{raw}} html\n{as_element(each)}\n"
-        f"<script type='module' src='../_static/explorable.js'></script>\n```\n"
+def question(picture: str, lesson: str) -> str:
+    """What the lesson asks above its picture, and the folded answer."""
+    cells = json.loads((ROOT / "lessons" / lesson / "lesson.ipynb").read_text("utf-8"))["cells"]
+    texts = ["".join(cell["source"]) for cell in cells]
+    (place,) = (n for n, text in enumerate(texts) if picture in SHOWN.findall(text))
+    asked = texts[place - 1]
+    for lead in LEADS:
+        asked = re.sub(f"^{lead}", "", asked)
+    return asked[0].upper() + asked[1:]
+
+
+def _page(each: Explorable, lesson: str, asked: str) -> str:
+    timed = any(
+        "grid" in state or len(state.get("frames", ())) > 1 for state in each.states.values()
     )
+    ask, _, fold = asked.partition("<details>")
+    built = f"The lesson that builds it: [{each.lesson}](../lessons/{lesson}/lesson.ipynb)."
+    return (
+        f"# {each.title}\n\n{ask}\n\n```{{raw}} html\n{as_element(each)}\n{script('..')}\n```\n\n"
+        f"{fold and '<details>'}{fold}\n\n{HOW}{KEYS if timed else ''} {built}\n"
+    )
+
+
+def script(root: str) -> str:
+    """What brings a page's pictures to life; `root` leads to the site's first folder."""
+    return f"<script type='module' src='{root}/_static/explorable.js'></script>"
 
 
 def as_element(each: Explorable) -> str:
@@ -43,24 +79,41 @@ def as_element(each: Explorable) -> str:
 
 
 def still_picture(each: Explorable) -> str:
-    """Its first choice, at its last moment, as plain HTML, which the script replaces."""
-    state, rows = each.state(*each.first_choice), ""
-    bars = state.get("bars", ())
-    most = max((bar["value"] for bar in bars), default=0) or 1
-    for bar in bars:
-        wide = f"display: inline-block; width: {8 * bar['value'] / most:.1f}em; height: 1em"
-        body = f"<span style='{wide}; background: {bar['colour']}'></span>"
-        rows += _row(bar["label"], [f"{bar['value']:,} {state['unit']}"], beside=body)
+    """Its first choice, where its film begins, as plain HTML, which the script replaces."""
+    state = each.state(*each.first_choice)
+    rows, begins = _still_bars(state) if "bars" in state else "", state.get("begins", -1)
     if "rows" in state:
         rows += _row("", state["columns"], "th") if "columns" in state else ""
-        cells = state["frames"][-1] if "frames" in state else state["grid"]
+        cells = state["frames"][begins] if "frames" in state else state["grid"]
         for name, row in zip(state["rows"], cells, strict=True):
             rows += _row(name, [_coloured(state, cell) for cell in row])
     numbers = "".join(_row(name, [value]) for name, value in state.get("numbers", {}).items())
-    says = state["says"] if isinstance(state["says"], str) else state["says"][-1]
+    says = state["says"] if isinstance(state["says"], str) else state["says"][begins]
     apart = "<table style='margin-top: 1em'>"
     tables = "".join(f"{apart}{each}</table>" for each in (rows, numbers) if each)
     return f"{tables}<p>{escape(says)}</p>"
+
+
+def _still_bars(state: State) -> str:
+    """A row for each bar; where they stand for parts of one sum, their stack and the line, too."""
+    unit, line = state["unit"], state["line"]
+    parts = [(bar["value"], bar["colour"]) for bar in state["bars"]]
+    whole = round(sum(value for value, _ in parts), 2)
+    drawn = {
+        bar["label"]: (bar["value"], [part]) for bar, part in zip(state["bars"], parts, strict=True)
+    }
+    if state.get("stacked"):
+        drawn |= {"in all": (whole, parts), "a GPU": (line["value"], [(line["value"], "#cccccc")])}
+    most = max(value for value, _ in drawn.values()) or 1
+    rows = ""
+    for label, (value, stack) in drawn.items():
+        wide = "display: inline-block; height: 1em; width"
+        body = "".join(
+            f"<span style='{wide}: {12 * size / most:.1f}em; background: {colour}'></span>"
+            for size, colour in stack
+        )
+        rows += _row(label, [f"{value:,} {unit}"], beside=body)
+    return rows
 
 
 def _coloured(state: State, cell: Any) -> tuple[str, str]:
@@ -75,4 +128,4 @@ def _row(name: str, cells: Sequence[Any], tag: str = "td", beside: str = "") -> 
         text, colour = cell if isinstance(cell, tuple) else (cell, "")
         style = f" style='background: {colour}; color: #000; padding: 0 0.3em'" if colour else ""
         row += f"<{tag}{style}>{escape(str(text))}</{tag}>"
-    return row + (f"<td>{beside}</td></tr>" if beside else "</tr>")
+    return row + (f"<td style='text-align: left'>{beside}</td></tr>" if beside else "</tr>")

@@ -35,6 +35,11 @@ def one_picture(films: list[Film], rows: list[str]) -> State:
     return {"rows": rows, "frames": frames, "says": films[0].says}
 
 
+def first_with(state: State, words: str) -> State:
+    """The state of a film that begins at the first moment of which it says `words`."""
+    return state | {"begins": next(n for n, says in enumerate(state["says"]) if words in says)}
+
+
 @functools.cache
 def runs(
     watched: Callable[..., Any], ranks: int, choices: tuple[tuple[Any, ...], ...]

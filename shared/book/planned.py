@@ -1,5 +1,6 @@
 """States of pictures by arithmetic: the planner's bytes, tables of schedules, who is in a group."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,9 +19,8 @@ from shared.pipeline.schedules import (
 from shared.planner.memory import memory_per_rank
 from shared.planner.models import MODELS
 from shared.planner.specs import Plan
-from shared.plots import BLUE, GREY, MEANING, SKY, VARIANTS, VERMILION
+from shared.plots import BLUE, MEANING, SKY, VARIANTS, VERMILION
 from shared.sharding.counting import formula
-from shared.training.quiet_deepspeed import import_deepspeed
 
 State = dict[str, Any]
 GRID = {"F": SKY, "B": VERMILION, "": "#e6e6e6"}  # of a schedule, by a cell's first letter
@@ -36,10 +36,6 @@ def pipeline(schedule: str, ranks: int, micro_batches: int) -> State:
     each = f", each of 1/{chunks} of its layers" if chunks > 1 else ""
     share, expected = idle_share(table), bubble(ranks, micro_batches, chunks)
     cells = [["" if cell is None else f"{cell}" for cell in row] for row in table]
-
-    def batches(number: int) -> str:
-        return f"{number} micro-batch{'es' if number > 1 else ''}"
-
     return {
         "rows": [f"rank {rank}" for rank in range(ranks)],
         "grid": cells,
@@ -50,9 +46,15 @@ def pipeline(schedule: str, ranks: int, micro_batches: int) -> State:
             "waiting, by (p - 1)/(v m + p - 1)": f"{expected:.1%}",
             "micro-batches kept at once, rank 0": kept,
         },
-        "says": f"{ranks} ranks and {batches(micro_batches)} under {schedule}: a rank waits"
-        f" {share:.0%} of the step, and rank 0 keeps at most {batches(kept)}{each}.",
+        "says": f"{ranks} ranks and {count(micro_batches, 'micro-batch')} under {schedule}: a rank"
+        f" waits {share:.0%} of the step, and rank 0 keeps at most"
+        f" {count(kept, 'micro-batch')}{each}.",
     }
+
+
+def count(number: int, what: str) -> str:
+    """A number and its noun: "1 rank", "2 ranks", "2 micro-batches"."""
+    return f"{number} {what}{('es' if what.endswith('h') else 's') * (number != 1)}"
 
 
 def table_of(schedule: str, ranks: int, micro_batches: int) -> tuple[Table, int]:
@@ -93,6 +95,7 @@ def ring(ranks: int) -> State:
             "a central rank would send": f"{ranks - 1} S",
         },
         "says": says,
+        "begins": min(3, len(frames) - 1),
     }
 
 
@@ -125,11 +128,12 @@ def zero(stage: int, ranks: int, billions: float) -> State:
             {"label": kind, "value": round(value * billions, 3), "colour": MEANING[kind]}
             for kind, value in bars.items()
         ],
+        "stacked": True,
         "unit": "GB",
         "line": {"value": 80, "label": "80 GB"},
         "numbers": {"bytes a parameter": f"{each:.2f}", "GB a rank": f"{gigabytes:.1f}"},
-        "says": f"{billions:g} billion parameters under stage {stage} on {ranks} ranks: the states"
-        f" take {gigabytes:.1f} GB a rank, before any activation, which {fits} in 80 GB.",
+        "says": f"{billions:g} billion parameters under stage {stage} on {count(ranks, 'rank')}:"
+        f" the states take {gigabytes:.1f} GB a rank before any activation, which {fits} in 80 GB.",
     }
 
 
@@ -151,33 +155,35 @@ def one_gpu(model: str, precision: str, sequences: int, checkpoint: str) -> Stat
             {"label": kind, "value": round(size / 1e9, 2), "colour": MEANING[kind]}
             for kind, size in kinds.items()
         ],
+        "stacked": True,
         "unit": "GB",
         "line": {"value": 80, "label": "80 GB"},
-        "numbers": {"in all": f"{whole:,.1f} GB", "GPUs of 80 GB": -(-whole // 80).__int__()},
-        "says": f"{model} with {sequences} sequence(s) of {MODELS[model].seq_len:,} tokens in"
-        f" {precision}: {whole:,.0f} GB where a GPU has 80.",
+        "numbers": {"GPUs of 80 GB, at least": math.ceil(whole / 80)},
+        "says": f"{model} with {count(sequences, 'sequence')} of {MODELS[model].seq_len:,} tokens"
+        f" in {precision}: {whole:,.0f} GB where a GPU has 80.",
     }
 
 
-def mesh(dp: int, tp: int, pp: int, node: int) -> State:
-    """Who talks to whom: each rank's place, by node; a frame for each axis."""
-    groups, ranks = build_mesh(dp, tp, pp), dp * tp * pp
+def mesh(dp: int, tp: int, pp: int, node: int, axis: str) -> State:
+    """Who talks to whom along an axis: each rank in the colour of its group, by node."""
+    members, ranks = build_mesh(dp, tp, pp)[axis], dp * tp * pp
     nodes = [list(range(first, min(first + node, ranks))) for first in range(0, ranks, node)]
-    frames, says = [], []
-    for axis, members in groups.items():
-        of = {rank: number for number, group in enumerate(members) for rank in group}
-        frames.append([[[str(r), VARIANTS[of[r] % len(VARIANTS)]] for r in row] for row in nodes])
-        across = sum(len({rank // node for rank in group}) > 1 for group in members)
-        says.append(
-            f"{axis}: {len(members)} group(s) of {len(members[0])}, a colour each (eight colours,"
-            f" then again); {across} of them reach across nodes. Rank 0's: {members[0]}."
-        )
+    of = {rank: number for number, group in enumerate(members) for rank in group}
+    across = sum(len({rank // node for rank in group}) > 1 for group in members)
     return {
         "rows": [f"node {number}" for number in range(len(nodes))],
-        "frames": frames,
-        "numbers": {"ranks": ranks, "nodes": len(nodes), "steps": "dp, tp, pp"},
-        "says": says,
+        "frames": [
+            [[[str(r), _pale(VARIANTS[of[r] % len(VARIANTS)])] for r in row] for row in nodes]
+        ],
+        "numbers": {"ranks": ranks, "nodes": len(nodes)},
+        "says": f"{axis}: {count(len(members), 'group')} of {len(members[0])}, a colour each (eight"
+        f" colours, then again); {across} of them reach across nodes. Rank 0's: {members[0]}.",
     }
+
+
+def _pale(colour: str) -> str:
+    """A colour under black text: half of it is white."""
+    return "#" + "".join(f"{(int(colour[n : n + 2], 16) + 255) // 2:02x}" for n in (1, 3, 5))
 
 
 def strategies(model: str, gpus: int) -> State:
@@ -208,84 +214,3 @@ def strategies(model: str, gpus: int) -> State:
         " mixed precision, all activations kept: bytes of the fullest rank by the planner."
         + (f" Not possible: {'; '.join(refused)}." if refused else ""),
     }
-
-
-PLACES = {"all on the GPU": (False, False), "optimizer": (True, False), "all states": (True, True)}
-
-
-def offload(place: str, ranks: int, billions: float, bus: int) -> State:
-    """What ZeRO-3 keeps on a GPU and in host memory by DeepSpeed's estimate, and what crosses.
-
-    The flow is that of ZeRO-Offload (Ren et al. 2021, arXiv 2101.06840, section 4): gradients
-    leave in 16 bits, the processor updates, and weights come back in 16 bits.
-    """
-    import_deepspeed("cuda")  # where there is one
-    from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs as estimate
-
-    optimizer, weights = PLACES[place]
-    given = {"cpu_offload": optimizer, "cpu_offload_params": weights}
-    host, gpu, _ = estimate(int(billions * 1e9), 0, ranks, 1, **given, additional_buffer_factor=1.0)
-    share = 2 * billions / ranks  # GB of a rank's part in 16 bits, weights or gradients
-    up = share * (2 if weights else 1) if optimizer else 0.0  # for forward and for backward
-    down = share if optimizer else 0.0
-    size = {"GPU, by DeepSpeed's estimate": gpu, "host, a GPU's share": host / ranks * optimizer}
-    colours = (BLUE, MEANING["optimizer states"])
-    kept = "weights, gradients" + ("" if optimizer else ", optimizer states")
-    there = "16-bit weights, " if weights else ""
-    return {
-        "bars": [
-            {"label": label, "value": round(each / 1e9, 2), "colour": colour}
-            for (label, each), colour in zip(size.items(), colours, strict=True)
-        ],
-        "unit": "GB",
-        "line": {"value": 80, "label": "80 GB"},
-        **_flow(share, optimizer, weights),
-        "numbers": {
-            "on a GPU": "one unit's weights at a time" if weights else kept,
-            "in host memory": f"{there}float32 weights and moments" if optimizer else "nothing",
-            "over the bus a step, up and down": f"{up:.2f} and {down:.2f} GB",
-            f"seconds of that at {bus} GB/s": f"{(up + down) / bus:.2f}",
-        },
-    }
-
-
-def _flow(share: float, optimizer: bool, weights: bool) -> State:
-    """A step's four parts, one a frame: what goes up, what comes down, who computes."""
-    gb, nothing = f"{share:.2f} GB", ["", "transparent"]
-    up, down = [gb, VERMILION], [gb, MEANING["gradients"]]
-    updates = ["updates", MEANING["optimizer states"]]
-    computes, idle = ["computes", SKY], ["waits", GREY]
-    fetched = up if weights else nothing
-    table = {
-        "forward": (fetched, nothing, computes, nothing),
-        "backward": (fetched, down if optimizer else nothing, computes, nothing),
-        "update": (nothing, nothing, *((idle, updates) if optimizer else (updates, nothing))),
-        "publish": (up if optimizer and not weights else nothing, nothing, idle, nothing),
-    }
-    columns = list(table.values())
-    return {
-        "rows": ["weights up", "gradients down", "GPU", "processor"],
-        "columns": list(table),
-        "frames": [
-            [list(row) for row in zip(*columns[: n + 1], strict=True)] for n in range(len(columns))
-        ],
-        "says": [f"{name}: {_what_crosses(name, optimizer, weights)}" for name in table],
-    }
-
-
-def _what_crosses(step: str, optimizer: bool, weights: bool) -> str:
-    if not optimizer:
-        own = "; the GPU updates its own part" if step == "update" else ""
-        return f"nothing crosses to host memory{own}."
-    return {
-        "forward": "each rank's part of the weights goes up, and is gathered from there."
-        if weights
-        else "the weights are on the GPUs; nothing crosses.",
-        "backward": "the mean of each part's gradients goes down"
-        + (", and the weights come up once more." if weights else "."),
-        "update": "the processor updates this rank's part; the GPU has nothing to do, unless the"
-        " update runs beside the next step.",
-        "publish": "the updated weights stay in host memory until the next forward."
-        if weights
-        else "the updated part goes up in 16 bits.",
-    }[step]

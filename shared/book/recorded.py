@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from shared.book.film import BLUE_LIGHT, EMPTY, Film, Row, kib, one_picture, runs
+from shared.book.film import BLUE_LIGHT, EMPTY, Film, Row, first_with, kib, one_picture, runs
 from shared.book.planned import State
 from shared.ddp.averaging import average_flat
 from shared.measuring.traffic import Traffic, count_traffic
@@ -31,13 +31,14 @@ def ddp_step(ranks: int, layers: int, bucket_kib: int) -> State:
     recorded = runs(_ddp_rank, ranks, DDP_CHOICES)[layers, bucket_kib]
     film, sizes, before_last = recorded[0][0], recorded[0][1], recorded[0][2]
     state = one_picture([each[0] for each in recorded], [f"rank {r}" for r in range(ranks)])
-    first = next(n for n, says in enumerate(film.says) if "is sent" in says)
+    state = first_with(state, "is sent")
+    there = sum("gradient is there." in says for says in film.says[: state["begins"]])
     return state | {
         "columns": [f"layer {n}" for n in range(layers)],
         "numbers": {
             "messages": len(sizes),
             "bytes of each": ", ".join(kib(size) for size in sizes),
-            "gradients that are there when the first is sent": first,
+            "gradients that are there when the first is sent": there,
             "messages sent before the last gradient is there": before_last,
         },
     }
@@ -102,7 +103,8 @@ def fsdp_step(ranks: int, layers: int, after_forward: str, prefetch: str) -> Sta
     recorded = runs(_fsdp_rank, ranks, FSDP_CHOICES)[layers, after_forward, prefetch]
     traffic, most = recorded[0][1:]
     rows = [f"rank {r} {kind}" for r in range(ranks) for kind in ("weights", "gradients")]
-    return one_picture([each[0] for each in recorded], rows) | {
+    state = first_with(one_picture([each[0] for each in recorded], rows), "whole gradient")
+    return state | {
         "columns": [f"unit {n}" for n in range(layers)],
         "numbers": {
             "all-gathers": traffic.count("all_gather"),
@@ -192,7 +194,7 @@ def tensor_parallel_step(ranks: int, tokens: int, d_model: int) -> State:
     recorded = runs(_tensor_parallel_rank, ranks, TP_CHOICES)[tokens, d_model]
     _, forward, backward, data_parallel = recorded[0]
     state = one_picture([each[0] for each in recorded], [f"rank {r}" for r in range(ranks)])
-    return state | {
+    return first_with(state, "Forward: ") | {
         "columns": ["X", "A", "gelu(X A)", "B", "Y"],
         "numbers": {
             "all-reduces in forward, in backward": f"{forward.count('all_reduce')},"

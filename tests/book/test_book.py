@@ -90,6 +90,12 @@ def test_the_book_builds_without_a_warning_and_needs_no_network(tmp_path, capfd)
         assert "_static/mathjax/" in page or "math notranslate" not in page
     assert (html / "_static" / "mathjax").is_dir()
     assert not list(html.rglob("*solutions*"))
+    options = (html / "_static" / "documentation_options.js").read_text("utf-8")
+    assert "NAVIGATION_WITH_KEYS: false" in options  # the pictures' keys
+    assert "Stemmer = EnglishStemmer" in (html / "zh/_static/language_data.js").read_text("utf-8")
+    ring = (html / "lessons" / "lesson05_collectives" / "lesson.html").read_text("utf-8")
+    assert "data-explorable='ring'" in ring
+    assert "../../_static/explorable.js" in ring
     for lesson in translated(ROOT):
         there = html / "zh" / "lessons" / lesson
         page = (there / "lesson.html").read_text("utf-8")
@@ -120,16 +126,18 @@ QUIET = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --d
 QUIET += " --disable-background-networking --disable-component-update --virtual-time-budget=5000"
 
 
-# Moves every control of a page by hand, steps back through time by the arrow key, and writes down
-# what is seen: [choice, step, sentence, numbers, grid's texts, its colours, bars' texts, widths].
+# Moves every control of a page by hand, goes to the end of time, steps back by the arrow key, and
+# writes down what is seen: [choice, where it began, step, how that is said, sentence, numbers,
+# texts and colours of the grid, texts and widths of the bars].
 DRIVER = """
 const root = document.querySelector("[data-explorable]"), seen = [];
 const texts = (what) => [...root.querySelectorAll(what)].map((element) => element.textContent);
 const fields = [...root.querySelectorAll("select")];
-const look = () => {
+const look = (began) => {
   const slider = root.querySelector("input");
   const untimed = root.querySelector("label[hidden]");
-  seen.push([fields.map((field) => field.value), untimed ? null : +slider.value,
+  seen.push([fields.map((field) => field.value), began, untimed ? null : +slider.value,
+    root.querySelector("output").textContent,
     root.querySelector(".explorable-says").textContent, texts("dd"), texts("td"),
     [...root.querySelectorAll("td")].map((cell) => cell.style.background),
     texts(".explorable-bars > span:not([class])").filter(Boolean),
@@ -138,10 +146,13 @@ const look = () => {
 };
 const move = (at) => {
   if (at === fields.length) {
-    const last = look();
+    const slider = root.querySelector("input"), began = +slider.value;
+    slider.value = slider.max;
+    slider.dispatchEvent(new Event("input"));
+    const last = look(began), key = { key: "ArrowLeft", bubbles: true };
     for (let step = last; step > 0 && !root.querySelector("label[hidden]"); step--) {
-      root.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowLeft", bubbles: true }));
-      look();
+      document.body.dispatchEvent(new KeyboardEvent("keydown", key));
+      look(began);
     }
     return;
   }
@@ -185,8 +196,8 @@ def expected(state: State, step: int | None) -> list[Any]:
     numbers = [str(value) for value in state.get("numbers", {}).values()]
     cells: list[tuple[str, str]] = []
     if "frames" in state:
-        wide = max(len(row) for row in state["frames"][step])
-        for row in state["frames"][step]:
+        wide = max(len(row) for row in state["frames"][step or 0])
+        for row in state["frames"][step or 0]:
             cells += [tuple(map(str, cell)) for cell in row]
             cells += [("", "transparent")] * (wide - len(row))
     elif "grid" in state:
@@ -225,12 +236,20 @@ def test_a_browser_shows_what_python_computes_for_every_choice_and_moment(each, 
     seen = json.loads(unescape(re.findall(r'<pre id="seen">(.*?)</pre>', page, re.DOTALL)[0]))
     states = each.states
     moments = 0
-    for choice, step, *shown, labels, widths in seen:
+    for choice, began, step, of, *shown, labels, widths in seen:
         state = states["|".join(choice)]
         assert shown == expected(state, step), (choice, step)
+        if step is not None:
+            last = (len(state["frames"]) if "frames" in state else len(state["grid"][0])) - 1
+            assert began == state.get("begins", last)
+            at, end = (step, last) if "frames" in state else (step + 1, last + 1)
+            assert of == f" step {at} of {end}"
         bars = state.get("bars", [])
-        assert labels == [f"{b['label']} {number(b['value'])} {state['unit']}" for b in bars]
-        most = max([state["line"]["value"], *(b["value"] for b in bars)]) * 1.05 if bars else 1
+        named = [(b["label"], b["value"]) for b in bars]
+        if state.get("stacked"):
+            named.append(("in all", sum(b["value"] for b in bars)))
+        assert labels == [f"{label} {number(value)} {state['unit']}" for label, value in named]
+        most = max([state["line"]["value"], *(value for _, value in named)]) * 1.05 if bars else 1
         assert widths == pytest.approx([100 * b["value"] / most for b in bars], rel=1e-3)
         moments += 1
     assert {"|".join(row[0]) for row in seen} == set(states)
@@ -241,13 +260,13 @@ def test_a_browser_shows_what_python_computes_for_every_choice_and_moment(each, 
 
 
 @pytest.mark.full
-def test_an_address_with_a_step_that_is_none_shows_the_last(tmp_path):
+def test_an_address_with_a_step_that_is_none_shows_where_the_film_begins(tmp_path):
     if CHROMIUM is None:
         pytest.skip("no Chromium here: what the pages show in a browser is not tried")
     (each,) = (one for one in EXPLORABLES if one.name == "ring")
     page = page_of(each, tmp_path)
     says = each.states["3"]["says"]
-    for step, wanted in {"x": -1, "1.5": -1, "99": -1, "-2": 0, "1": 1}.items():
+    for step, wanted in {"x": 3, "1.5": 3, "99": -1, "-2": 0, "1": 1}.items():
         shown, console = in_a_browser(page, {"ranks": 3, "step": step}, tmp_path / step)
         assert f'aria-live="polite">{says[wanted]}</p>' in shown, step
         assert console == ""
@@ -286,6 +305,8 @@ def test_recorded_steps_send_what_the_formulas_say():
     for ranks, layers, cap in ((2, 4, 4), (2, 6, 16), (2, 8, 1024)):
         numbers = ddp_step(ranks, layers, cap)["numbers"]
         assert numbers["messages"] == -(-layers * 4 // max(cap, 4))
+        there = numbers["gradients that are there when the first is sent"]
+        assert there == min(layers, max(cap, 4) // 4)
     for after, gathers in (("freed", 8), ("kept", 4)):
         for ahead in ("no", "yes"):
             numbers = fsdp_step(2, 4, after, ahead)["numbers"]
