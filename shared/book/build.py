@@ -171,9 +171,9 @@ def build(root: Path, out: Path) -> int:
     chinese += ["-D", "nb_code_prompt_show=显示代码", "-D", "nb_code_prompt_hide=隐藏代码"]
     runs = [subprocess.run([*sphinx, *each], check=False) for each in (english, chinese)]
     search = html / "zh" / "_static" / "language_data.js"
-    if search.exists():  # Sphinx 9.0.4 calls what it has named otherwise (sphinx issue 14229)
-        named = "window.Stemmer = window.ChineseStemmer = EnglishStemmer;\n"
-        search.write_text(search.read_text("utf-8") + named, "utf-8")
+    if search.exists():  # Sphinx 9.0.4 calls a class that is not there (sphinx issue 14229)
+        text = search.read_text("utf-8")
+        search.write_text(text.replace("= ChineseStemmer;", "= EnglishStemmer;"), "utf-8")
     return max(run.returncode for run in runs)
 
 

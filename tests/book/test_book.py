@@ -92,7 +92,7 @@ def test_the_book_builds_without_a_warning_and_needs_no_network(tmp_path, capfd)
     assert not list(html.rglob("*solutions*"))
     options = (html / "_static" / "documentation_options.js").read_text("utf-8")
     assert "NAVIGATION_WITH_KEYS: false" in options  # the pictures' keys
-    assert "Stemmer = EnglishStemmer" in (html / "zh/_static/language_data.js").read_text("utf-8")
+    assert "ChineseStemmer" not in (html / "zh/_static/language_data.js").read_text("utf-8")
     ring = (html / "lessons" / "lesson05_collectives" / "lesson.html").read_text("utf-8")
     assert "data-explorable='ring'" in ring
     assert "../../_static/explorable.js" in ring
