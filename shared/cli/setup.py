@@ -21,6 +21,8 @@ from shared.ranks.logs import last_words
 from shared.ranks.processes import supervise
 
 STAMP = "torch-handle.json"
+CONSTRAINTS = "shared/cli/constraints.txt"  # what the pinned packages bring, pinned as well
+SAYS_EVERY = 10.0  # seconds, where there is no terminal
 NUM_LOG_LINES = 15
 
 
@@ -66,8 +68,7 @@ def ensure_book(root: Path) -> None:
     if _finds(_interpreter(root), "sphinx_book_theme"):
         return
     with _one_at_a_time(root):
-        pip = [str(_interpreter(root)), "-m", "pip", "install", "--disable-pip-version-check"]
-        _step(root, "installing what builds the book", [*pip, "-e", ".[book]"], _PIP_ADVICE)
+        _step(root, "installing what builds the book", _pip(root, ".[book]"), _PIP_ADVICE)
 
 
 def environment_python(root: Path) -> Path | None:
@@ -129,7 +130,7 @@ def find_need(root: Path, *, python_named: bool = False) -> Need | None:
         return Need("the folder was moved or copied: making .venv anew", True)
     if stamp.get("python") != _version_text(version):
         return Need("the Python behind .venv was replaced: making .venv anew", True)
-    return Need("pyproject.toml changed since the last set-up: installing again", False)
+    return Need("the pinned packages changed since the last set-up: installing again", False)
 
 
 def _install(root: Path, from_scratch: bool) -> None:
@@ -142,8 +143,12 @@ def _install(root: Path, from_scratch: bool) -> None:
         if folder.exists():
             shutil.rmtree(folder)
         _step(root, "making .venv", [base, "-m", "venv", str(folder)], _VENV_ADVICE)
+    _step(root, "installing the pinned packages", _pip(root, ".[dev]"), _PIP_ADVICE)
+
+
+def _pip(root: Path, what: str) -> list[str]:
     pip = [str(_interpreter(root)), "-m", "pip", "install", "--disable-pip-version-check"]
-    _step(root, "installing the pinned packages", [*pip, "-e", ".[dev]"], _PIP_ADVICE)
+    return [*pip, "-c", CONSTRAINTS, "-e", what]
 
 
 _VENV_ADVICE = (
@@ -159,16 +164,22 @@ _PIP_ADVICE = (
 
 def _step(root: Path, what: str, command: list[str], advice: str) -> None:
     log = _log(root)
-    on_terminal = sys.stdout.isatty()
+    on_terminal, said = sys.stdout.isatty(), 0.0
 
     def show(seconds: float) -> None:
+        nonlocal said
         line = f"  {what}, {seconds:.0f} s: {_tail(log, 1).strip()}"
-        print(f"\r\033[K{line[: shutil.get_terminal_size().columns - 1]}", end="", flush=True)
+        line = line[: shutil.get_terminal_size().columns - 1]
+        if on_terminal:
+            print(f"\r\033[K{line}", end="", flush=True)
+        elif seconds - said >= SAYS_EVERY:
+            print(line, flush=True)
+            said = seconds
 
     if not on_terminal:
         print(f"  {what}", flush=True)
     env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    outcome = supervise(command, env=env, log=log, tick=show if on_terminal else None)
+    outcome = supervise(command, env=env, log=log, tick=show)
     if on_terminal:
         print(f"\r\033[K  {what}: {outcome.seconds:.0f} s", flush=True)
     if outcome.status != 0:
@@ -205,8 +216,9 @@ def _log(root: Path) -> Path:
 
 def _stamp(root: Path) -> dict[str, str]:
     version = _version_of(_interpreter(root))
+    pins = b"".join((root / each).read_bytes() for each in ("pyproject.toml", CONSTRAINTS))
     return {
-        "pyproject": hashlib.sha256((root / "pyproject.toml").read_bytes()).hexdigest(),
+        "pins": hashlib.sha256(pins).hexdigest(),
         "python": _version_text(version) if version else "",
         "root": str(root),
     }

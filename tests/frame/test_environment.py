@@ -1,10 +1,18 @@
 """pyproject.toml is the one list of what the course needs; environment.yml and the hooks use it."""
 
+import importlib.metadata
 import re
+import sys
 import tomllib
 from pathlib import Path
 
+import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from shared.cli.setup import CONSTRAINTS
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -16,7 +24,8 @@ def test_environment_yml_names_only_python_pip_and_this_project():
     environment = yaml.safe_load((ROOT / "environment.yml").read_text())
     python, pip, packages = environment["dependencies"]
     assert pip == "pip"
-    (ours,) = packages["pip"]
+    constraints, ours = packages["pip"]
+    assert constraints == f"-c {CONSTRAINTS}"
     extras = re.fullmatch(r"-e \.\[([a-z,]+)\]", ours).group(1).split(",")
     assert set(extras) == set(AT_SET_UP), "conda's way in installs all that ./run_all.sh installs"
     assert python == f"python{PROJECT['requires-python']}"
@@ -24,6 +33,22 @@ def test_environment_yml_names_only_python_pip_and_this_project():
 
 def test_set_up_installs_the_same_extras():
     assert f'".[{",".join(AT_SET_UP)}]"' in (ROOT / "shared/cli/setup.py").read_text()
+
+
+def test_the_environment_of_set_up_is_what_the_constraints_say():
+    if Path(sys.prefix) != ROOT / ".venv":
+        pytest.skip("an environment of somebody's own")
+    pinned = [Requirement(each) for each in (ROOT / CONSTRAINTS).read_text().splitlines()[2:]]
+    wanted = {canonicalize_name(p.name): p for p in pinned if not p.marker or p.marker.evaluate()}
+    other = []
+    for found in importlib.metadata.distributions():
+        name = canonicalize_name(found.metadata["Name"])
+        version = Version(found.version).public  # without "+cpu"
+        if name not in {"pip", "torch-handle"} and (
+            name not in wanted or version not in wanted[name].specifier
+        ):
+            other.append(f"{name}=={version}: {wanted.get(name, 'not in the list')}")
+    assert not other, "./run_all.sh setup, or the list anew: CONTRIBUTING.md, " + "; ".join(other)
 
 
 def test_every_requirement_is_pinned_and_named_once():

@@ -426,7 +426,7 @@ def test_set_up_once_and_not_again(tree):
     assert done.returncode == 0, done.stdout + done.stderr
     (course.root / "pyproject.toml").write_text('[project]\nname = "other"\n')
     done = course.run("setup")
-    assert "pyproject.toml changed" in done.stdout
+    assert "the pinned packages changed" in done.stdout
     assert course.calls() == ["pip"]
 
 
@@ -493,12 +493,22 @@ def test_a_folder_that_is_no_environment_is_left_alone(tmp_path):
     assert (tmp_path / ".venv" / "thesis.txt").exists()
 
 
+def test_set_up_says_how_far_it_is_where_there_is_no_terminal(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(setup, "SAYS_EVERY", 0.3)
+    (tmp_path / "runs").mkdir()
+    slow = "import time; print('Collecting torch', flush=True); time.sleep(1)"
+    setup._step(tmp_path, "installing", [sys.executable, "-c", slow], advice="")
+    assert "  installing, 1 s: Collecting torch\n" in capsys.readouterr().out
+
+
 def test_every_difference_to_the_stamp_is_noticed(tmp_path, monkeypatch):
     bin_folder = tmp_path / ".venv" / "bin"
     bin_folder.mkdir(parents=True)
     (bin_folder / "python").symlink_to(sys.executable)
     (tmp_path / ".venv" / "pyvenv.cfg").touch()
-    (tmp_path / "pyproject.toml").write_text("[project]\n")
+    (tmp_path / "shared" / "cli").mkdir(parents=True)
+    for name in ("pyproject.toml", setup.CONSTRAINTS):
+        (tmp_path / name).write_text("[project]\n")
     good = setup._stamp(tmp_path)
 
     def need_with(stamp, **options):
@@ -507,6 +517,7 @@ def test_every_difference_to_the_stamp_is_noticed(tmp_path, monkeypatch):
 
     assert need_with(good) is None
     assert "moved" in need_with({**good, "root": "/elsewhere"}).reason
+    assert "packages changed" in need_with({**good, "pins": "of an older list"}).reason
     assert "replaced" in need_with({**good, "python": "3.8"}).reason
     monkeypatch.setattr(setup.sys, "version_info", (3, 99, 0, "final", 0))
     assert need_with(good) is None
