@@ -63,8 +63,8 @@ def train() -> None:
 
     if rank == 0:  # all ranks have the same weights
         torch.save(model.module.state_dict(), "plain_ddp.pt")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     train()
+    dist.destroy_process_group()  # after train(): a model in DDP that outlives it may hang

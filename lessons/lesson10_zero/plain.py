@@ -64,8 +64,8 @@ def train() -> None:
             print(f"epoch {epoch}: loss {total.item() / world_size / len(loader):.3f}")
 
     engine.save_checkpoint("plain_deepspeed")  # every rank calls it and writes its own parts
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     train()
+    dist.destroy_process_group()  # after train(): a model in DDP that outlives it may hang

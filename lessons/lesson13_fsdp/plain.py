@@ -66,8 +66,8 @@ def train() -> None:
     weights = get_model_state_dict(model, options=options)  # every rank calls it, rank 0 has all
     if rank == 0:
         torch.save(weights, "plain_fsdp.pt")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     train()
+    dist.destroy_process_group()  # after train(): a model in DDP that outlives it may hang

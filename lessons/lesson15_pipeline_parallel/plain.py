@@ -62,8 +62,8 @@ def train() -> None:
             print(f"epoch {epoch}: loss {total.item() / num_steps:.3f}")
 
     engine.save_checkpoint("plain_pipeline")  # every rank calls it and writes its own parts
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     train()
+    dist.destroy_process_group()  # after train(): a model in DDP that outlives it may hang

@@ -52,7 +52,8 @@ def train() -> None:
     accelerator.wait_for_everyone()
     weights = accelerator.get_state_dict(model)  # every rank calls it
     accelerator.save(weights, "plain_accelerate.pt")  # rank 0 writes
-    accelerator.end_training()
+    model, optimizer, loader = accelerator.free_memory(model, optimizer, loader)
+    accelerator.end_training()  # ends the group, which DDP's model must not outlive
 
 
 if __name__ == "__main__":

@@ -16,6 +16,21 @@ from shared.exercises.lessons import ROOT
 from shared.ranks.torchrun import torchrun_command
 
 SCRIPTS = sorted(ROOT.glob("lessons/*/plain.py"))
+# DDP's reducer must not be the last owner of a group: see shared.ranks.group._outlive_models.
+WATCHED = """
+import gc, runpy
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+def destroy(*args, destroy=dist.destroy_process_group):
+    models = [each for each in gc.get_objects() if type(each) is DistributedDataParallel]
+    assert not models, "a model in DDP outlives its group: the rank may hang at its end"
+    destroy(*args)
+
+dist.destroy_process_group = destroy
+runpy.run_path("plain.py", run_name="__main__")
+assert not dist.is_initialized()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +75,9 @@ def test_a_plain_script_trains_as_one_process(script, tmp_path, one_process):
     for framework in filter(None, [name for found in frameworks for name in found]):
         pytest.importorskip(framework)
     shutil.copy(script, tmp_path)
+    (tmp_path / "watched.py").write_text(WATCHED)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = torchrun_command(Path("plain.py"), 2)
+    command = torchrun_command(Path("watched.py"), 2)
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
     )
