@@ -95,13 +95,21 @@ def settle(least: float, most: float = 2.0) -> None:
 def _others_run() -> bool:
     """Whether another thread is running or is ready to run."""
     own = str(threading.get_native_id())
-    for task in os.listdir(TASKS) if TASKS.is_dir() else ():  # some thousand times in a count
-        # An OSError is a thread that has ended.
-        with contextlib.suppress(OSError), open(f"{TASKS}/{task}/stat", "rb", 0) as file:
-            state = file.read().rpartition(b")")[2].split()[0]
-            if state == b"R" and task != own:
-                return True
-    return False
+    tasks = os.listdir(TASKS) if TASKS.is_dir() else ()  # fifty beside many groups
+    return any(_runs(task) for task in tasks if task != own)
+
+
+def _runs(task: str) -> bool:
+    try:
+        file = os.open(f"{TASKS}/{task}/stat", os.O_RDONLY)  # io's open asks for more
+    except OSError:
+        return False  # it has ended
+    try:
+        return os.read(file, 512).rpartition(b")")[2].startswith(b" R")
+    except OSError:
+        return False
+    finally:
+        os.close(file)
 
 
 class _Watch(TorchDispatchMode):
