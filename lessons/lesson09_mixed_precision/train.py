@@ -118,7 +118,7 @@ def main() -> None:
     with process_group(args.device) as rank:
         prepare(args, rank, globals())
         recipe = choose_preset(args, rank.device, TRANSLATION)
-        steps = args.steps or min(recipe.steps, 60)
+        steps = args.steps or min(recipe.steps, 40)
         if rank.is_main and (words := warning_for(args.precision, rank.device)):
             print(f"note: {words}", flush=True)
         corpus = load_same_corpus(args, recipe.num_train)
