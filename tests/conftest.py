@@ -56,6 +56,21 @@ def run_script(capfd, monkeypatch):
 
 
 @pytest.fixture
+def refused(run_script, tmp_path):
+    """The line that a script says to what it refuses, by itself or under argparse's usage."""
+
+    def run(script: Path, *args: object, **environment: str) -> str:
+        ended = run_script(script, "--out", tmp_path, *args, **environment)
+        assert ended.status == 2, ended
+        *above, line = ended.err.strip().splitlines()
+        assert not above or above[0].startswith("usage: "), ended.err
+        assert "error: " in line
+        return line
+
+    return run
+
+
+@pytest.fixture
 def threads(tmp_path, monkeypatch):
     """A function that says what programs have told of their threads, see told_in()."""
     folder = tmp_path / "threads"

@@ -29,7 +29,6 @@ def test_three_ranks_find_what_one_finds(launch_on, run_script, tmp_path):
     assert (tmp_path / "accuracy.png").stat().st_size > 10_000
 
 
-def test_a_width_that_cannot_be_paired_is_one_line(run_script, tmp_path):
-    ended = run_script(SCRIPT, *TINY, "--d-model", 33, "--out", tmp_path)
-    words = "error: --d-model 33 is no multiple of 4 (2 heads of pairs)\n"
-    assert (ended.status, ended.err) == (2, words)
+def test_a_width_that_cannot_be_paired_is_one_line(refused):
+    words = "error: --d-model 33 is no multiple of 4 (2 heads of pairs)"
+    assert refused(SCRIPT, *TINY, "--d-model", 33) == words

@@ -59,7 +59,5 @@ def test_less_memory_for_more_flops_and_the_same_loss(tmp_path, run_script):
         (("--mine",), "no exercise"),
     ],
 )
-def test_bad_input_is_said_in_one_line(args, words, tmp_path, run_script):
-    status, _, err = run_script(SCRIPT, *TINY, "--out", tmp_path, *args)
-    assert status == 2
-    assert words in err.strip().splitlines()[-1]
+def test_bad_input_is_said_in_one_line(args, words, refused):
+    assert words in refused(SCRIPT, *TINY, *args)

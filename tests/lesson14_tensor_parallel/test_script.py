@@ -62,7 +62,5 @@ def test_one_process_is_an_engine(by_hand, tmp_path, run_script):
         (("--dataset", "nowhere"), "nowhere"),
     ],
 )
-def test_bad_input_is_said_in_one_line(args, words, tmp_path, run_script):
-    status, _, err = run_script(SCRIPT, *TINY, "--out", tmp_path, *args)
-    assert status == 2
-    assert words in err.strip().splitlines()[-1]
+def test_bad_input_is_said_in_one_line(args, words, refused):
+    assert words in refused(SCRIPT, *TINY, *args)

@@ -113,15 +113,21 @@ def fail_at(pipeline: Pipeline, where: str, number: int) -> list:
     return [next(iter(pipeline.stages.values())).parts[0].register_forward_hook(hook)]
 
 
-def after_an_error(rank: int, make, chunks: int, where: str, number: int, who: list[int]) -> dict:
-    """Parameters after a good step, with a failed one before it or without, from equal weights."""
-    found = {}
-    for failing in (False, True):
+NOBODY = ("", 0, [])
+
+
+def after_an_error(rank: int, make, chunks: int, failures) -> list[list[torch.Tensor]]:
+    """Losses and parameters after a good step, from equal weights: by the step that failed before.
+
+    A failure is (where, the number of the rank's forward, the ranks).
+    """
+    found = []
+    for where, number, who in (NOBODY, *failures):
         pipeline = small_pipeline(chunks)
         table, batches = make(dist.get_world_size(), 4), batches_of(4)
         optimizer = torch.optim.AdamW(pipeline.parameters(), lr=0.1)
         pipeline.train_step(table, batches, sum_loss)  # its gradients are there when a step fails
-        if failing:
+        if where:
             handles = fail_at(pipeline, where, number) if rank in who else []
             had = [parameter.grad.clone() for parameter in pipeline.tied]
             try:
@@ -138,37 +144,32 @@ def after_an_error(rank: int, make, chunks: int, where: str, number: int, who: l
         optimizer.zero_grad()
         losses = pipeline.train_step(table, batches[::-1], sum_loss)
         optimizer.step()
-        found[failing] = [*losses, *(p.detach() for p in pipeline.parameters())]
+        found.append([*losses, *(p.detach() for p in pipeline.parameters())])
     return found
 
 
-SCHEDULES = {
-    "gpipe": (gpipe_schedule, 1),
-    "1f1b": (one_f_one_b_schedule, 1),
-    "interleaved": (partial(interleaved_schedule, num_chunks=2), 2),
-}
+BOTH = [0, 1]
+IN_1F1B = [("forward", 2, BOTH), ("forward", 0, BOTH), ("backward", 1, BOTH), ("forward", 3, [0])]
+IN_1F1B.append(("backward", 1, [1]))  # rank 0 has no error, and does not wait for ever
 
 
 @pytest.mark.parametrize(
-    ("kind", "where", "number", "who"),
+    ("schedule", "chunks", "failures"),
     [
-        ("gpipe", "forward", 2, [0, 1]),
-        ("1f1b", "forward", 2, [0, 1]),
-        ("1f1b", "forward", 0, [0, 1]),
-        ("1f1b", "backward", 1, [0, 1]),
-        ("1f1b", "backward", 1, [1]),  # the other rank has no error, and does not wait for ever
-        ("1f1b", "forward", 3, [0]),
-        ("interleaved", "forward", 1, [0, 1]),
-        ("interleaved", "backward", 2, [0, 1]),
+        (gpipe_schedule, 1, [("forward", 2, BOTH)]),
+        (one_f_one_b_schedule, 1, IN_1F1B),
+        (
+            partial(interleaved_schedule, num_chunks=2),
+            2,
+            [("forward", 1, BOTH), ("backward", 2, BOTH)],
+        ),
     ],
+    ids=["gpipe", "1f1b", "interleaved"],
 )
-def test_an_error_and_zero_grad_are_as_if_the_step_had_not_been(kind, where, number, who):
-    schedule, chunks = SCHEDULES[kind]
-    found = run_ranks(after_an_error, 2, schedule, chunks, where, number, who, timeout=60)
-    for rank in found:
-        assert len(rank[True]) == len(rank[False])
-        for got, want in zip(rank[True], rank[False], strict=True):
-            torch.testing.assert_close(got, want, rtol=0, atol=0)
+def test_an_error_and_zero_grad_are_as_if_the_step_had_not_been(schedule, chunks, failures):
+    for good, *others in run_ranks(after_an_error, 2, schedule, chunks, failures, timeout=60):
+        for after in others:
+            torch.testing.assert_close(after, good, rtol=0, atol=0)
 
 
 def test_what_was_sent_goes_when_it_is_known_to_have_come():

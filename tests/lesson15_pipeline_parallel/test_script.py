@@ -56,10 +56,8 @@ def test_every_schedule_has_the_same_curve(ranks, args, alive, default, launch_o
         (("--schedule", "pipedream"), "invalid choice"),
     ],
 )
-def test_bad_input_is_said_in_one_line(args, words, tmp_path, run_script):
-    status, _, err = run_script(SCRIPT, *TINY, "--out", tmp_path, *args)
-    assert status == 2
-    assert words in err.strip().splitlines()[-1]
+def test_bad_input_is_said_in_one_line(args, words, refused):
+    assert words in refused(SCRIPT, *TINY, *args)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,5 @@ def test_methods_and_engines_have_predicted_bytes_and_one_curve(ranks, args, on_
         (("--dataset", "nowhere"), "nowhere"),
     ],
 )
-def test_bad_input_is_said_in_one_line(args, words, tmp_path, run_script):
-    status, _, err = run_script(SCRIPT, *TINY, "--out", tmp_path, *args)
-    assert status == 2
-    assert words in err.strip().splitlines()[-1]
+def test_bad_input_is_said_in_one_line(args, words, refused):
+    assert words in refused(SCRIPT, *TINY, *args)

@@ -64,11 +64,9 @@ def test_preflight_of_a_disk_that_is_too_small(tmp_path, run_script):
         }, "no store at 127.0.0.1:9"),
     ],
 )  # fmt: skip
-def test_bad_input_is_said_in_one_line(script, args, environment, words, tmp_path, run_script):
+def test_bad_input_is_said_in_one_line(script, args, environment, words, refused):
     more = TINY if script is SCRIPT else ("--device", "cpu")
-    status, _, err = run_script(script, *more, *args, "--out", tmp_path, **environment)
-    assert status == 2
-    assert words in err.strip().splitlines()[-1]
+    assert words in refused(script, *more, *args, **environment)
 
 
 @pytest.mark.parametrize(
