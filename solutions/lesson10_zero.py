@@ -151,15 +151,15 @@ def zero_config(
     """DeepSpeed's configuration with the lowest ZeRO stage whose bytes a rank fit the budget.
 
     bf16 weights with float32 masters, no clipping, the optimizer is the caller's. The states may
-    take nine tenths of `budget` bytes at a step's worst moment (20; the larger of 4 + 12/D and
-    2 + 16/D; 2 + 16/D; 20/D bytes a parameter): the rest is for buckets, each at most a fiftieth
+    take nine tenths of `budget` bytes at a step's worst moment (20; the larger of 4 + 14/D and
+    2 + 24/D; 2 + 24/D; 28/D bytes a parameter): the rest is for buckets, each at most a fiftieth
     of the parameters. Raises ValueError where no stage fits, or the batch cannot be cut.
     """
     times, left = divmod(batch_size, micro_batch * num_ranks)
     if left or not times:
         raise InputError(f"{batch_size} rows are no multiple of {micro_batch} x {num_ranks} ranks")
     D = num_ranks
-    worst = [20, max(4 + 12 / D, 2 + 16 / D), 2 + 16 / D, 20 / D]
+    worst = [20, max(4 + 14 / D, 2 + 24 / D), 2 + 24 / D, 28 / D]
     fitting = [stage for stage, size in enumerate(worst) if size * num_params <= 0.9 * budget]
     if not fitting:
         raise InputError(f"{num_params} parameters on {D} ranks fit {budget} bytes in no stage")

@@ -79,6 +79,33 @@ def count_live_bytes(
         yield live
 
 
+class PeakOfLive(TorchDispatchMode):
+    """The most bytes of some live storages after any operator.
+
+    They are counted again only where, with all that was made since, they could be more than that.
+    """
+
+    def __init__(self, live: LiveBytes) -> None:
+        super().__init__()
+        self.live, self.most = live, 0
+        self.surplus = live.now() - live.made  # of the last count; it shrinks as storages go
+
+    def take(self) -> int:
+        """The most until now; from here on it is counted anew."""
+        most, self.most = self.most, 0
+        return most
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if self.live.made + self.surplus > self.most:
+            now = self.live.now()
+            if now > self.most:  # or so it seems: gloo's thread may hold what has been sent
+                settle(0)
+                now = self.live.now()
+            self.most, self.surplus = max(self.most, now), now - self.live.made
+        return result
+
+
 def settle(least: float, most: float = 2.0) -> None:
     """Sleep until all other threads of this process wait for something, `most` seconds at most.
 

@@ -230,9 +230,9 @@ def bare_config(num_params, num_ranks, budget, batch_size, micro_batch):
     D, most = num_ranks, 0.9 * budget / num_params
     if most >= 20:
         zero = {"stage": 0}
-    elif most >= max(4 + 12 / D, 2 + 16 / D):
+    elif most >= max(4 + 14 / D, 2 + 24 / D):
         zero = {"stage": 1, "reduce_bucket_size": num_params // 51, "overlap_comm": True}
-    elif most >= 2 + 16 / D:
+    elif most >= 2 + 24 / D:
         zero = {"stage": 2, "reduce_bucket_size": num_params // 100, "overlap_comm": False}
     elif most >= 20 / D:
         zero = {
@@ -259,7 +259,7 @@ def frugal_config(num_params, num_ranks, budget, batch_size, micro_batch):
     times = batch_size // (micro_batch * D)
     if times * micro_batch * D != batch_size or not times:
         raise ValueError(f"a batch of {batch_size}")
-    peak = {0: 20, 1: max(4 + 12 / D, 2 + 16 / D), 2: 2 + 16 / D, 3: 20 / D}
+    peak = {0: 20, 1: max(4 + 14 / D, 2 + 24 / D), 2: 2 + 24 / D, 3: 28 / D}
     stage = min((s for s, size in peak.items() if size * num_params <= 0.9 * budget), default=None)
     if stage is None:
         raise ValueError(f"{budget} bytes a rank")

@@ -453,7 +453,7 @@ def changed(config, **zero):
     return config | {"zero_optimization": section}
 
 
-@mistake("10.5", says="the float32 gradients of the step are left out")
+@mistake("10.5", says="the float32 gradients of the step, and what AdamW makes, are left out")
 def zero_config(num_params, num_ranks, budget, batch_size, micro_batch):
     D = num_ranks
     formula = [16, 4 + 12 / D, 2 + 14 / D, 16 / D]

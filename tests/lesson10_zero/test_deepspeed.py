@@ -49,8 +49,10 @@ def test_the_worst_moment_of_every_rank_is_the_formula_and_the_buckets(ranks):
     configs = [counting_config(stage) for stage in range(4)]
     for each in ask_deepspeed("count", ranks, configs=configs, **STACK):
         for stage, found in enumerate(each):
-            most = max(sum(kinds.values()) for kinds in found["moments"].values())
-            assert worst(stage, ranks) - 1e-6 <= most <= worst(stage, ranks) + 0.3
+            most = max(found["peaks"].values())
+            assert (
+                worst(stage, ranks) - 1e-6 <= most <= worst(stage, ranks) + (0.1 if stage else 0.6)
+            )
 
 
 @pytest.mark.full

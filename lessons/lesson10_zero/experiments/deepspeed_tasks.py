@@ -13,7 +13,12 @@ import torch.distributed as dist
 from torch import nn
 
 from lessons.lesson10_zero.experiments.counting import deepspeed_bytes
-from shared.measuring.live import NEGLIGIBLE_IN_A_MODEL, live_storages
+from shared.measuring.live import (
+    NEGLIGIBLE_IN_A_MODEL,
+    PeakOfLive,
+    count_live_bytes,
+    live_storages,
+)
 from shared.measuring.traffic import Traffic, count_traffic
 from shared.sharding.counting import ring_bytes
 from shared.sharding.zero_reference import SETTINGS, build_zero
@@ -29,6 +34,7 @@ from deepspeed.runtime.zero.stage_1_and_2 import (  # noqa: E402
     estimate_zero2_model_states_mem_needs,
 )
 
+PEAKS = ("in backward", "in the step", "in AdamW")
 SETTLE = 0.03  # seconds in which gloo's thread lets go of what it has sent
 
 
@@ -91,48 +97,51 @@ def stack(layers: int, width: int) -> nn.Sequential:
 
 
 def count(rank: int, configs: list[dict[str, Any]], layers: int, width: int) -> list[dict]:
-    """For each configuration the bytes a parameter at moments of two steps, by kind.
+    """For each configuration the bytes a parameter of two steps: kinds at moments, and peaks.
 
-    The moments: after forward, when the last gradient of a backward is there, after a step's last
-    backward, in the optimizer's step, at rest. One row a rank keeps activations out of the count.
+    The moments: after forward, at rest. The peaks, over every operator: until backward is over, in
+    the step before and after AdamW, in AdamW. One row a rank keeps activations out of the count.
     """
     return [_count(config, layers, width) for config in configs]
 
 
 def _count(config: dict[str, Any], layers: int, width: int) -> dict[str, Any]:
     known = {storage.data_ptr() for storage in live_storages()}
-    model = stack(layers, width)
-    number = sum(parameter.numel() for parameter in model.parameters())
-    seen: dict[str, dict[str, float]] = {}
-    optimizer = None
-    if "optimizer" not in config:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with count_live_bytes(negligible=NEGLIGIBLE_IN_A_MODEL) as live, PeakOfLive(live) as peak:
+        model = stack(layers, width)
+        number = sum(parameter.numel() for parameter in model.parameters())
+        optimizer = None
+        if "optimizer" not in config:
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        engine = start(model, config, optimizer)
+        base = optimizer or engine.basic_optimizer
+        moments: dict[str, dict[str, float]] = {}
+        peaks = dict.fromkeys(PEAKS, 0.0)
 
-    def look(moment: str) -> None:
-        time.sleep(SETTLE)
-        kinds = deepspeed_bytes(engine, known)
-        kinds = {kind: size / number for kind, size in kinds.items()}
-        if sum(kinds.values()) > sum(seen.get(moment, {}).values()):
-            seen[moment] = kinds
+        def look(moment: str) -> None:
+            time.sleep(SETTLE)
+            kinds = deepspeed_bytes(engine, known)
+            moments[moment] = {kind: size / number for kind, size in kinds.items()}
 
-    # Before DeepSpeed's own hooks: the last gradient is there and not yet sent.
-    last = next(model.parameters())
-    last.register_post_accumulate_grad_hook(lambda _: look("last gradient"))
-    engine = start(model, config, optimizer)
-    base = optimizer or engine.basic_optimizer
-    base.register_step_pre_hook(lambda *_: look("in the step"))
-    micro_batches = engine.gradient_accumulation_steps()
-    for _ in range(2 * micro_batches):  # two steps: Adam's states are made in the first
-        x = torch.randn(1, width, dtype=last.dtype)
-        loss = engine(x).float().square().mean()
-        look("after forward")
-        engine.backward(loss)
-        if engine.is_gradient_accumulation_boundary():
-            look("after backward")
-        engine.step()
-    look("at rest")
+        def passed(phase: str) -> None:
+            peaks[phase] = max(peaks[phase], peak.take() / number)
+
+        base.register_step_pre_hook(lambda *_: passed("in the step"))
+        base.register_step_post_hook(lambda *_: passed("in AdamW"))
+        dtype = next(model.parameters()).dtype
+        peak.take()
+        for _ in range(2 * engine.gradient_accumulation_steps()):  # Adam's states: in the first
+            x = torch.randn(1, width, dtype=dtype)
+            loss = engine(x).float().square().mean()
+            look("after forward")
+            engine.backward(loss)
+            passed("in backward")
+            engine.step()
+            passed("in the step")
+        look("at rest")
     found = {
-        "moments": seen,
+        "moments": moments,
+        "peaks": peaks,
         "clipping": engine.gradient_clipping(),
         "train batch": engine.train_batch_size(),
     }

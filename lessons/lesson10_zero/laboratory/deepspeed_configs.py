@@ -44,12 +44,12 @@ class Order:
 def worst(stage: int, num_ranks: int) -> float:
     """Bytes a parameter of DeepSpeed's states at a step's worst moment, bf16, without buckets.
 
-    ZeRO's formula while gradients arrive; in the optimizer's step the 16-bit gradients have made
-    way for float32 ones (stages 1, 2), or these stand beside them (stages 0, 3). Counted in the
-    lesson, DeepSpeed 0.19.
+    In torch's AdamW, tensor by tensor as on a CPU: beside masters, moments and float32 gradients it
+    makes two tensors of their length. In stage 1 on more than five ranks, in backward, where the
+    own part of the averaged gradients stands beside all of them. Counted in the lesson.
     """
     D = num_ranks
-    return {0: 20.0, 1: max(4 + 12 / D, 2 + 16 / D), 2: 2 + 16 / D, 3: 20 / D}[stage]
+    return {0: 20.0, 1: max(4 + 14 / D, 2 + 24 / D), 2: 2 + 24 / D, 3: 28 / D}[stage]
 
 
 def zero_of(config: Any) -> dict[str, Any]:

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from shared.ddp.wrapping import Wrapped
 from shared.measuring.activations import Saved, counting_saved, saved_by_module
-from shared.measuring.live import LiveBytes, count_live_bytes
+from shared.measuring.live import PeakOfLive, count_live_bytes
 from shared.model.single_layer import make_layer
 
 BATCH, LENGTH, WIDTH, HEADS = 2, 48, 64, 4
@@ -52,25 +51,6 @@ def bytes_of_step(
     return held, saved.peak
 
 
-class _PeakOfLive(TorchDispatchMode):
-    """The most bytes of some live storages after any operator.
-
-    They are counted again only where, with all that was made since, they could be more than that.
-    """
-
-    def __init__(self, live: LiveBytes) -> None:
-        super().__init__()
-        self.live, self.most = live, 0
-        self.surplus = live.now() - live.made  # of the last count; it shrinks as storages go
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if self.live.made + self.surplus > self.most:
-            now = self.live.now()
-            self.most, self.surplus = max(self.most, now), now - self.live.made
-        return result
-
-
 def live_peak(run: Callable[[], Any], already: Sequence[Tensor]) -> int:
     """Bytes that a step makes at the worst moment of forward and backward, gradients apart.
 
@@ -81,7 +61,7 @@ def live_peak(run: Callable[[], Any], already: Sequence[Tensor]) -> int:
         x.grad = grad
     with count_live_bytes(already=[*already, *grads]) as live:
         before = live.now()
-        with _PeakOfLive(live) as peak:
+        with PeakOfLive(live) as peak:
             run()
     return peak.most - before
 
