@@ -25,6 +25,10 @@ __all__ = [
     "tree_broadcast",
 ]
 
+# What comes needs a place. One of this size is the same memory in every call; a longer one the
+# system hands out anew, page by page, which takes about as long as the message.
+PIECE_BYTES = 8 * 2**20
+
 
 def ring_reduce_scatter(
     tensor: Shaped[Tensor, "..."], group: dist.ProcessGroup | None = None
@@ -36,18 +40,9 @@ def ring_reduce_scatter(
     the ring, (rank + 1) mod n, and adds what comes from the one before: (n - 1) chunks leave
     each rank.
     """
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    flat = tensor.detach().reshape(-1)
-    chunk = -(-flat.numel() // n)
-    padded = flat.new_zeros(n * chunk)
-    padded[: flat.numel()] = flat
-    chunks = padded.view(n, chunk)
-    came = torch.empty_like(chunks[0])
-    for step in range(n - 1):
-        # Backwards through the chunks: the last to arrive, with all others in it, is our own.
-        _exchange(chunks[(rank - 1 - step) % n], came, group)
-        chunks[(rank - 2 - step) % n] += came
-    return chunks[rank].clone()
+    chunks = _padded(tensor.detach().reshape(-1), dist.get_world_size(group))
+    _add_around(chunks, group)
+    return chunks[dist.get_rank(group)].clone()
 
 
 def ring_all_gather(
@@ -59,11 +54,9 @@ def ring_all_gather(
     rank passes on to the next rank, (rank + 1) mod n, what came last: (n - 1) chunks leave each
     rank.
     """
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    gathered = chunk.detach().new_empty(n, chunk.numel())
-    gathered[rank] = chunk.detach().reshape(-1)
-    for step in range(n - 1):
-        _exchange(gathered[(rank - step) % n], gathered[(rank - step - 1) % n], group)
+    gathered = chunk.detach().new_empty(dist.get_world_size(group), chunk.numel())
+    gathered[dist.get_rank(group)] = chunk.detach().reshape(-1)
+    _pass_around(gathered, group)
     return gathered.view(-1)
 
 
@@ -71,11 +64,20 @@ def ring_all_reduce(tensor: Shaped[Tensor, "..."], group: dist.ProcessGroup | No
     """Replace the tensor by its sum over all ranks, in place, with the same bits on every rank.
 
     Any shape, contiguous or not. A reduce-scatter and an all-gather: 2 (n - 1) chunks of
-    ceil(numel / n) numbers leave each rank.
+    ceil(numel / n) numbers leave each rank. Both halves work in the tensor's own memory, where
+    that is contiguous; a long tensor goes around in blocks.
     """
-    mine = ring_reduce_scatter(tensor, group)
-    flat = ring_all_gather(mine, group)[: tensor.numel()]
-    tensor.detach().copy_(flat.view(tensor.shape))
+    n = dist.get_world_size(group)
+    flat = tensor.detach().reshape(-1)  # the tensor's own memory, or a copy of it
+    for block in flat.split(n * (PIECE_BYTES // flat.itemsize)):
+        uneven = block.numel() % n > 0  # the last alone can be
+        chunks = _padded(block, n) if uneven else block.view(n, -1)
+        _add_around(chunks, group)
+        _pass_around(chunks, group)
+        if uneven:
+            block.copy_(chunks.view(-1)[: block.numel()])
+    if not tensor.is_contiguous():
+        tensor.detach().copy_(flat.view(tensor.shape))
 
 
 def tree_broadcast(
@@ -120,6 +122,30 @@ def central_all_reduce(
         dist.send(_bytes(total), group_dst=0, group=group)
         dist.recv(_bytes(total), group_src=0, group=group)
     tensor.detach().copy_(total)
+
+
+def _padded(flat: Shaped[Tensor, " numel"], n: int) -> Shaped[Tensor, "n chunk"]:
+    """A copy, with zeros at its end, as n chunks of ceil(numel / n) numbers."""
+    chunks = flat.new_zeros(n, -(-flat.numel() // n))
+    chunks.view(-1)[: flat.numel()] = flat
+    return chunks
+
+
+def _add_around(chunks: Shaped[Tensor, "n chunk"], group: dist.ProcessGroup | None) -> None:
+    """The ring's first half, in place: chunk r of rank r becomes the sum over all ranks."""
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    came = torch.empty_like(chunks[0])
+    for step in range(n - 1):
+        # Backwards through the chunks: the last to arrive, with all others in it, is our own.
+        _exchange(chunks[(rank - 1 - step) % n], came, group)
+        chunks[(rank - 2 - step) % n] += came
+
+
+def _pass_around(chunks: Shaped[Tensor, "n chunk"], group: dist.ProcessGroup | None) -> None:
+    """The second half, in place: every chunk r becomes that of rank r."""
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    for step in range(n - 1):
+        _exchange(chunks[(rank - step) % n], chunks[(rank - step - 1) % n], group)
 
 
 def _exchange(
