@@ -1,6 +1,7 @@
 """What a layer sends and keeps on a rank, counted message by message."""
 
 import contextlib
+import copy
 from collections.abc import Callable, Generator
 from typing import Any
 from unittest.mock import patch
@@ -9,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from shared.measuring.live import count_live_bytes, settle
 from shared.measuring.traffic import Traffic, count_traffic
@@ -17,6 +20,7 @@ from shared.tensor_parallel.blocks import sequence_parallel_block
 from shared.tensor_parallel.models import make_mesh
 
 Cut = Callable[[Any, DeviceMesh], Any]
+Pair = tuple[list[str], list[str], int, float]
 
 
 def ring_all_reduce(x: Tensor, op: Any = None, group: Any = None) -> None:
@@ -78,6 +82,38 @@ def sequence_traffic(rank: int, batch: int, length: int, width: int) -> tuple[li
         block(x, causal=True).sum().backward()
     gathered, scattered = traffic.bytes_of("all_gather"), traffic.bytes_of("reduce_scatter")
     return traffic.ops, (n - 1) * gathered + (n - 1) * scattered // n
+
+
+def pair_traffic(rank: int, tokens: int, width: int) -> dict[str, Pair]:
+    """torch's column and row layer, in parts between them and gathered between them.
+
+    Operations in forward and in backward, the bytes that this rank sends for both in a ring, and
+    the largest difference of the output and the input's gradient from one process's.
+    """
+    n, whole = dist.get_world_size(), Replicate()
+    column, row = ColwiseParallel(output_layouts=whole), RowwiseParallel(input_layouts=whole)
+    kinds = {
+        "parts stay parts": {"0": ColwiseParallel(), "2": RowwiseParallel()},
+        "gathered, and cut again": {"0": column, "2": row},
+    }
+    factor = {"all_reduce": 2 * (n - 1) / n, "all_gather": n - 1}
+    x = torch.linspace(-1, 1, tokens * width).view(tokens, width).requires_grad_()
+    found = {}
+    for name, styles in kinds.items():
+        torch.manual_seed(0)
+        alone = nn.Sequential(nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width))
+        pair = parallelize_module(copy.deepcopy(alone), make_mesh("cpu", tp=n), styles)
+        with count_traffic() as forward:
+            y = pair(x)
+        with count_traffic() as backward:
+            (gradient,) = torch.autograd.grad(y.sum(), x)
+        want = alone(x)
+        (wanted,) = torch.autograd.grad(want.sum(), x)
+        gap = max((a - b).abs().max().item() for a, b in ((y, want), (gradient, wanted)))
+        calls = forward.calls + backward.calls
+        sent = round(sum(factor[call.op] * call.num_bytes for call in calls))
+        found[name] = forward.ops, backward.ops, sent, gap
+    return found
 
 
 def replica_traffic(rank: int, width: int) -> int:
