@@ -3,12 +3,10 @@
 import argparse
 import contextlib
 import fcntl
-import json
 import math
 import os
 import socket
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -24,9 +22,15 @@ from shared.errors import InputError, NoGroup
 from shared.exercises.mine import put_mine_in_place
 from shared.exercises.notebook import NotSolved
 from shared.measuring.room import Needed, check_room
-from shared.ranks.agreement import agree_on, fingerprint, gathered
+from shared.ranks.agreement import (
+    agree_on,
+    agree_on_folder,
+    fingerprint,
+    gathered,
+    refused_by_any,
+)
 from shared.ranks.group import Rank
-from shared.ranks.logs import without_frames
+from shared.ranks.torchrun import tell_torchrun
 
 ROOT = Path(__file__).resolve().parent.parent
 PRESETS = ("tiny", "small", "large")
@@ -70,7 +74,7 @@ def lesson_parser(
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help=what)
     parser.add_argument("--mine", action="store_true", help="run my answers from lesson.ipynb")
     out = ROOT / "runs" / lesson
-    parser.add_argument("--out", type=Path, default=out, help=f"results (runs/{lesson})")
+    parser.add_argument("--out", type=given_path, default=out, help=f"results (runs/{lesson})")
     if dataset is not None:
         what = f"grammar, multi30k, wmt16 or a folder of pairs ({dataset})"
         parser.add_argument("--dataset", default=dataset, help=what)
@@ -89,9 +93,12 @@ def lesson_parser(
         what = "cut longer gradients, all parameters together, to this length (never)"
         parser.add_argument("--max-norm", type=positive_float, default=math.inf, help=what)
     if checkpoint:
-        parser.add_argument("--save", type=Path, metavar="DIR", help="a checkpoint at the end")
-        what = "continue from one, of any number of ranks; --steps are those of the whole run"
-        parser.add_argument("--resume", type=Path, metavar="DIR", help=what)
+        parser.add_argument(
+            "--save", type=given_path, metavar="DIR", help="a checkpoint at the end"
+        )
+        what = "continue from one, of any number of ranks, or begin where the folder is empty;"
+        what += " --steps are those of the whole run"
+        parser.add_argument("--resume", type=given_path, metavar="DIR", help=what)
     return parser
 
 
@@ -108,6 +115,13 @@ def positive_int(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number from 1 up, got {text!r}")
     return int(text)
+
+
+def given_path(text: str) -> Path:
+    """An argparse type for paths; raises ArgumentTypeError for "", which Path takes for "."."""
+    if text:
+        return Path(text)
+    raise argparse.ArgumentTypeError("must name a folder, got '': is a variable not set?")
 
 
 def choose_preset(
@@ -136,10 +150,11 @@ def prepare(args: argparse.Namespace, rank: Rank, names: dict[str, Any]) -> None
     the folder cannot be written or another run writes to it, and for answers that do not run.
     """
     agree_on_arguments(args)
-    if rank.is_main:
-        take_folder(args.out)
+    with refused_by_any():
+        if rank.is_main:
+            take_folder(args.out)
     if isinstance(getattr(args, "save", None), Path):  # before hours of training; 08 names a way
-        checked_out(args.save, "--save")
+        agree_on_folder(args.save, "--save")
     args.answers = put_mine_in_place(args.lesson.removeprefix("lesson")[:2], names, mine=args.mine)
     agree_on("their answers", args.answers, "give every machine the same notebook")
     if rank.is_main and "mine" in args.answers.values():
@@ -212,7 +227,7 @@ def run_script(main: Callable[[], None]) -> None:
             words += f"else uses this one; {OUT_OF_MEMORY}"
         if isinstance(error, NoGroup) or os.environ.get("LOCAL_RANK", "0") == "0":
             print(words, file=sys.stderr, flush=True)
-        _tell_torchrun(words, words)
+        tell_torchrun(words, words)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -225,21 +240,7 @@ class WholeErrorFile(ErrorHandler):
 
     def record_exception(self, e: BaseException) -> None:
         """Write the error and its traceback for torchrun."""
-        _tell_torchrun(f"{type(e).__name__}: {e}", traceback.format_exc())
-
-
-def _tell_torchrun(message: str, callstack: str) -> None:
-    """Write what torchrun shows of this rank, in the form of `record`, over what is there.
-
-    A message that is a plain string torchrun takes, and complains of in two lines more.
-    """
-    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        with contextlib.suppress(OSError):
-            more = {"py_callstack": without_frames(callstack), "timestamp": str(int(time.time()))}
-            words = {"message": without_frames(message), "extraInfo": more}
-            whole = Path(f"{path}.{os.getpid()}")  # torchrun may read while this rank is stopped
-            whole.write_text(json.dumps({"message": words}), encoding="utf-8")
-            whole.replace(path)
+        tell_torchrun(f"{type(e).__name__}: {e}", traceback.format_exc())
 
 
 def progress(items: Iterable[T], rank: Rank, label: str, total: int | None = None) -> Iterable[T]:
@@ -256,7 +257,7 @@ def checked_out(out: Path, flag: str = "--out") -> Path:
     probe = out / f".writable_{os.getpid()}"
     try:
         out.mkdir(parents=True, exist_ok=True)
-        probe.touch()
+        probe.write_text(" ")  # a full disk still takes an empty file
         probe.unlink()
     except OSError as error:
         raise InputError(

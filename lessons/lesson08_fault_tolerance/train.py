@@ -5,14 +5,13 @@ torchrun --nproc_per_node=2 --max-restarts=1 lessons/lesson08_fault_tolerance/tr
 python lessons/lesson08_fault_tolerance/train.py --reference
 The same command again resumes from the last checkpoint in --checkpoints.
 
-On SIGTERM all ranks end their step, save, and leave with status 99, on which Grid Engine requeues a
-job, and LSF with bsub -Q 99. torchrun itself ends with 1 then; for batch scripts there is the file
-`requeue` in --out, as train.sbatch shows for Slurm. two_nodes.sh starts the script on two machines.
+On SIGTERM, and on Ctrl-C (130), all ranks end their step, save, and leave with status 99, on which
+Grid Engine requeues a job, and LSF with bsub -Q 99. torchrun itself ends with 1 then; train.sbatch
+looks for the file `requeue` in --out. two_nodes.sh starts the script on two machines.
 """
 
 import argparse
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -23,6 +22,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from lessons.lesson08_fault_tolerance.experiments import report
 from lessons.lesson08_fault_tolerance.experiments import resumable_runs as runs
 from lessons.lesson08_fault_tolerance.experiments.saving import Meter
+from shared import script
 from shared.data.batching import collate
 from shared.fault_tolerance import preemption
 from shared.fault_tolerance.background import BackgroundSaver
@@ -108,7 +108,7 @@ def train(args: argparse.Namespace, rank: Rank) -> None:
             write(state)  # aside, flushed, renamed: a kill in between costs an interval, no more
         if told and not done:
             saver.wait()
-            raise preemption.Preempted(state.step, args.steps, folder)
+            raise preemption.Preempted(state.step, args.steps, folder, notice.by)
 
     resume = partial(resume_training, num_steps=args.steps, batch_size=args.share, interval=1)
     with preemption.notice_of_sigterm(rank.device) as notice:
@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--interval", type=positive_int, help="steps between checkpoints")
     ways = ("wait", "background", "elastic")
     parser.add_argument("--save", choices=ways, default="wait", help="how to save (wait)")
-    parser.add_argument("--checkpoints", type=Path, help="folder (one in --out for each setting)")
+    parser.add_argument("--checkpoints", type=script.given_path, help="(in --out, by setting)")
     what = "STEP:RANK[:SHARE of the file written]: kill -9 there, one a start of the ranks"
     parser.add_argument("--kill", nargs="+", default=[], metavar="WHERE", help=what)
     what_not = "leave out the rehearsal and the timing of saves at the end"

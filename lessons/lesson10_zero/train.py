@@ -106,11 +106,11 @@ def main() -> None:
     engines = ("zero1", "zero2", "zero3", "deepspeed")
     parser.add_argument("--engine", choices=engines, help="(zero2; deepspeed with --deepspeed)")
     parser.add_argument("--deepspeed", type=Path, metavar="FILE", help="a JSON file of DeepSpeed")
-    parser.add_argument(
-        "--precision", choices=("fp32", "bf16"), help="of weights, by hand (bf16 on a GPU)"
-    )
-    parser.add_argument("--save", type=Path, metavar="DIR", help="save a checkpoint at the end")
-    parser.add_argument("--resume", type=Path, metavar="DIR", help="load, then make --steps more")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), help="by hand (bf16 on a GPU)")
+    folder: dict[str, Any] = {"type": script.given_path, "metavar": "DIR"}
+    parser.add_argument("--save", **folder, help="save a checkpoint at the end")
+    what = "load, then make --steps more; begin where DIR is empty"
+    parser.add_argument("--resume", **folder, help=what)
     parser.add_argument("--search", action="store_true", help="the largest model for this GPU")
     args = parser.parse_args()
     args.engine = args.engine or ("deepspeed" if args.deepspeed else "zero2")

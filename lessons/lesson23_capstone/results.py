@@ -20,7 +20,7 @@ from shared.planner.report import best_of_layouts, headline, near_miss, refusals
 from shared.planner.search import describe, none_fits, survey
 from shared.planner.specs import ModelSpec
 from shared.plots import MEANING, use_style
-from shared.ranks.agreement import gathered
+from shared.ranks.agreement import gathered, refused_by_any
 from shared.ranks.group import Rank
 from shared.results import write_results
 
@@ -88,6 +88,7 @@ def print_plan(config: Config, args: argparse.Namespace, rank: Rank) -> None:
     write_results(args, rank, headline=words, table=rows)
 
 
+@refused_by_any()  # what comes after it waits for all
 def conclude(
     args: argparse.Namespace,
     rank: Rank,

@@ -2,8 +2,9 @@
 
 torchrun --nproc_per_node=2 lessons/lesson23_capstone/train.py --mode fsdp2 --config small
 --config is a TOML file, or the name of one in configs/. --save DIR keeps checkpoints there, at the
-end, at SIGTERM and as often as the file says; --resume DIR continues from any mode's checkpoint on
-any number of ranks. A file with a [plan] is planned and not run.
+end, at SIGTERM or Ctrl-C and as often as the file says; all nodes have to see DIR. --resume DIR
+continues from the one that was written last, of any mode, on any number of ranks. With both, one
+command serves every start: an empty DIR begins. A file with a [plan] is planned and not run.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from shared.capstone.modes import (
     num_parameters,
 )
 from shared.capstone.record import Record, tracing
-from shared.capstone.resuming import Origin, resume_run, save_run
+from shared.capstone.resuming import Origin, resume_run, save_run, where_to_save
 from shared.capstone.tasks import (
     LanguageTask,
     Task,
@@ -41,6 +42,7 @@ from shared.ranks.group import Rank, process_group
 from shared.script import (
     autocast,
     choose_preset,
+    given_path,
     lesson_parser,
     load_same_corpus,
     load_same_text,
@@ -60,8 +62,9 @@ def add_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--mode", choices=MODES, help="(single on one process, else ddp)")
     add("--config", type=Path, metavar="FILE", help="TOML, or a name in configs/ (the preset's)")
-    add("--save", type=Path, metavar="DIR", help="checkpoints of the run, by step")
-    add("--resume", type=Path, metavar="DIR", help="continue from one, of any mode and ranks")
+    add("--save", type=given_path, metavar="DIR", help="checkpoints of the run, by step")
+    what = "continue from one, of any mode and ranks; begin where DIR is empty"
+    add("--resume", type=given_path, metavar="DIR", help=what)
     add("--compile", action="store_true", help="the layers, by torch.compile")
     add("--checkpointing", action="store_true", help="compute layers again in backward")
     add("--profile", action="store_true", help="a trace of one step of each rank")
@@ -82,6 +85,7 @@ def train(
 ) -> Record:
     """The loop of the course: batch, rate, step; then what is written down, and saved."""
     given, engine, steps = config.training, made.engine, args.steps or config.training.steps
+    folder = where_to_save(args, rank)
     first = 1 + (resume_run(args.resume, made, origin) if args.resume else 0)
     record = Record(args.out, rank, given.log_every, first, args.tensorboard)
     numbers = range(first, steps + 1)
@@ -104,11 +108,10 @@ def train(
                 record.evaluated(step, held_out_loss(engine, batches, own_share))
             due = args.save and (last or (given.save_every and step % given.save_every == 0))
             if due or (stop and not last):
-                folder = args.save or args.out / "checkpoints"
                 save_run(folder, made, origin, step, rank, args.mode, given.keep)
                 record.restart()
                 if stop and not last:
-                    raise Preempted(step, steps, folder)
+                    raise Preempted(step, steps, folder, notice.by)
     record.close()
     return record
 

@@ -15,6 +15,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from shared.errors import InputError
 from shared.measuring.timing import synchronized_now
 from shared.measuring.trace import file_alone, quiet_stderr
+from shared.ranks.agreement import refused_by_any
 from shared.ranks.group import Rank
 from shared.training.checkpoint_files import cause_of
 from shared.training.engine import Engine
@@ -40,8 +41,9 @@ class Record:
         self._waiting: list[tuple[int, Tensor, Tensor | None, float]] = []
         self.restart()
         self.board: Any = _board(out) if tensorboard and rank.is_main else None
-        if rank.is_main:
-            _keep_lines_before(out / LINES, first)
+        with self._told_to_all():
+            if rank.is_main:
+                _keep_lines_before(out / LINES, first)
 
     def add(
         self, engine: Engine, step: int, part: Tensor, norm: Tensor | None, tokens: int
@@ -54,16 +56,18 @@ class Record:
             self.flush(engine)
 
     def flush(self, engine: Engine) -> None:
-        """Write what has come; all ranks call it."""
+        """Write what has come; all ranks call it, and get InputError where the disk refuses."""
         if not self._waiting:
             return
         now = synchronized_now(self.rank.device)
         self.speeds.append(self._tokens / (now - self._began))
         losses = engine.global_loss(torch.stack([part for _, part, _, _ in self._waiting]))
-        for (step, _, norm, rate), loss in zip(self._waiting, losses.tolist(), strict=True):
-            line = {"step": step, "loss": loss, "rate": rate, "tokens/s": round(self.speeds[-1])}
-            line |= {} if norm is None else {"norm": float(norm)}
-            self.write(line)
+        with self._told_to_all():
+            for (step, _, norm, rate), loss in zip(self._waiting, losses.tolist(), strict=True):
+                line = {"step": step, "loss": loss, "rate": rate}
+                line |= {"tokens/s": round(self.speeds[-1])}
+                line |= {} if norm is None else {"norm": float(norm)}
+                self.write(line)
         self.losses += losses.tolist()
         self._waiting = []
         self.restart()
@@ -71,7 +75,8 @@ class Record:
     def evaluated(self, step: int, loss: float) -> None:
         """The loss of what is held out, after a step."""
         self.held_out.append((step, loss))
-        self.write({"step": step, "held-out loss": loss})
+        with self._told_to_all():
+            self.write({"step": step, "held-out loss": loss})
         self.restart()
 
     def restart(self) -> None:
@@ -79,19 +84,25 @@ class Record:
         self._tokens, self._began = 0, synchronized_now(self.rank.device)
 
     def write(self, line: dict[str, Any]) -> None:
-        """A line on rank 0; InputError where the disk refuses."""
+        """A line on rank 0; OSError where the disk refuses."""
         if not self.rank.is_main:
             return
-        try:
-            with (self.out / LINES).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
-        except OSError as error:
-            words = f"--out {self.out}: {LINES} cannot be written ({cause_of(error)})"
-            raise InputError(words) from None
+        with (self.out / LINES).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
         if self.board is not None:
             for name, value in line.items():
                 if name != "step":
                     self.board.add_scalar(name, value, line["step"])
+
+    @contextlib.contextmanager
+    def _told_to_all(self) -> Generator[None]:
+        """An OSError of rank 0 within is InputError on every rank: the others would wait for it."""
+        with refused_by_any():
+            try:
+                yield
+            except OSError as error:
+                words = f"--out {self.out}: {LINES} cannot be written ({cause_of(error)})"
+                raise InputError(words) from None
 
     def tokens_per_second(self) -> float:
         """The median interval; the first one, with what torch prepares, is left out if it can."""

@@ -7,6 +7,7 @@ no random generator is drawn from.
 """
 
 import json
+import math
 import re
 import shutil
 import warnings
@@ -17,9 +18,10 @@ from typing import Any
 from shared.capstone.config import Config
 from shared.capstone.modes import Made
 from shared.errors import InputError
-from shared.ranks.agreement import first_word
-from shared.ranks.group import Rank, current_rank
-from shared.training.named_checkpoint import load_named, save_named
+from shared.ranks.agreement import agree_on_folder, first_word
+from shared.ranks.group import Rank, current_rank, current_world_size
+from shared.training.distributed_files import damage_of
+from shared.training.named_checkpoint import is_empty, load_named, save_named
 
 RUN = "run.json"
 NAME = re.compile(r"step_(\d{8})")
@@ -52,50 +54,112 @@ def save_run(
 ) -> Path:
     """Write `folder`/step_NNNNNNNN and remove older ones but for `keep` in all; a collective.
 
-    Raises InputError on every rank where the disk refuses; what was there before still is.
+    Raises InputError on every rank where the disk refuses; what was there before still is. What
+    dead runs have left half written goes.
     """
-    place = folder / f"step_{step:08d}"
-    notes = {"step": step, "mode": mode, "ranks": rank.world_size, **asdict(origin)}
-    save_named(made.layout, made.optimizer, place, {RUN: json.dumps(notes, indent=1)})
+    place, before = folder / f"step_{step:08d}", saved_in(folder)
+    number = 1 + max((int(n) for each in before if (n := _number(each)) < math.inf), default=0)
+    notes = {"step": step, "mode": mode, "ranks": rank.world_size, "number": number}
+    save_named(
+        made.layout, made.optimizer, place, {RUN: json.dumps(notes | asdict(origin), indent=1)}
+    )
     if rank.is_main:  # only older ones: those of a later step were left by a run that went wrong
-        older = [each for each in saved_in(folder) if each.name < place.name]
-        for each in older[: max(0, len(older) - (keep - 1))]:
+        older = [each for each in before if each.name < place.name]
+        torn = folder.glob(".step_*.part")
+        for each in [*older[: max(0, len(older) - (keep - 1))], *torn]:
             shutil.rmtree(each, ignore_errors=True)
     return place
 
 
 def saved_in(folder: Path) -> list[Path]:
-    """The whole checkpoints of a folder, oldest first: those that are written have other names."""
-    return sorted(path for path in folder.glob("step_*") if NAME.fullmatch(path.name))
+    """The whole checkpoints of a folder, as they were written, the newest last.
+
+    That need not be the one of most steps: a run may have gone back, or another been there before.
+    """
+    found = [path for path in folder.glob("step_*") if NAME.fullmatch(path.name)]
+    return sorted(found, key=lambda path: (_number(path), path.name))
+
+
+def _number(place: Path) -> float:
+    """How many were written there before it; infinite where it does not say."""
+    try:
+        return float(json.loads((place / RUN).read_text(encoding="utf-8")).get("number", 0))
+    except (OSError, ValueError, TypeError, AttributeError):
+        return math.inf
+
+
+def where_to_save(args: Any, rank: Rank) -> Path:
+    """The folder of a run's checkpoints; rank 0 tells what will surprise whoever comes for them.
+
+    `args` are a script's, with save, resume and out. A collective.
+    """
+    words, resumed = "", args.resume and args.resume.resolve()
+    if args.save is None:
+        try:
+            agree_on_folder(args.out, "--out")
+        except InputError as error:
+            words = f"{error}: SIGTERM or Ctrl-C will save nothing without --save"
+    elif (found := saved_in(args.save)) and args.save.resolve() not in (
+        resumed,
+        resumed and resumed.parent,
+    ):
+        words = f"--save {args.save} has another run's checkpoints, {found[-1].name} the newest:"
+        words += " --resume takes whichever is written last"
+    if words and rank.is_main:
+        print(f"note: {words}", flush=True)
+    return args.save or args.out / "checkpoints"
 
 
 def resume_run(folder: Path, made: Made, origin: Origin) -> int:
-    """Load the newest checkpoint of a folder, or the folder itself; returns its steps.
+    """Load the checkpoint of a folder that was written last, or the folder itself; its steps.
 
-    A collective. Raises InputError on every rank, before anything is changed, where there is no
-    checkpoint, where it is of another model or other data, naming what differs, and where no step
-    is left. Warns on rank 0 where the learning rates from here on are not those of the run that was
-    saved.
+    Of an empty folder 0. A collective. Raises InputError on every rank, before anything is changed,
+    where there is no checkpoint, where it is damaged, naming one beside it that is whole, where it
+    is of another model or other data, naming what differs, and where no step is left. Warns on rank
+    0 where the learning rates from here on are not those of the run that was saved.
     """
-    place, why, notes = folder, "", dict[str, Any]()
-    try:
-        place = folder if (folder / RUN).is_file() else (saved_in(folder) or [folder])[-1]
-        notes = json.loads((place / RUN).read_text(encoding="utf-8"))
-        why = _difference(notes, asdict(origin))
-        if not why and notes["step"] >= origin.rates["steps"]:
-            why = f"has made {notes['step']} steps of {origin.rates['steps']}: give more --steps"
-    except OSError:
-        why = "cannot be read: no folder of a run's checkpoint is there"
-    except (ValueError, AttributeError, KeyError):  # no JSON, or no object
-        why = f"has a damaged {RUN}"
+    if is_empty(folder):
+        return 0
+    place = folder if (folder / RUN).is_file() else (saved_in(folder) or [folder])[-1]
+    notes, why = _notes(place, origin)
     if words := first_word(why):
-        raise InputError(f"checkpoint {place} {words}")
+        advice = _whole_beside(place, origin) if f"damaged {RUN}" in words else ""
+        raise InputError(f"checkpoint {place} {words}{advice}")
     there, here = notes.get("rates", origin.rates), origin.rates
     other = [f"{k} {there.get(k)}, here {v}" for k, v in here.items() if there.get(k) != v]
     if other and current_rank() == 0:
         words = "learning rates from here on are not those of the run that was saved"
         warnings.warn(f"{words}: {', '.join(other)}", stacklevel=2)
-    return load_named(made.layout, made.optimizer, place)
+    try:
+        return load_named(made.layout, made.optimizer, place)
+    except InputError as error:
+        raise InputError(f"{error}{_whole_beside(place, origin)}") from None
+
+
+def _notes(place: Path, origin: Origin) -> tuple[dict[str, Any], str]:
+    """What a checkpoint says of itself, and why this run cannot resume it; "" where it can."""
+    try:
+        notes = json.loads((place / RUN).read_text(encoding="utf-8"))
+        why = _difference(notes, asdict(origin))
+        if not why and notes["step"] >= origin.rates["steps"]:
+            why = f"has made {notes['step']} steps of {origin.rates['steps']}: give more --steps"
+        return notes, why
+    except OSError:
+        return {}, "cannot be read: no folder of a run's checkpoint is there"
+    except (ValueError, AttributeError, KeyError, TypeError):  # no JSON, or no object
+        return {}, f"has a damaged {RUN}"
+
+
+def _whole_beside(damaged: Path, origin: Origin) -> str:
+    """The newest other checkpoint that is whole and of this run, in words; a collective."""
+    of_all = current_rank(), current_world_size()
+    for place in reversed(saved_in(damaged.parent)):
+        why = (
+            "itself" if place == damaged else _notes(place, origin)[1] or damage_of(place, *of_all)
+        )
+        if not first_word(why):
+            return f"; {place.name} beside it is whole: --resume {place}"
+    return ""
 
 
 def _difference(notes: dict[str, Any], own: dict[str, Any]) -> str:

@@ -26,7 +26,7 @@ from shared.errors import InputError
 from shared.fault_tolerance.checkpoints import from_rank_0, outdated
 from shared.fault_tolerance.state import TrainingState
 from shared.ranks.agreement import first_word
-from shared.training.distributed_files import load_distributed
+from shared.training.distributed_files import damage_of, load_distributed
 
 NAME = re.compile(r"step_\d{8}")
 
@@ -54,8 +54,8 @@ def load_elastic(folder: Path, state: TrainingState, seed: int = 0) -> Path | No
 
     The generators are seeded from seed, step and rank: another run than the uninterrupted one
     where there is dropout, and the same one again each time it is resumed from there.
-    Raises InputError on every rank when it cannot be read, or is of another model or other data;
-    where it is damaged, parts of it may be in the model by then.
+    Raises InputError on every rank when it cannot be read, is damaged, or is of another model or
+    other data.
     """
     finished = elastic_checkpoints_in(folder) if dist.get_rank() == 0 else []
     (path,) = from_rank_0([finished[-1] if finished else None])
@@ -63,6 +63,10 @@ def load_elastic(folder: Path, state: TrainingState, seed: int = 0) -> Path | No
         return None
     content = elastic_content(state)  # says what to read, and where to: the weights themselves
     own = {"progress": content["progress"]}
+    if why := first_word(damage_of(path, dist.get_rank(), dist.get_world_size())):
+        raise InputError(
+            f"{path} cannot be loaded: it {why}; move it away and the one before it is used"
+        )
     try:
         load_distributed(own, path)
         progress = json.loads(own["progress"])

@@ -1,4 +1,4 @@
-"""SIGTERM, a scheduler's notice that it takes the machine away: the ranks agree to stop.
+"""SIGTERM, a scheduler's notice that it takes the machine away, or Ctrl-C: the ranks stop together.
 
 The handler only notes it. To save inside it would be to save in the middle of a step; to save and
 leave on the rank that was told alone would leave the others in the next all-reduce.
@@ -21,20 +21,22 @@ from shared.ranks.group import Rank
 # batch script looks for a file.
 REQUEUE = 99
 NOTE = "requeue"
+SIGNS = ("", "Ctrl-C", "SIGTERM")  # the later ones count more
 
 
 class Preempted(Exception):
     """The run was told to stop, and has saved."""
 
-    def __init__(self, step: int, num_steps: int, folder: Path) -> None:
-        super().__init__(f"stopped by SIGTERM after step {step} of {num_steps}, saved in {folder}")
+    def __init__(self, step: int, num_steps: int, folder: Path, by: str = "SIGTERM") -> None:
+        super().__init__(f"stopped by {by} after step {step} of {num_steps}, saved in {folder}")
+        self.by = by
 
 
 class Notice:
-    """Whether SIGTERM has come to a rank."""
+    """What has come to a rank, by its place in `SIGNS`; `by` is what all of them have heard."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.come = device, False
+        self.device, self.come, self.by = device, 0, ""
         self._asked: Callable[[], bool] = lambda: False
 
     def to_anyone(self) -> bool:
@@ -56,44 +58,53 @@ class Notice:
     def _ask(self) -> Callable[[], bool]:
         told = torch.full((), float(self.come), device=self.device)
         dist.all_reduce(told, op=dist.ReduceOp.MAX)
-        if self.device.type != "cuda":
-            return lambda: bool(told)
-        answer, there = told.to("cpu", non_blocking=True), torch.cuda.Event()
-        there.record()
+        answer, there = told, None
+        if self.device.type == "cuda":
+            answer, there = told.to("cpu", non_blocking=True), torch.cuda.Event()
+            there.record()
 
         def read() -> bool:
-            there.synchronize()  # for what came before the answer, and no more
-            return bool(answer)
+            if there is not None:
+                there.synchronize()  # for what came before the answer, and no more
+            self.by = SIGNS[int(answer)]
+            return bool(self.by)
 
         return read
 
 
 @contextlib.contextmanager
 def notice_of_sigterm(device: torch.device) -> Generator[Notice]:
-    """Within, SIGTERM no longer ends this process: the notice tells of it. Main thread only.
+    """Within, SIGTERM and Ctrl-C no longer end this process: the notice tells. Main thread only.
 
-    It may come twice, from the scheduler and from torchrun, which hands its own on to the ranks
-    and kills what is left after --shutdown-timeout, 30 s. The price: Python runs a handler between
-    two of its instructions, so a rank that waits within NCCL for a dead one, whom torchrun's
-    SIGTERM used to end at once, may now last until that SIGKILL. Under gloo the wait is an error.
+    A second Ctrl-C does, at once. SIGTERM may come twice, from the scheduler and from torchrun,
+    which hands its own on to the ranks and kills what is left after --shutdown-timeout, 30 s. The
+    price: Python runs a handler between two of its instructions, so a rank that waits within NCCL
+    for a dead one, whom torchrun's SIGTERM used to end at once, may now last until that SIGKILL.
+    Under gloo the wait is an error.
     """
     notice = Notice(device)
 
     def note(number: int, frame: FrameType | None) -> None:
-        notice.come = True
+        notice.come = max(notice.come, 2 if number == signal.SIGTERM else 1)
+        if number == signal.SIGINT:
+            signal.signal(number, signal.default_int_handler)
 
-    before = signal.signal(signal.SIGTERM, note)
+    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield notice
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
 def asking_to_requeue(
     out: Path, rank: Rank, advice: str = "the same command resumes there"
 ) -> Generator[None]:
-    """Turn `Preempted` into exit status 99 and, on rank 0, a file for a batch script to find."""
+    """Turn `Preempted` into exit status 99 and, on rank 0, a file for a batch script to find.
+
+    After Ctrl-C somebody is there: status 130, and no file.
+    """
     note = out / NOTE
     if rank.is_main:
         note.unlink(missing_ok=True)  # of an earlier start
@@ -103,5 +114,6 @@ def asking_to_requeue(
         if rank.is_main:
             words = f"{stop}: {advice}"
             print(words, flush=True)
-            note.write_text(words + "\n", encoding="utf-8")
-        sys.exit(REQUEUE)
+            if stop.by == SIGNS[2]:
+                note.write_text(words + "\n", encoding="utf-8")
+        sys.exit(REQUEUE if stop.by == SIGNS[2] else 130)

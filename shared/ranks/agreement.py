@@ -1,13 +1,20 @@
 """Ranks that must agree: a difference is an error on every rank, before it becomes a hang."""
 
+import contextlib
 import hashlib
-from collections.abc import Iterable
+import socket
+import time
+import uuid
+from collections.abc import Generator, Iterable
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
 from shared.errors import InputError
-from shared.ranks.group import current_world_size
+from shared.ranks.group import current_rank, current_world_size
+
+LATE = 2.0  # seconds by which a network disk may show a new file later to another machine
 
 
 def agree_on(what: str, value: Any, advice: str = "") -> None:
@@ -37,6 +44,56 @@ def gathered(value: Any) -> list[Any]:
 def first_word(own: str) -> str:
     """Return what the first rank that has something to say says, else ""; call on every rank."""
     return next(filter(None, gathered(own)), "")
+
+
+@contextlib.contextmanager
+def refused_by_any() -> Generator[None]:
+    """Raise on every rank what one of them refuses within, in its words; all come to its end.
+
+    For what rank 0 alone writes: with its error on rank 0 the others would wait for it.
+    """
+    why = ""
+    try:
+        yield
+    except InputError as error:
+        why = str(error)
+    if words := first_word(why):
+        raise InputError(words)
+
+
+def agree_on_folder(folder: Path, what: str) -> None:
+    """Make a folder for all ranks to write to, and see that it is one and the same; a collective.
+
+    On several machines a path may lead to a disk of each. Then every rank writes its part of a
+    checkpoint, all end well, and nobody can read it again. So rank 0 leaves a file, and the others
+    look for it.
+
+    Raises InputError on every rank, beginning with `what`, where one cannot write or sees no file.
+    """
+    place = f"rank {current_rank()} on {socket.gethostname()}"
+    names = gathered(f".seen_{uuid.uuid4().hex}")
+    own, of_rank_0 = folder / names[current_rank()], folder / names[0]
+    try:
+        with refused_by_any():
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                own.write_text(" ")  # a full disk takes an empty file
+            except OSError as error:
+                words = f"cannot be written ({error.strerror}): give a folder that can"
+                words += f" ({place})" * (len(names) > 1)
+                raise InputError(f"{what} {folder} {words}") from None
+        until = time.monotonic() + LATE
+        while not of_rank_0.exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        blind = list(filter(None, gathered("" if of_rank_0.exists() else place)))
+    finally:
+        with contextlib.suppress(OSError):
+            own.unlink(missing_ok=True)
+    if blind:
+        raise InputError(
+            f"{what} {folder} is not one folder for all: what rank 0 writes there is not seen by"
+            f" {', '.join(blind[:8])}; give one on a disk that all nodes share"
+        )
 
 
 def _short(value: Any) -> str:

@@ -19,6 +19,8 @@ from torch.distributed.checkpoint import metadata
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.planner import ReadItem
 
+from shared.training.checkpoint_files import checksums_hold
+
 CLASSES = {
     ("collections", "OrderedDict"): OrderedDict,
     ("pathlib", "PosixPath"): PurePosixPath,  # where it was written, on whatever system
@@ -94,6 +96,29 @@ def load_distributed(state: dict[str, Any], folder: Path) -> None:
     Raises CheckpointException where it cannot be read, or holds more than tensors and plain values.
     """
     dcp.load(state, storage_reader=Reader(folder), planner=_Planner())
+
+
+def damage_of(folder: Path, part: int = 0, parts: int = 1) -> str:
+    """Why one of `parts` equal shares of a folder's values cannot be trusted; "" where it can.
+
+    Each lies in its file as torch.save wrote it.
+    """
+    try:
+        places: Any = Reader(folder).read_metadata().storage_data
+    except Exception as error:  # whatever torch raises for what is no checkpoint
+        return f"cannot be read ({type(error).__name__}: {error})"
+    for index, place in sorted(places.items(), key=str)[part::parts]:
+        try:
+            with (folder / place.relative_path).open("rb") as file:
+                file.seek(place.offset)
+                value = file.read(place.length)
+        except OSError as error:
+            return f"cannot be read: {place.relative_path}: {error.strerror}"
+        if len(value) < place.length:
+            return f"is cut short: {index.fqn} is not whole in {place.relative_path}"
+        if not place.transform_descriptors and not checksums_hold(io.BytesIO(value)):
+            return f"is damaged: {index.fqn} in {place.relative_path} is not what was saved"
+    return ""
 
 
 def _is_whole(found: metadata.Metadata) -> bool:

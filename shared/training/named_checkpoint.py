@@ -22,10 +22,10 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.optim import Optimizer
 
 from shared.errors import InputError
-from shared.ranks.agreement import first_word, gathered
-from shared.ranks.group import current_rank
+from shared.ranks.agreement import agree_on_folder, first_word, gathered
+from shared.ranks.group import current_rank, current_world_size
 from shared.training.checkpoint_files import cause_of
-from shared.training.distributed_files import Reader, load_distributed
+from shared.training.distributed_files import Reader, damage_of, load_distributed
 
 # What belongs to a parameter of the optimizer: the parameter itself, or one of its states.
 TensorOf = Callable[[nn.Parameter], Tensor]
@@ -89,13 +89,13 @@ def save_named(
 
     It is written beside `folder`, and takes its place when it is whole; `notes` are texts by file
     name, which rank 0 lays beside the tensors. Raises InputError on every rank where the disk
-    refuses; a checkpoint that is there stays then.
+    refuses, or is not one for all ranks; a checkpoint that is there stays then.
     """
     aside, main = folder.with_name(f".{folder.name}.part"), current_rank() == 0
     why = ""
     if main:  # a killed save of more ranks has left files that nobody would write over
         shutil.rmtree(aside, ignore_errors=True)
-    gathered("")  # nobody writes before that is gone
+    agree_on_folder(folder.parent, "checkpoints:")  # and nobody writes before that is gone
     try:
         with _quiet():
             dcp.save(named_state(layout, optimizer), checkpoint_id=str(aside))
@@ -131,13 +131,24 @@ def _put_in_place(aside: Path, folder: Path) -> None:
 def first_step(layout: Layout, optimizer: Optimizer, folder: Path | None, steps: int) -> int:
     """The step to begin with: 1, or the one after those of a checkpoint, which is loaded.
 
-    `steps` are the whole run's: one that is continued with the same has its learning rates.
+    In an empty folder there is none yet, so that one command serves every start of a run. `steps`
+    are the whole run's: one that is continued with the same has its learning rates.
     Raises InputError where the checkpoint has made them all already.
     """
-    first = 1 if folder is None else 1 + load_named(layout, optimizer, folder)
+    begins = folder is None or is_empty(folder)
+    first = 1 if begins else 1 + load_named(layout, optimizer, folder)
     if first > steps:
         raise InputError(f"--resume {folder} has made {first - 1} steps: give more --steps")
     return first
+
+
+def is_empty(folder: Path) -> bool:
+    """Whether a folder is there for every rank, with nothing in it yet; rank 0 says so."""
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else ["."]
+    empty = all(gathered(all(n.startswith(".") and n != "." for n in names)))
+    if empty and current_rank() == 0:
+        print(f"nothing to resume in {folder} yet: begins at step 1", flush=True)
+    return empty
 
 
 @torch.no_grad()
@@ -249,7 +260,10 @@ def _check(state: Mapping[str, Any], folder: Path) -> None:
 
 
 def _problem(state: Mapping[str, Any], folder: Path) -> str:
-    """Why the folder cannot be loaded into this state; "" where it can."""
+    """Why the folder cannot be loaded into this state; "" where it can.
+
+    Of its bytes every rank looks at a share.
+    """
     try:
         stored = Reader(folder).read_metadata().state_dict_metadata
     except Exception as error:  # whatever torch raises for what is no checkpoint
@@ -266,7 +280,7 @@ def _problem(state: Mapping[str, Any], folder: Path) -> str:
                 return f"has no {part} {name}{inside}"
             if found.size != value.shape:
                 return f"has {part} {name} of {tuple(found.size)}, here {tuple(value.shape)}"
-    return ""
+    return damage_of(folder, current_rank(), current_world_size())
 
 
 def _quiet() -> warnings.catch_warnings:

@@ -102,6 +102,23 @@ def test_sigterm_saves_and_asks_for_another_turn(tmp_path, start, monkeypatch):
         assert results[0][name] == results[1][name]
 
 
+def test_ctrl_c_saves_and_asks_for_nothing(tmp_path, start, monkeypatch):
+    whole, before = lesson08_runs.noisy, signal.getsignal(signal.SIGINT)
+
+    def noisy_and_told(words: list[int]) -> list[int]:
+        monkeypatch.setattr(lesson08_runs, "noisy", whole)
+        os.kill(os.getpid(), signal.SIGINT)
+        return whole(words)
+
+    monkeypatch.setattr(lesson08_runs, "noisy", noisy_and_told)
+    told, out = start("--checkpoints", tmp_path)
+    assert (told.status, told.err) == (130, "")
+    assert "stopped by Ctrl-C after step 1 of 12, saved in" in told.out
+    assert checkpoints_in(tmp_path)[-1].name == "step_00000001.pt"
+    assert not (out / "requeue").exists()
+    assert signal.getsignal(signal.SIGINT) == before
+
+
 def write_data(folder, changed=""):
     """A data set of 60 pairs; `changed` takes the place of the last source sentence."""
     folder.mkdir(exist_ok=True)

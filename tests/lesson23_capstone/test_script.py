@@ -242,11 +242,14 @@ def test_a_checkpoint_of_another_model_is_refused_and_kept(run_script, tmp_path)
     assert after == before
 
 
-def test_a_full_disk_costs_the_checkpoint_and_nothing_else(run_script, tmp_path, monkeypatch):
+def test_one_command_starts_and_starts_again_after_a_full_disk_and_names_what_is_whole(
+    run_script, tmp_path, monkeypatch
+):
     from shared.training import named_checkpoint
 
     save = tmp_path / "kept"
-    args = arguments(tmp_path, "--steps", 4, "--save", save, training="save_every = 2")
+    kept = ("--save", save, "--resume", save)
+    args = arguments(tmp_path, "--steps", 4, *kept, training="save_every = 2")
     writes, plain = [], named_checkpoint.dcp.save
 
     def full(*given, **named):
@@ -260,8 +263,18 @@ def test_a_full_disk_costs_the_checkpoint_and_nothing_else(run_script, tmp_path,
     assert "cannot be written: No space left on device" in said
     assert [path.name for path in save.iterdir()] == ["step_00000002"]
     monkeypatch.setattr(named_checkpoint.dcp, "save", plain)
-    assert run_script(SCRIPT, *args, "--resume", save).status == 0
+    assert run_script(SCRIPT, *args).status == 0
     assert len(metrics(tmp_path)["losses"]) == 2
+    (tmp_path / "out" / "metrics.json").unlink()
+    (file,) = (save / "step_00000004").glob("*.distcp")
+    content = bytearray(file.read_bytes())
+    # Many: what lies between two values has no checksum, and no meaning.
+    for at in range(len(content) // 2, len(content) // 2 + 4000, 50):
+        content[at] ^= 1
+    file.write_bytes(content)
+    said = refused(run_script(SCRIPT, *args, "--steps", 6), tmp_path)
+    assert "step_00000004 is damaged: " in said
+    assert said.endswith(f"; step_00000002 beside it is whole: --resume {save}/step_00000002")
 
 
 def test_a_run_that_is_planned_is_not_run(run_script, tmp_path):

@@ -10,12 +10,11 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from lessons.lesson08_fault_tolerance.experiments.saving import Meter, time_saves
-from shared.errors import InputError
 from shared.fault_tolerance.checkpoints import restart_count
 from shared.fault_tolerance.fitting import unwrapped
 from shared.fault_tolerance.state import TrainingState
 from shared.plots import MEANING, use_style
-from shared.ranks.agreement import gathered
+from shared.ranks.agreement import agree_on_folder, refused_by_any
 from shared.ranks.group import Rank
 from shared.results import format_table, write_results
 from shared.script import checked_out
@@ -26,21 +25,18 @@ def folder_for(args: argparse.Namespace, rank: Rank) -> Path:
     """Return the folder for checkpoints: one for each kind of run, so that another size begins.
 
     Raises InputError on every rank when one that has to write there cannot: rank 0, and with
-    `--save elastic` all of them.
+    `--save elastic` all of them, for whom it has to be one and the same.
     """
     what = "reference" if args.reference else f"{args.preset}_{Path(args.dataset).name}"
     ranks = "elastic" if args.save == "elastic" else f"{rank.world_size}_ranks"
     name = f"{what}_seed{args.seed}_{args.steps}_steps_{ranks}"
     folder = args.checkpoints or args.out / "checkpoints" / name
-    problem = ""
-    if rank.is_main or args.save == "elastic":
-        try:
-            checked_out(folder, "--checkpoints" if args.checkpoints else "--out")
-        except InputError as error:
-            problem = f"{error} (rank {rank.rank})"
-    for each in gathered(problem):
-        if each:
-            raise InputError(each)
+    flag = "--checkpoints" if args.checkpoints else "--out"
+    if args.save == "elastic":
+        agree_on_folder(folder, flag)
+    with refused_by_any():
+        if rank.is_main:
+            checked_out(folder, flag)
     return folder
 
 

@@ -26,13 +26,14 @@ from shared.measuring.memory import peak_memory
 from shared.planner.models import spec_of
 from shared.planner.peak import peak_bytes
 from shared.plots import MEANING, use_style
-from shared.ranks.agreement import gathered
+from shared.ranks.agreement import agree_on_folder, gathered, refused_by_any
 from shared.ranks.group import Rank
 from shared.results import of_all_ranks, write_results
 from shared.sharding.counting import formula
-from shared.training.checkpoint_files import cause_of
+from shared.training.checkpoint_files import cause_of, checksums_hold
 from shared.training.engine import DataParallelEngine
 from shared.training.language_recipes import Recipe, shared_out
+from shared.training.named_checkpoint import is_empty
 from shared.training.quiet_deepspeed import load_deepspeed, quiet_deepspeed
 
 COLORS = {
@@ -88,6 +89,10 @@ def save(run: Run, folder: Path, rank: Rank, data: str, steps: int) -> None:
     A checkpoint that is there is replaced once all ranks have written theirs. Raises InputError on
     every rank where the disk refuses; then the old one stays.
     """
+    if rank.is_main:
+        for torn in folder.glob(".*.pt.part"):  # of a run that was killed while it saved
+            torn.unlink(missing_ok=True)
+    agree_on_folder(folder, "--save")  # and nobody writes before that is gone
     parts, why = _parts(run, rank), ""
     aside = {folder / name: folder / f".{name}.part" for name in parts}
     about = json.dumps(_about(run, rank, data) | {"steps": steps}) + "\n"
@@ -123,13 +128,13 @@ def _parts(run: Run, rank: Rank) -> dict[str, Any]:
 def resume(run: Run, folder: Path, rank: Rank, data: str) -> int:
     """Load what `save` has saved; return the number of steps that it had made.
 
-    Raises InputError for no checkpoint, and for one of another engine, stage, number of ranks,
-    precision, model or training text.
+    Of an empty folder 0. Raises InputError on every rank for no checkpoint, for a damaged one, and
+    for one of another engine, stage, number of ranks, precision, model or training text.
     """
-    try:
-        about = json.loads((folder / "about.json").read_text())
-    except (OSError, ValueError):
-        raise InputError(f"--resume {folder} holds no checkpoint of this script") from None
+    if is_empty(folder):
+        return 0
+    with refused_by_any():
+        about = _about_there(folder)
     for key, value in _about(run, rank, data).items():
         if about.get(key) != value:
             advice = ""
@@ -139,6 +144,10 @@ def resume(run: Run, folder: Path, rank: Rank, data: str) -> int:
                 f"--resume {folder}: {key} {about.get(key)} there, {value} in this run{advice}"
             )
     if run.deepspeed is not None:
+        with refused_by_any():
+            for file in sorted((folder / "last").glob("*.pt"))[rank.rank :: rank.world_size]:
+                if not checksums_hold(file):
+                    raise InputError(f"--resume {folder}: last/{file.name} is damaged or cut short")
         with _one_line(f"--resume {folder}"):
             load_deepspeed(run.deepspeed, folder, tag="last")
         return about["steps"]
@@ -147,6 +156,8 @@ def resume(run: Run, folder: Path, rank: Rank, data: str) -> int:
     for name in names:  # stage 3's weights are in its state
         try:
             file = folder / name
+            if not checksums_hold(file):
+                raise ValueError("changed bytes, or cut short")
             parts.append(torch.load(file, map_location=rank.device, weights_only=True))
         except Exception as error:  # a file cut short makes torch.load raise anything
             why = f"{name} is missing, damaged or cut short ({cause_of(error)})"
@@ -156,6 +167,13 @@ def resume(run: Run, folder: Path, rank: Rank, data: str) -> int:
         run.model.load_state_dict(parts[1])
     run.engine.optimizer.load_state_dict(parts[0])
     return about["steps"]
+
+
+def _about_there(folder: Path) -> dict[str, Any]:
+    try:
+        return json.loads((folder / "about.json").read_text())
+    except (OSError, ValueError):
+        raise InputError(f"--resume {folder} holds no checkpoint of this script") from None
 
 
 def _about(run: Run, rank: Rank, data: str) -> dict[str, Any]:
@@ -173,6 +191,7 @@ def _about(run: Run, rank: Rank, data: str) -> dict[str, Any]:
     return place | own
 
 
+@refused_by_any()  # what comes after it waits for all
 def conclude(args: argparse.Namespace, rank: Rank, run: Run, tokens: int, count: int) -> None:
     """Add up the ranks' losses; rank 0 writes table and figure. Call on all ranks.
 

@@ -24,6 +24,7 @@ from shared.model.language_model import LanguageModel
 from shared.planner.models import spec_of
 from shared.planner.peak import peak_bytes
 from shared.plots import MEANING, use_style
+from shared.ranks.agreement import refused_by_any
 from shared.ranks.group import Rank
 from shared.results import of_all_ranks, write_results
 from shared.sharding.checkpoint import ShardedByRows
@@ -126,6 +127,7 @@ def formula(run: Run) -> float:
     return 16.0 if run.engine.name == "ddp" else bytes_at_rest(run.sizes, run.parts) / whole
 
 
+@refused_by_any()  # what comes after it waits for all
 def conclude(args: argparse.Namespace, rank: Rank, run: Run, tokens: int) -> None:
     """Average the ranks' losses; rank 0 writes table and figure. Call on all ranks.
 

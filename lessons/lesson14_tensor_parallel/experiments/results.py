@@ -17,6 +17,7 @@ from shared.errors import InputError
 from shared.measuring.traffic import Traffic
 from shared.planner.specs import Plan
 from shared.plots import MEANING, VARIANTS, measured, theory, use_style
+from shared.ranks.agreement import refused_by_any
 from shared.ranks.collectives import local_part
 from shared.ranks.group import Rank
 from shared.results import of_all_ranks, write_results
@@ -74,6 +75,7 @@ def bytes_needed(args: argparse.Namespace, recipe: Recipe, ranks: int, half: boo
     return recipe.most_bytes(plan, half, padded_vocabulary(recipe.vocab_size))
 
 
+@refused_by_any()  # what comes after it waits for all
 def conclude(
     args: argparse.Namespace,
     rank: Rank,

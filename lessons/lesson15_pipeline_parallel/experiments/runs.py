@@ -23,6 +23,7 @@ from shared.pipeline.stages import parts_of, split_stages
 from shared.pipeline.waiting import split_waiting
 from shared.planner.specs import Plan
 from shared.plots import use_style
+from shared.ranks.agreement import refused_by_any
 from shared.ranks.group import Rank
 from shared.results import of_all_ranks, write_results
 from shared.training.engine import reference_curve
@@ -174,6 +175,7 @@ def costs_of(recipe: Recipe, vocab_size: int) -> list[float]:
     return [0.0, *[float(layer)] * recipe.num_layers, float(vocab_size * recipe.d_model)]
 
 
+@refused_by_any()  # what comes after it waits for all
 def conclude(
     args: argparse.Namespace,
     rank: Rank,

@@ -30,7 +30,7 @@ from shared.pipeline.schedules import bubble
 from shared.planner.outcomes import Memory
 from shared.planner.specs import Plan
 from shared.plots import MEANING, use_style
-from shared.ranks.agreement import gathered
+from shared.ranks.agreement import gathered, refused_by_any
 from shared.ranks.group import Rank
 from shared.results import of_all_ranks, write_results
 
@@ -136,6 +136,7 @@ def by_axis(traffic: Traffic, mesh: Mesh3D) -> dict[str, list[int]]:
     return found
 
 
+@refused_by_any()  # what comes after it waits for all
 def conclude(
     args: argparse.Namespace,
     rank: Rank,
