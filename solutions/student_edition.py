@@ -27,7 +27,7 @@ from shared.errors import InputError
 from shared.exercises.answers import code_of
 from solutions.answers_held import answers_held
 from solutions.built import NEEDED_BEFORE
-from solutions.class_edition import ClassEdition
+from solutions.grading.intake.class_edition import ClassEdition
 from solutions.grading.intake.known import KnownAnswers
 from solutions.grading.intake.lesson import read_lessons
 

@@ -10,7 +10,7 @@ import functools
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from shared.book.offloading import offload
@@ -25,11 +25,11 @@ class Explorable:
     """One picture: its name, the lesson it belongs to, what can be chosen, and how it answers."""
 
     name: str
-    lesson: str  # two digits
     title: str
     controls: Mapping[str, Sequence[Any]]
     state: Callable[..., State]
     first: tuple[Any, ...] = ()  # what is chosen at first, a value a control; else the first ones
+    lesson: str = field(kw_only=True)  # two digits; an edition of an earlier week leaves it out
 
     @functools.cached_property
     def states(self) -> dict[str, State]:
@@ -73,7 +73,6 @@ class _Numbered:
 EXPLORABLES = (
     Explorable(
         "one_gpu",
-        "09",
         "Why one GPU is not enough",
         {
             "model": ("gpt2", "8b", "70b", "405b"),
@@ -83,13 +82,18 @@ EXPLORABLES = (
         },
         one_gpu,
         ("8b", "mixed", 4, "all activations"),
+        lesson="09",
     ),
     Explorable(
-        "ring", "05", "An all-reduce around a ring", {"ranks": (2, 3, 4, 5, 6, 8)}, ring, (4,)
+        "ring",
+        "An all-reduce around a ring",
+        {"ranks": (2, 3, 4, 5, 6, 8)},
+        ring,
+        (4,),
+        lesson="05",
     ),
     Explorable(
         "zero_stages",
-        "10",
         "ZeRO's stages",
         {
             "stage": (0, 1, 2, 3),
@@ -98,10 +102,10 @@ EXPLORABLES = (
         },
         zero,
         (2, 8, 7),
+        lesson="10",
     ),
     Explorable(
         "pipeline",
-        "15",
         "Pipeline schedules",
         {
             "schedule": ("GPipe", "1F1B", "interleaved, v = 2"),
@@ -111,10 +115,10 @@ EXPLORABLES = (
         },
         pipeline_picture,
         ("1F1B", 4, 8, "planned"),
+        lesson="15",
     ),
     Explorable(
         "mesh",
-        "16",
         "The mesh of three dimensions",
         {
             "dp": (1, 2, 4, 8),
@@ -125,25 +129,25 @@ EXPLORABLES = (
         },
         mesh,
         (2, 4, 2, 8, "pp"),
+        lesson="16",
     ),
     Explorable(
         "strategies",
-        "16",
         "The strategies compared",
         {"model": ("gpt2", "8b", "70b"), "GPUs": (2, 4, 8, 16, 32)},
         strategies,
         ("8b", 8),
+        lesson="16",
     ),
     Explorable(
         "ddp_step",
-        "06",
         "A step under DDP",
         {"ranks": (2, 4), "layers": (4, 6, 8), "bucket, KiB": (4, 8, 16, 1024)},
         ddp_step,
+        lesson="06",
     ),
     Explorable(
         "fsdp_step",
-        "13",
         "FSDP: who has which unit, and when",
         {
             "ranks": (2, 4),
@@ -152,17 +156,17 @@ EXPLORABLES = (
             "fetched ahead": ("no", "yes"),
         },
         fsdp_step,
+        lesson="13",
     ),
     Explorable(
         "tensor_parallel",
-        "14",
         "Tensor parallelism: columns, then rows",
         {"ranks": (2, 4), "tokens": (4, 64, 1024), "d_model": (8, 32, 128)},
         tensor_parallel_step,
+        lesson="14",
     ),
     Explorable(
         "offload",
-        "10",
         "Offloading's flow",
         {
             "in host memory": ("all on the GPU", "optimizer", "all states"),
@@ -172,12 +176,13 @@ EXPLORABLES = (
         },
         offload,
         ("optimizer", 4, 7, 16),
+        lesson="10",
     ),
     Explorable(
         "accelerate",
-        "22",
         "What Accelerate does, step by step",
         {"ranks": (2, 3), "split_batches": ("no", "yes"), "accumulation": (1, 2)},
         accelerate_step,
+        lesson="22",
     ),
 )

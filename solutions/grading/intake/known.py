@@ -142,7 +142,9 @@ def hand_in(notebook: bytes, cells: Mapping[str, str]) -> bytes:
     return json.dumps(content, indent=1, ensure_ascii=False).encode()
 
 
+@cache
 def _read(source: str) -> Module:
+    """Lessons share modules, and nobody changes a tree: to read one again takes a tenth of all."""
     module = Module(parsed(source), {}, {}, set())
     for node in module.tree.body:
         module.imports.update((local, (home, name)) for local, home, name in imported_by(node))

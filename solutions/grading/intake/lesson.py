@@ -12,7 +12,7 @@ import importlib.metadata
 import json
 import platform
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,10 +41,19 @@ def read_lessons(course: Path, numbers: Sequence[str] | None = None) -> dict[str
 
     Raises InputError for a number that the course does not have.
     """
+    machinery = _machinery(course)
+    return {n: _completed(course, each, machinery) for n, each in _pristine(course, numbers)}
+
+
+def read_exercises(course: Path) -> dict[str, Lesson]:
+    """The same, without what takes the time: known wrong answers, a digest, the course's own."""
+    return dict(_pristine(course, None))
+
+
+def _pristine(course: Path, numbers: Sequence[str] | None) -> Iterator[tuple[str, Lesson]]:
     folders = lesson_folders(course)
     wanted = folders if numbers is None else sorted({_number(each, folders) for each in numbers})
-    machinery = _machinery(course)
-    return {number: _read_lesson(folders[number], machinery) for number in wanted}
+    yield from ((number, _read_lesson(folders[number])) for number in wanted)
 
 
 def lesson_folders(course: Path) -> dict[str, Path]:
@@ -61,7 +70,7 @@ def _number(given: str, folders: Mapping[str, Path]) -> str:
     return number
 
 
-def _read_lesson(folder: Path, machinery: list[str]) -> Lesson:
+def _read_lesson(folder: Path) -> Lesson:
     content = json.loads((folder / "lesson.ipynb").read_bytes())
     cells = [cell for cell in content["cells"] if cell["cell_type"] == "code"]
     first = [each for each in cells if "setup" in each["metadata"].get("tags", [])]
@@ -76,13 +85,18 @@ def _read_lesson(folder: Path, machinery: list[str]) -> Lesson:
             assert check in points, f"{folder.name} has no cell {check}, which says the points"
             exercises.append(Exercise(id, name, points[check]))
             stubs[id] = source
-    number, forbidden = folder.name.removeprefix("lesson")[:2], _forbidden(folder)
-    lesson = Lesson(number, folder.name, tuple(exercises), setup, stubs, "", forbidden)
-    wrong, own = known_wrong(folder.parents[1], lesson), own_answers(folder.parents[1], lesson)
-    files = _digests(folder, folder.rglob("*.py"))
-    parts = [setup, stubs, list(map(repr, exercises)), machinery, files, wrong]
+    number = folder.name.removeprefix("lesson")[:2]
+    return Lesson(number, folder.name, tuple(exercises), setup, stubs, "")
+
+
+def _completed(course: Path, lesson: Lesson, machinery: list[str]) -> Lesson:
+    folder = course / "lessons" / lesson.folder
+    wrong, own = known_wrong(course, lesson), own_answers(course, lesson)
+    files, exercises = _digests(folder, folder.rglob("*.py")), list(map(repr, lesson.exercises))
+    parts = [lesson.setup, lesson.stubs, exercises, machinery, files, wrong]
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-    return replace(lesson, wrong=wrong, answers=own, digest=digest)
+    more: dict[str, Any] = {"wrong": wrong, "answers": own, "forbidden": _forbidden(folder)}
+    return replace(lesson, digest=digest, **more)
 
 
 def _forbidden(folder: Path) -> dict[str, tuple[str, ...]]:

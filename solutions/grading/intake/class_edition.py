@@ -14,12 +14,11 @@ from typing import Any
 from shared.exercises.answers import code_of
 from solutions.built import NEEDED_BEFORE, built_in
 from solutions.grading.intake.known import KnownAnswers
-from solutions.grading.intake.lesson import read_lessons
+from solutions.grading.intake.lesson import read_exercises
 from solutions.grading.intake.sources import bound_by, imported_by, parsed
 
 Place = tuple[str, str]  # a module and a name in it
 IMPORTS = ast.Import, ast.ImportFrom
-PICTURES = "shared.book.explorables"
 YOURS = """\
 # Not in this edition: an exercise of this week. Taken from your notebook, when it is used.
 {name} = withheld("{id}", "{name}")"""
@@ -28,9 +27,10 @@ YOURS = """\
 class ClassEdition:
     """The modules of shared/ as the edition through a lesson has them, read from a whole course."""
 
-    def __init__(self, course: Path, through: int) -> None:
-        self.course, self.through = course, through
-        lessons = read_lessons(course)
+    def __init__(self, course: Path, through: int, *, solved: bool = False) -> None:
+        """`solved`: with the week's answers where something needs them, as checks do."""
+        self.course, self.through, self.solved = course, through, solved
+        lessons = read_exercises(course)
         self.known = KnownAnswers(course, next(iter(lessons.values())))
         self.answers: dict[Place, str] = {}  # of lesson NN and later ones, in shared/
         for number, lesson in lessons.items():
@@ -52,6 +52,8 @@ class ClassEdition:
 
     def withheld(self, module: str, name: str) -> bool:
         """Whether this is an answer of the week; later weeks' stay where a script needs them."""
+        if self.solved:
+            return False
         id = self.answers.get((module, name), "")
         return id.startswith(f"{self.through:02}.") and id not in NEEDED_BEFORE
 
@@ -155,19 +157,20 @@ class ClassEdition:
                     self._follow(module, node)
 
     def _statements(self, module: str) -> list[ast.stmt]:
-        """Those of a module; of the book's pictures without those of later lessons."""
-        body = self.known.module(module).tree.body
-        return [self._taught(each) for each in body] if module == PICTURES else body
+        """Those of a module; a table whose rows say `lesson="NN"` without those of later ones."""
+        return [self._taught(each) for each in self.known.module(module).tree.body]
 
     def _taught(self, node: ast.stmt) -> ast.stmt:
         match node:
-            case ast.Assign(targets=targets, value=ast.Tuple(elts=[ast.Call(), *_] as pictures)):
-                own = [each for each in pictures if self._has_come(each)]
-                return ast.copy_location(ast.Assign(targets, ast.Tuple(own, ast.Load())), node)
+            case ast.Assign(targets=targets, value=ast.Tuple(elts=[ast.Call(), *_] as rows)):
+                own = [each for each in rows if self._has_come(each)]
+                if len(own) < len(rows):
+                    return ast.copy_location(ast.Assign(targets, ast.Tuple(own, ast.Load())), node)
         return node
 
-    def _has_come(self, picture: Any) -> bool:
-        return int(picture.args[1].value) <= self.through
+    def _has_come(self, row: Any) -> bool:
+        lesson = [each.value for each in getattr(row, "keywords", ()) if each.arg == "lesson"]
+        return all(int(ast.literal_eval(each)) <= self.through for each in lesson)
 
     def _follow(self, module: str, node: ast.stmt) -> None:
         source = self.known.module(module)
@@ -192,10 +195,11 @@ class ClassEdition:
         used = {name for node in kept for name in _used(node)}
         used |= {name for home, name in self.kept if home == module}  # handed on to others
         marked = False
-        for number, node in enumerate(self._top(module)):
+        whole = self.known.module(module).tree.body
+        for number, (node, before_cut) in enumerate(zip(self._top(module), whole, strict=True)):
             before, done = lines[done : _first_line(node) - 1], node.end_lineno or 0
             own = lines[_first_line(node) - 1 : done]
-            if module == PICTURES and isinstance(node, ast.Assign):
+            if node is not before_cut:
                 own = _with_these(node, lines)
             names = [each for each in _binds(node) if (module, each) in self.kept]
             if isinstance(node, IMPORTS):
