@@ -40,6 +40,7 @@ class Report:
 
 def run_judge(
     workspace: Path,
+    course: Path,
     job: Mapping[str, Any],
     limits: Limits,
     *,
@@ -49,18 +50,18 @@ def run_judge(
 ) -> Report:
     """Give judge.py a job and collect what it says until it ends or is ended; never raises for it.
 
-    `workspace` holds the course's copy and the caches, which a sandbox has elsewhere.
+    `workspace` holds this copy of the course and the caches, which a sandbox has elsewhere.
     """
-    shared = {workspace / "course": bubblewrap.COURSE, workspace / "caches": "/caches"}
+    shared = {course: bubblewrap.COURSE, workspace / "caches": "/caches"}
     with tempfile.TemporaryDirectory(prefix="run_", dir=workspace) as name:
         folder, home = Path(name), bubblewrap.HOME if confined else f"{name}/home"
         (folder / "home").mkdir()
-        course, caches = shared.values() if confined else map(str, shared)
-        places = {"course": course, "caches": caches, "confined": confined}
+        seen_at, caches = shared.values() if confined else map(str, shared)
+        places = {"course": seen_at, "caches": caches, "confined": confined}
         (folder / "job.json").write_text(json.dumps({**job, **places}))
         (folder / "seccomp").write_bytes(bubblewrap.refused_calls())
         reader, writer = os.pipe()
-        argv = [sys.executable, f"{course}/judge.py", str(writer)]
+        argv = [sys.executable, f"{seen_at}/judge.py", str(writer)]
         seen = environment(Path(home), seed)
         with cgroup(limits) as before, (folder / "seccomp").open("rb") as calls:
             if confined:
@@ -79,7 +80,7 @@ def run_judge(
         events = [event for event in map(_event, said.split(b"\n")) if event is not None]
         errors = (folder / "errors").read_text(errors="replace")
         complaint = "\n".join(last_words(errors[-MAX_LOG:]))[-2000:]
-        return Report(events, stop, complaint, {home: "<home>", course: "<course>"})
+        return Report(events, stop, complaint, {home: "<home>", seen_at: "<course>"})
 
 
 def _start(

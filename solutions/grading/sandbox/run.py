@@ -2,10 +2,6 @@
 
 import hashlib
 import json
-import os
-import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Collection, Mapping
@@ -14,17 +10,14 @@ from typing import Any
 
 from solutions.grading.results import Answers, Lesson, Limits, Outcome, Verdict
 from solutions.grading.sandbox import bubblewrap
+from solutions.grading.sandbox.editions import Editions
 from solutions.grading.sandbox.process import run_judge
 from solutions.grading.verdicts import Reader, make_verdict, spoils
 
-INSIDE = Path(__file__).with_name("inside")
 FREE = """answers run WITHOUT a sandbox (--unconfined): they can read, change and send whatever you
 can, solutions/ and other students' grades among it"""
 CONFINED = """answers run in bubblewrap: no files but the interpreter's and the course's copy, no
 network, no processes but their own, limits on time, memory, processes and files"""
-PREPARE = (
-    "import compileall, sys, matplotlib.font_manager; compileall.compile_dir(sys.argv[1], quiet=2)"
-)
 
 
 class Closed(Exception):
@@ -32,7 +25,7 @@ class Closed(Exception):
 
 
 class Workspace:
-    """A temporary folder with a copy of the course, for any number of runs.
+    """A temporary folder with copies of the course, for any number of runs.
 
     Threads may grade at the same time. Raises InputError where `confined` is asked for and
     bubblewrap cannot be had.
@@ -50,7 +43,8 @@ class Workspace:
         # Removed at the end of the program, too: Ctrl-C may come before this returns.
         self._made = tempfile.TemporaryDirectory(prefix="grading_", ignore_cleanup_errors=True)
         self.folder = Path(self._made.name)
-        _copy_course(self.folder, self._original)
+        self.folder.chmod(0o755)
+        self._editions = Editions(self.folder, self._original)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -70,11 +64,14 @@ class Workspace:
         # What changes things for others must not be there when they are judged.
         stubbed = {id for id, each in exercises.items() if each.of}
         stubbed |= {id for id, flags in answers.flags.items() if any(f.spoils for f in flags)}
+        copy = self._editions.of(lesson)
         while len(done) < len(exercises):
             wanted = [id for id in exercises if id not in done]
+            job = _job(answers, lesson, limits, wanted, stubbed)
             report = run_judge(
                 self.folder,
-                _job(answers, lesson, limits, wanted, stubbed),
+                copy.folder,
+                {**job, "texts": copy.texts},
                 limits,
                 confined=self.confined,
                 seed=_seed_of(answers),
@@ -91,32 +88,6 @@ class Workspace:
                 found = {id: make_verdict(answers, exercises[id], *problem) for id in wanted}
             done |= found
         return [done[id] for id in exercises]
-
-
-def _copy_course(workspace: Path, course: Path) -> None:
-    """Put into a workspace what all runs share: shared/, the lessons and the data, no solutions/.
-
-    Beside it matplotlib's list of fonts, which takes a second to make.
-    """
-    workspace.chmod(0o755)
-    copy = workspace / "course"
-    leave = shutil.ignore_patterns("__pycache__", "*.pyc", "lesson.ipynb")
-    for name in ("shared", "lessons", "datasets"):
-        if (course / name).is_dir():
-            shutil.copytree(course / name, copy / name, ignore=leave)
-    for name in ("judge.py", "watching.py"):
-        shutil.copy(INSIDE / name, copy / name)
-    fonts = workspace / "caches" / "matplotlib"
-    fonts.mkdir(parents=True)
-    subprocess.run(
-        [sys.executable, "-c", PREPARE, str(copy)],
-        env={**os.environ, "MPLCONFIGDIR": str(fonts)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        check=False,  # without the list each run makes its own
-    )
-    for path in workspace.rglob("*"):
-        path.chmod(0o755 if path.is_dir() else 0o644)
 
 
 def _job(

@@ -88,6 +88,7 @@ class Judge:
         self.torch = import_module("torch")
         self.torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
         self.psutil, self.watching = import_module("psutil"), import_module("watching")
+        kept_back = import_module("kept_back").KeptBack(job["course"], job.pop("texts"))
         self.answers = import_module("shared.exercises.answers")
         self.answers.import_what_torch_puts_off()
         self.notebook = import_module("shared.exercises.notebook")
@@ -96,9 +97,9 @@ class Judge:
         self.module: ModuleType = self.answers.new_module(job["number"])
         self._run("setup", job["setup"], self.module)
         answers = {each["name"] for each in self.exercises}
-        for own in filter(None, (each["own"] for each in self.exercises)):
-            import_module(own.rpartition(".")[0])  # what is watched is there before an answer is
-        self.watching.prepare(path for each in self.exercises for path in each["forbidden"])
+        kept_back.forget()
+        watched = (path for each in self.exercises for path in (each["own"], *each["forbidden"]))
+        self.watching.prepare(watched)
         self.names = {k: v for k, v in vars(self.module).items() if k not in answers}
         self.environment, self.home = dict(os.environ), os.getcwd()
         gc.freeze()  # or each child's collector walks, and so copies, all of what torch has made

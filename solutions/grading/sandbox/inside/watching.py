@@ -160,12 +160,12 @@ class Watch(TorchFunctionMode):
         return [each for each in dict.fromkeys(found) if each]
 
 
-def prepare(forbidden: Iterable[str]) -> None:
+def prepare(watched: Iterable[str]) -> None:
     """Import what is to be watched, and change what the first torch.compile would change."""
     import_module("torch._dynamo.mutation_guard").install_generation_tagging_init()
-    for path in forbidden:
-        if path.startswith("torch."):
-            with contextlib.suppress(ImportError):
+    for path in watched:
+        if path.startswith(("torch.", "shared.")):
+            with contextlib.suppress(ImportError):  # a prefix, or what this week's class has not
                 import_module(path.rpartition(".")[0])
 
 
