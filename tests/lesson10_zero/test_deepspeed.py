@@ -23,7 +23,7 @@ from lessons.lesson10_zero.experiments.config_files import (
     compiling_words,
     read_config,
 )
-from lessons.lesson10_zero.experiments.search import fits_alone
+from lessons.lesson10_zero.experiments.search import train_alone
 from lessons.lesson10_zero.laboratory.deepspeed_configs import worst
 from shared.errors import InputError
 from shared.exercises.lessons import ROOT
@@ -179,8 +179,9 @@ class Dies:
 
 @pytest.mark.full
 def test_only_a_process_that_was_killed_says_that_a_model_does_not_fit():
-    tried = partial(fits_alone, file=Path("own.json"), recipe=None)
-    assert not tried(Dies(signal.raise_signal, signal.SIGKILL))
+    tried = partial(train_alone, file=Path("own.json"), recipe=None)
+    with pytest.raises(MemoryError):
+        tried(Dies(signal.raise_signal, signal.SIGKILL))
     with pytest.raises(RuntimeError, match=r"that tried own.json ended with code 3"):
         tried(Dies(os._exit, 3))
 

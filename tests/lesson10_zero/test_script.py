@@ -161,19 +161,19 @@ def test_fp16_is_refused_where_the_cpu_has_none(tmp_path, run_script, monkeypatc
 
 
 @pytest.mark.full
-def test_the_largest_that_fits_is_found_by_halving():
+@pytest.mark.parametrize("full", ["GPU", "CPU"])
+@pytest.mark.parametrize("limit", [0, 37])
+def test_the_largest_that_fits_is_found_by_halving_and_what_was_full(limit, full):
     import torch
 
-    from shared.measuring.largest import largest_that_fits
+    from shared.measuring.largest import largest_that_fits, until
 
-    def at_most(limit):
-        def fits(number):
-            if number > limit:
-                raise torch.OutOfMemoryError
-            return True
+    def fits(number):
+        if number > limit + 1 or (number > limit and full == "GPU"):
+            raise torch.OutOfMemoryError
+        if number > limit:  # less than what fills the GPU fills the CPU already
+            raise MemoryError
 
-        return fits
-
-    for limit in (0, 37):
-        assert largest_that_fits(at_most(limit), most=64) == min(limit, 64)
-        assert largest_that_fits(at_most(limit), most=5) == min(limit, 5)
+    assert largest_that_fits(fits, most=64) == (limit, full)
+    assert largest_that_fits(fits, most=5) == (min(limit, 5), full if limit < 5 else "")
+    assert ("the CPU's memory was full" in until(full)) == (full == "CPU")

@@ -69,5 +69,6 @@ def test_bad_input_is_said_in_one_line(args, words, refused):
 def test_the_search_does_not_fill_the_cpu(monkeypatch):
     """A GPU says that it is full; the CPU stops the process, or another one."""
     monkeypatch.setattr(results, "memory_gib", lambda: 20)
-    assert results.fits_the_cpu(3 * 10**9)
-    assert not results.fits_the_cpu(4 * 10**9)
+    results.check_the_cpu(3 * 10**9)
+    with pytest.raises(MemoryError):
+        results.check_the_cpu(4 * 10**9)

@@ -14,7 +14,7 @@ import torch
 
 from lessons.lesson10_zero.experiments.results import Run
 from shared.errors import InputError
-from shared.measuring.largest import largest_that_fits
+from shared.measuring.largest import largest_that_fits, until
 from shared.model.language_model import LanguageModel
 from shared.ranks.group import LAUNCHER_VARIABLES, Rank, process_group
 from shared.results import write_results
@@ -41,35 +41,38 @@ def search(
     table = []
     for file in sorted(folder.glob("ds_zero*.json")):
 
-        def layers_fit(number: int, file: Path = file) -> bool:
-            return fits_alone(build, file, replace(recipe, **WIDE, num_layers=number))
+        def layers_fit(number: int, file: Path = file) -> None:
+            train_alone(build, file, replace(recipe, **WIDE, num_layers=number))
 
-        layers, width = largest_that_fits(layers_fit), WIDE["d_model"]
-        size = 12 * width**2 * layers + width * recipe.vocab_size
-        table.append({"file": file.name, "layers": layers, "billion parameters": size / 1e9})
+        (layers, full), width = largest_that_fits(layers_fit), WIDE["d_model"]
+        size = (12 * width**2 * layers + width * recipe.vocab_size) / 1e9
+        row = {"file": file.name, "layers": layers, "billion parameters": size, "full": full}
+        table.append(row)
     best = max(table, key=lambda row: row["layers"])
     words = f"{best['billion parameters']:.1f} billion parameters fit with {best['file']}"
-    write_results(args, rank, headline=words, table=table)
+    write_results(args, rank, headline=words + until(best["full"]), table=table)
 
 
-def fits_alone(build: Build, file: Path, recipe: Recipe) -> bool:
-    """Whether a model trains with a file, tried in a process of its own; raises like that one.
+def train_alone(build: Build, file: Path, recipe: Recipe) -> None:
+    """Train a model with a file for two steps in a process of its own; raises like that one.
 
     In one process each try would begin with what is left of those before: of stage 3 DeepSpeed
-    keeps all, destroyed or not. A process that was killed has filled the CPU's memory; RuntimeError
-    for one that died in another way.
+    keeps all, destroyed or not. A process that was killed has filled the CPU's memory: MemoryError;
+    RuntimeError for one that died in another way.
     """
     before = multiprocessing.active_children()
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as alone:
-        trying = alone.submit(_trains, build, file, recipe)
+        trying = alone.submit(_train, build, file, recipe)
         (child,) = (each for each in multiprocessing.active_children() if each not in before)
         died = isinstance(trying.exception(), BrokenProcessPool)
-    if died and child.exitcode != -signal.SIGKILL:
+    if died and child.exitcode == -signal.SIGKILL:
+        raise MemoryError(f"the process that tried {file} was killed")
+    if died:
         raise RuntimeError(f"the process that tried {file} ended with code {child.exitcode}")
-    return not died and trying.result()
+    trying.result()
 
 
-def _trains(build: Build, file: Path, recipe: Recipe) -> bool:
+def _train(build: Build, file: Path, recipe: Recipe) -> None:
     for name in LAUNCHER_VARIABLES:  # no rank of torchrun's: that one waits
         os.environ.pop(name, None)
     import_deepspeed("cuda")
@@ -84,4 +87,3 @@ def _trains(build: Build, file: Path, recipe: Recipe) -> bool:
             run.deepspeed.backward(logits.float().mean())
             run.deepspeed.step()
         run.deepspeed.destroy()
-    return True

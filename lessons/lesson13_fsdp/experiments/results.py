@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from shared.cli.machine import memory_gib
 from shared.errors import InputError
-from shared.measuring.largest import largest_that_fits
+from shared.measuring.largest import largest_that_fits, until
 from shared.measuring.live import NEGLIGIBLE_IN_A_MODEL, settle
 from shared.measuring.memory import peak_memory
 from shared.model.config import TransformerConfig
@@ -182,9 +182,13 @@ def bytes_needed(args: argparse.Namespace, recipe: Recipe, ranks: int, half: boo
 Build = Callable[[str, LanguageModel, bool], Run]
 
 
-def fits_the_cpu(num_parameters: int) -> bool:
-    """Whether a model may be made there, whole in float32, before it is cut and offloaded."""
-    return 5 * num_parameters < 0.8 * memory_gib() * 2**30
+WIDE = {"d_model": 2048, "num_heads": 16}
+
+
+def check_the_cpu(num_parameters: int) -> None:
+    """Raise MemoryError where a model may not be made there, whole, before it is offloaded."""
+    if 5 * num_parameters >= 0.8 * memory_gib() * 2**30:  # in float32
+        raise MemoryError
 
 
 def search(args: argparse.Namespace, rank: Rank, recipe: Recipe, build: Build) -> None:
@@ -200,17 +204,17 @@ def search(args: argparse.Namespace, rank: Rank, recipe: Recipe, build: Build) -
         raise InputError(f"--search fills one GPU until it says that it is full; {seen} here")
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    wide = replace(recipe, d_model=2048, num_heads=16)
+    wide, width = replace(recipe, **WIDE), WIDE["d_model"]
     table = []
     for engine, offload in (("ddp", False), ("by_hand", False), ("fsdp2", False), ("fsdp2", True)):
         if table:
             dist.destroy_process_group()
             dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=args.search)
 
-        def layers_fit(number: int, engine: str = engine, offload: bool = offload) -> bool:
+        def layers_fit(number: int, engine: str = engine, offload: bool = offload) -> None:
             config = config_of(replace(wide, num_layers=number), wide.vocab_size)
-            if offload and not fits_the_cpu(12 * 2048**2 * number):  # it would not say so
-                return False
+            if offload:
+                check_the_cpu(12 * width**2 * number)  # it would not say so
             with torch.device("cpu" if offload else rank.device):
                 model = LanguageModel(config)
             sharded = build(engine, model, offload).engine
@@ -220,12 +224,14 @@ def search(args: argparse.Namespace, rank: Rank, recipe: Recipe, build: Build) -
                 sharded.model(tokens).float().mean().backward()
                 sharded.average_gradients()
                 sharded.optimizer.step()
-            return True
 
-        layers = largest_that_fits(layers_fit, most=512)
-        size = 12 * 2048**2 * layers + 2 * 2048 * recipe.vocab_size
+        layers, full = largest_that_fits(layers_fit, most=512)
+        size = (12 * width**2 * layers + 2 * width * recipe.vocab_size) / 1e9
         name = f"{engine}, offloaded" if offload else engine
-        table.append({"engine": name, "layers": layers, "billion parameters": size / 1e9})
-    words = ", ".join(f"{row['engine']} {row['billion parameters']:.1f}" for row in table)
-    head = f"billion parameters that fit a GPU as one of {args.search} ranks: {words}"
+        row = {"engine": name, "layers": layers, "billion parameters": size, "full": full}
+        table.append(row)
+    words = [
+        f"{row['engine']} {row['billion parameters']:.1f}{until(row['full'])}" for row in table
+    ]
+    head = f"billion parameters that fit a GPU as one of {args.search} ranks: {', '.join(words)}"
     write_results(args, rank, headline=head, table=table)
