@@ -24,18 +24,6 @@ TINY = ("--preset", "tiny", "--device", "cpu")
 
 
 @pytest.mark.full
-def test_killed_twice_under_torchrun_it_ends_as_if_it_had_not_been(launch_on, tmp_path):
-    args = [*TINY, "--untimed"]
-    untouched = launch_on(SCRIPT, (2,), *args)[2][1]
-    assert (untouched["restarts"], untouched["began_at"]) == (0, 0)
-    kills = ["--kill", "6:1", "8:0:0.5"]
-    killed = launch(SCRIPT, 2, [*args, "--out", tmp_path / "killed", *kills], max_restarts=2)
-    assert (killed["restarts"], killed["began_at"]) == (2, 4)
-    for name in ("losses", "checksum"):
-        assert killed[name] == untouched[name]
-
-
-@pytest.mark.full
 def test_on_three_ranks_it_rehearses_and_times(tmp_path):
     metrics = launch(SCRIPT, 3, [*TINY, "--out", tmp_path])
     words = "resumed from step 8: weights equal bit for bit; a save stops training"

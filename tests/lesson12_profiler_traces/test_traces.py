@@ -1,7 +1,6 @@
 """Trace files: read with clear words, merged, refused."""
 
 import gzip
-import itertools
 import json
 import random
 from unittest import mock
@@ -230,26 +229,6 @@ def test_a_kernel_is_of_the_step_that_launched_it():
 def test_the_step_that_is_drawn_lasts_until_its_last_kernel():
     trace = on_a_gpu(0, ((0, 30), (30, 60), (60, 95)), ((20, 120), (120, 210), (210, 320)), ())
     assert median_step(trace) == (30, 210)
-
-
-def as_hta_has_it(trace):
-    """hta/analyzers/communication_analysis.py: all kernels of a rank, the steps not looked at."""
-    kernels = [e for e in trace["traceEvents"] if e.get("cat") == "kernel" and "dur" in e]
-    borders = sorted({at for e in kernels for at in (e["ts"], e["ts"] + e["dur"])})
-    hidden = sent = 0
-    for a, b in itertools.pairwise(borders):
-        running = {"nccl" in e["name"] for e in kernels if e["ts"] <= a and b <= e["ts"] + e["dur"]}
-        sent += (b - a) * (True in running)
-        hidden += (b - a) * (running == {True, False})
-    return hidden / sent
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_overlap_is_what_holistic_trace_analysis_computes_where_steps_hold_all_kernels(seed):
-    trace = made.random_trace(seed, gpu=True)
-    whole = made.label("ProfilerStep#1", 0, 10_000)
-    trace["traceEvents"].append(whole)
-    assert overlap_fraction(trace) == pytest.approx(as_hta_has_it(trace))
 
 
 def drawn_kernels(seed):
