@@ -226,12 +226,11 @@ def test_torchrun_ends_with_ranks_that_were_too_many(tmp_path):
 
 
 @pytest.mark.full
-@each_script
-def test_without_torchrun_it_runs_as_one_process(script, tmp_path):
+def test_without_torchrun_it_runs_as_one_process(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name not in LAUNCHED}
     assert distributed.LAUNCHER_VARIABLES[0] not in environment
     python = os.environ.get("PYTHON_EXEC", sys.executable)
-    command = [python, str(script), *TINY, "--device", "cpu", "--out", str(tmp_path)]
+    command = [python, str(SCRIPTS[0]), *TINY, "--device", "cpu", "--out", str(tmp_path)]
     done = subprocess.run(
         command,
         env=environment,

@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,10 @@ TEXT_FILES = sorted(
     if path.is_file() and path.suffix in ("", ".md", ".sh", ".toml", ".yml", ".yaml")
 )
 NOTEBOOKS = sorted((ROOT / "lessons").glob("*/lesson.ipynb"))
+SHELL_SCRIPTS = sorted(
+    p for p in (ROOT / "lessons").rglob("*.s*") if p.suffix in (".sh", ".sbatch")
+)
+SHELL_SCRIPTS.append(ROOT / "run_all.sh")
 MAX_MODULE, MAX_LABORATORY, MAX_SCRIPT, MAX_FUNCTION, MAX_LOOP = 300, 400, 150, 40, 60
 
 
@@ -47,6 +52,15 @@ def test_the_tools_find_nothing(command):
         [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("path", SHELL_SCRIPTS, ids=lambda path: path.name)
+def test_shellcheck_finds_nothing(path):
+    shellcheck = shutil.which("shellcheck", path=str(Path(sys.executable).parent))
+    if not (shellcheck := shellcheck or shutil.which("shellcheck")):
+        pytest.skip("shellcheck is not installed: it comes with the extra [dev]")
+    done = subprocess.run([shellcheck, path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 def test_modules_and_functions_stay_short():

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,14 +20,9 @@ from shared.ranks.processes import Outcome, supervise
 
 FOLDER = ROOT / "lessons" / "lesson08_fault_tolerance"
 SCRIPT, TWO_NODES, SBATCH = (FOLDER / name for name in ("train.py", "two_nodes.sh", "train.sbatch"))
-SCRIPTS = [
-    SCRIPT,
-    *(ROOT / "lessons" / name / "train.py" for name in ("lesson04_training", "lesson06_ddp")),
-]
 TINY = ("--preset", "tiny", "--device", "cpu")
 ARGS = (*TINY, "--untimed")
 LIMIT = 240.0  # seconds, for a busy machine: a collective that nobody joins would last 600
-each_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.parent.name)
 
 
 @pytest.fixture(scope="module")
@@ -46,21 +40,13 @@ def test_a_death_on_either_node_starts_both_again(rank, untouched, tmp_path):
         assert metrics[name] == untouched[name]
 
 
-@pytest.mark.parametrize("path", [TWO_NODES, SBATCH], ids=lambda path: path.name)
-def test_shellcheck_finds_nothing(path):
-    if not (shellcheck := shutil.which("shellcheck", path=path_with())):
-        pytest.skip("shellcheck is not installed: it comes with the extra [dev]")
-    done = subprocess.run([shellcheck, path], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-
-
 def path_with(*folders: Path) -> str:
     """PATH with these folders first, then this Python's."""
     return os.pathsep.join(map(str, [*folders, Path(sys.executable).parent, os.environ["PATH"]]))
 
 
 def on_two_nodes(
-    folder: Path, *commands: list, links: Links | None = None, script: Path = SCRIPT
+    folder: Path, *commands: list, links: Links | None = None
 ) -> list[tuple[Outcome, str]]:
     """Run two_nodes.sh with each node's flags, in folder/NODE; how it ended and what it said.
 
@@ -72,7 +58,7 @@ def on_two_nodes(
         place = folder / str(node)
         place.mkdir(exist_ok=True)
         command = ["bash", TWO_NODES, node, len(commands), meeting, *commands[node]]
-        own = {"NPROC": "1", "MAX_RESTARTS": "0", "SCRIPT": str(script), "LOGS": str(place)}
+        own = {"NPROC": "1", "MAX_RESTARTS": "0", "SCRIPT": str(SCRIPT), "LOGS": str(place)}
         own |= {"PATH": path_with(), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         own["LOCAL_ADDR"] = links.address(node) if links else "127.0.0.1"
         command = ["env", "-C", place, *command]
@@ -123,10 +109,9 @@ def expect_refused(ends: list[tuple[Outcome, str]], *words: str) -> None:
 
 
 @pytest.mark.full
-@each_script
-def test_other_arguments_on_another_node_are_refused_on_both(script, tmp_path):
+def test_other_arguments_on_another_node_are_refused_on_both(tmp_path):
     flags = [*TINY, "--out", tmp_path / "out", "--steps"]
-    ends = on_two_nodes(tmp_path, [*flags, 5], [*flags, 8], script=script)
+    ends = on_two_nodes(tmp_path, [*flags, 5], [*flags, 8])
     expect_refused(ends, "the ranks differ in --steps (rank 0: ")
 
 
@@ -142,12 +127,11 @@ def write_pairs(place: Path, last: str) -> None:
 
 
 @pytest.mark.full
-@each_script
-def test_other_data_on_another_node_is_refused_on_both(script, tmp_path):
+def test_other_data_on_another_node_is_refused_on_both(tmp_path):
     for node, last in enumerate(("the cow sees the cow", "the sow sees the cow")):
         write_pairs(tmp_path / str(node), last)
     flags = [*TINY, "--out", tmp_path / "out", "--dataset", "data"]
-    ends = on_two_nodes(tmp_path, flags, flags, script=script)
+    ends = on_two_nodes(tmp_path, flags, flags)
     expect_refused(ends, "the ranks differ in their training data (rank 0: ")
 
 

@@ -2,10 +2,8 @@
 
 import functools
 import os
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -335,16 +333,6 @@ def test_ranks_that_do_not_come_are_named():
     meeting = Meeting(dist.HashStore(), 0, 3, patience=0.1)
     with pytest.raises(NoGroup, match=r"ranks \[1, 2\] of 3 did not come within 0.1 s"):
         meeting.gathered("report", 1)
-
-
-@pytest.mark.parametrize("path", sorted(START.glob("*.s*")), ids=lambda path: path.name)
-def test_shellcheck_finds_nothing(path):
-    shellcheck = shutil.which("shellcheck", path=str(Path(sys.executable).parent))
-    shellcheck = shellcheck or shutil.which("shellcheck")
-    if shellcheck is None:
-        pytest.skip("shellcheck is not installed: it comes with the extra [dev]")
-    done = subprocess.run([shellcheck, path], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("path", sorted(START.glob("*.sh")), ids=lambda path: path.name)
