@@ -77,5 +77,5 @@ TRANSLATION = {
     ),
 }  # fmt: skip
 # Where nobody says how many steps: some twenty seconds of two cores, which show the beginning.
-_SHORT = {"dropout": 0.0, "max_tokens": 1000, "steps": 140, "num_test": 200}
+_SHORT = {"dropout": 0.0, "max_tokens": 600, "steps": 200, "num_test": 200}
 SHORT_TRANSLATION = TRANSLATION | {"small": replace(TRANSLATION["small"], **_SHORT)}
