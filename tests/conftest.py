@@ -1,6 +1,7 @@
 """Lessons' scripts in tests, here or under torchrun; how tests are spread over processes."""
 
 import contextlib
+import json
 import os
 import runpy
 import sys
@@ -57,15 +58,28 @@ def run_script(capfd, monkeypatch):
 
 @pytest.fixture
 def refused(run_script, tmp_path):
-    """The line that a script says to what it refuses, by itself or under argparse's usage."""
+    """The line that a script says to what it refuses: alone, or under argparse's or c10d's."""
 
     def run(script: Path, *args: object, **environment: str) -> str:
         ended = run_script(script, "--out", tmp_path, *args, **environment)
         assert ended.status == 2, ended
         *above, line = ended.err.strip().splitlines()
-        assert not above or above[0].startswith("usage: "), ended.err
+        assert not above or above[0].startswith(("usage: ", "[E")), ended.err
+        assert "Traceback" not in ended.err
         assert "error: " in line
         return line
+
+    return run
+
+
+@pytest.fixture
+def metrics_of(run_script, tmp_path):
+    """The metrics of a script that ends well."""
+
+    def run(script: Path, *args: object) -> dict[str, Any]:
+        ended = run_script(script, "--out", tmp_path, *args)
+        assert ended.status == 0, ended.err
+        return json.loads((tmp_path / "metrics.json").read_text())
 
     return run
 

@@ -1,6 +1,5 @@
 """Lesson 02's script: the sweep is shared out to any number of ranks and counts by formula."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -28,11 +27,9 @@ def test_four_ranks_count_each_case_once_and_by_the_formula(launch_on) -> None:
         assert row["difference"] < 1e-6
 
 
-def test_plain_python_with_all_flags(run_script, tmp_path: Path) -> None:
+def test_plain_python_with_all_flags(metrics_of, tmp_path: Path) -> None:
     flags = "--dtype bfloat16 --causal --heads 2 4 --steps 1"
-    done = run_script(SCRIPT, *TINY, *flags.split(), "--out", tmp_path)
-    assert done.status == 0, done.err
-    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    metrics = metrics_of(SCRIPT, *TINY, *flags.split())
     assert [(row["heads"], row["L"]) for row in metrics["table"]][-1] == (4, 128)
     assert metrics["dtype"] == "bfloat16"
     assert (tmp_path / "attention_sweep.png").stat().st_size > 10_000

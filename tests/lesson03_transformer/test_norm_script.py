@@ -1,7 +1,5 @@
 """Lesson 03: the script shares its variants out to any number of ranks; the notes are whole."""
 
-import json
-
 import pytest
 
 import solutions.lesson03_transformer as solution
@@ -17,9 +15,8 @@ def results(metrics: dict) -> list[dict]:
     return [{k: v for k, v in run.items() if k not in own} for run in metrics["runs"]]
 
 
-def test_five_ranks_find_what_one_finds(launch_on, run_script, tmp_path):
-    assert run_script(SCRIPT, *TINY, "--out", tmp_path).status == 0
-    one = json.loads((tmp_path / "metrics.json").read_text())
+def test_five_ranks_find_what_one_finds(launch_on, metrics_of):
+    one = metrics_of(SCRIPT, *TINY)
     five = launch_on(SCRIPT, (5,), *TINY)[5][1]
     assert (one["world_size"], five["world_size"]) == (1, 5)
     assert results(one) == results(five)

@@ -1,6 +1,5 @@
 """Lesson 05's script: right values by every maker, the two bandwidths, its flags."""
 
-import json
 import runpy
 
 import matplotlib.pyplot as plt
@@ -29,11 +28,9 @@ def test_four_ranks_are_right_and_count_by_the_formula(launch_on):
     assert {place["LOCAL_WORLD_SIZE"] for place in metrics["places"]} == {"4"}
 
 
-def test_one_process_runs_it_too(run_script, tmp_path):
-    done = run_script(SCRIPT, "--preset", "tiny", "--steps", 1, "--out", tmp_path)
-    assert done.status == 0, done.err
-    metrics = json.loads((tmp_path / "metrics.json").read_text())
-    assert {row["wrong"] for row in metrics["table"]} == {0}
+def test_one_process_runs_it_too(metrics_of, tmp_path):
+    table = metrics_of(SCRIPT, "--preset", "tiny", "--steps", 1)["table"]
+    assert {row["wrong"] for row in table} == {0}
     assert (tmp_path / "bandwidth.png").stat().st_size > 10_000
 
 

@@ -8,20 +8,15 @@ SCRIPT = ROOT / "lessons" / "lesson09_mixed_precision" / "train.py"
 TINY = ("--preset", "tiny", "--device", "cpu")
 
 
-@pytest.fixture(scope="module")
-def on_ranks(launch_on):
-    """Folder and metrics of bf16 with masters on 2 and 4 ranks."""
-    return launch_on(SCRIPT, (2, 4), *TINY, "--precision", "bf16", "--steps", "3")
-
-
-def test_ranks_change_neither_the_bytes_nor_the_curve(on_ranks):
-    for ranks, (out, metrics) in on_ranks.items():
-        (row,) = metrics["table"]
-        assert metrics["world_size"] == ranks
-        assert row["bytes a parameter"] == 16
-        assert row["skipped"] == 0
-        assert metrics["losses"] == pytest.approx(on_ranks[2][1]["losses"], abs=0.05)
-        assert {path.name for path in out.iterdir()} == {"metrics.json", "precision.png"}
+def test_ranks_change_neither_the_bytes_nor_the_curve(launch_on, metrics_of):
+    args = (*TINY, "--precision", "bf16", "--steps", "3")
+    out, metrics = launch_on(SCRIPT, (4,), *args)[4]
+    alone = metrics_of(SCRIPT, *args)
+    for ranks, each in ((1, alone), (4, metrics)):
+        (row,) = each["table"]
+        assert (each["world_size"], row["bytes a parameter"], row["skipped"]) == (ranks, 16, 0)
+    assert metrics["losses"] == pytest.approx(alone["losses"], abs=0.05)
+    assert {path.name for path in out.iterdir()} == {"metrics.json", "precision.png"}
 
 
 @pytest.mark.parametrize(
@@ -35,11 +30,9 @@ def test_ranks_change_neither_the_bytes_nor_the_curve(on_ranks):
         pytest.param("autocast_fp16", "torch", 16, marks=pytest.mark.full),
     ],
 )
-def test_each_precision_trains(precision, engine, size, tmp_path, run_script):
-    args = (*TINY, "--steps", 2, "--out", tmp_path, "--precision", precision, "--engine", engine)
-    status, out, err = run_script(SCRIPT, *args)
-    assert status == 0, err
-    assert f"{size} bytes a parameter" in out
+def test_each_precision_trains(precision, engine, size, metrics_of):
+    args = (*TINY, "--steps", 2, "--precision", precision, "--engine", engine)
+    assert f"{size} bytes a parameter" in metrics_of(SCRIPT, *args)["headline"]
 
 
 @pytest.mark.parametrize(

@@ -45,36 +45,25 @@ def test_deepspeed_by_file_on_two_ranks(stage_2, tmp_path_factory, launch_on):
 
 
 @pytest.mark.parametrize(("engine", "precision"), [("zero1", "bf16"), ("zero3", "bf16")])
-def test_stages_by_hand_in_16_bits(engine, precision, tmp_path, run_script):
-    args = ("--engine", engine, "--precision", precision, "--steps", 2, "--out", tmp_path)
-    status, out, err = run_script(SCRIPT, *TINY, *args)
-    assert status == 0, err
-    assert "16.00 bytes a parameter" in out
+def test_stages_by_hand_in_16_bits(engine, precision, metrics_of):
+    args = ("--engine", engine, "--precision", precision, "--steps", 2)
+    assert "16.00 bytes a parameter" in metrics_of(SCRIPT, *TINY, *args)["headline"]
 
 
 @pytest.mark.full
-def test_a_resumed_run_continues_and_another_stage_is_refused(tmp_path, run_script):
-    place, out = tmp_path / "saved", tmp_path / "out"
-    args = (*TINY, "--out", out, "--steps", 20)
-    status, _, err = run_script(SCRIPT, *args, "--engine", "zero1", "--save", place)
-    assert status == 0, err
-    first = json.loads((out / "metrics.json").read_text())["losses"]
-    status, _, err = run_script(SCRIPT, *args, "--engine", "zero1", "--resume", place)
-    assert status == 0, err
-    assert json.loads((out / "metrics.json").read_text())["losses"][0] < first[0] - 0.4
-    status, _, err = run_script(SCRIPT, *args, "--engine", "zero2", "--resume", place)
-    assert status == 2
-    assert "stage 1 there, 2 in this run" in err
+def test_a_resumed_run_continues_and_another_stage_is_refused(tmp_path, metrics_of, refused):
+    place = tmp_path / "saved"
+    args = (SCRIPT, *TINY, "--steps", 20, "--engine", "zero1")
+    first = metrics_of(*args, "--save", place)["losses"]
+    assert metrics_of(*args, "--resume", place)["losses"][0] < first[0] - 0.4
+    other = refused(*args, "--engine", "zero2", "--resume", place)
+    assert "stage 1 there, 2 in this run" in other
     part = place / "rank_0.pt"
     part.write_bytes(part.read_bytes()[:-200])
-    status, _, err = run_script(SCRIPT, *args, "--engine", "zero1", "--resume", place)
-    assert status == 2
-    assert "rank_0.pt is missing, damaged or cut short" in err
+    assert "rank_0.pt is missing, damaged or cut short" in refused(*args, "--resume", place)
     about = json.loads((place / "about.json").read_text()) | {"ranks": 4}
     (place / "about.json").write_text(json.dumps(about))
-    status, _, err = run_script(SCRIPT, *args, "--engine", "zero1", "--resume", place)
-    assert status == 2
-    assert "ranks 4 there, 1 in this run" in err
+    assert "ranks 4 there, 1 in this run" in refused(*args, "--resume", place)
 
 
 @pytest.mark.full

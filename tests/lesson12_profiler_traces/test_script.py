@@ -37,14 +37,12 @@ def test_each_rank_writes_a_trace_and_all_are_merged(on_ranks):
 @pytest.mark.parametrize(
     ("slow", "engine"), [("loader", "ddp"), ("item", "single"), ("kernels", "single")]
 )
-def test_a_fault_is_recognised_on_one_rank(slow, engine, tmp_path, run_script):
-    args = (*TINY, "--engine", engine, "--slow", slow, "--out", tmp_path)
-    status, out, err = run_script(SCRIPT, *args)
-    assert status == 0, err
-    rows = json.loads((tmp_path / "metrics.json").read_text())["table"]
+def test_a_fault_is_recognised_on_one_rank(slow, engine, metrics_of):
+    metrics = metrics_of(SCRIPT, *TINY, "--engine", engine, "--slow", slow)
+    rows = metrics["table"]
     assert [row["diagnosis"] for row in rows] == ["none", slow]
     assert [row["overlap, %"] for row in rows] == ["-", "-"], "one rank sends nothing"
-    assert "MFU" in out
+    assert "MFU" in metrics["headline"]
 
 
 @pytest.mark.full
@@ -55,11 +53,8 @@ def test_a_straggler_has_no_fault_of_its_own_and_is_found_beside_the_other_rank(
     assert metrics["table"][1]["latest rank"].startswith("1 (by ")
 
 
-def test_traces_that_are_there_are_read(on_ranks, tmp_path, run_script):
-    folder = on_ranks[4][0] / "none"
-    status, _, err = run_script(SCRIPT, *TINY, "--read", folder, "--out", tmp_path)
-    assert status == 0, err
-    rows = json.loads((tmp_path / "metrics.json").read_text())["table"]
+def test_traces_that_are_there_are_read(on_ranks, tmp_path, metrics_of):
+    rows = metrics_of(SCRIPT, *TINY, "--read", on_ranks[4][0] / "none")["table"]
     assert [row["rank"] for row in rows] == [0, 1, 2, 3]
     assert (tmp_path / "merged.json").is_file()
 

@@ -34,7 +34,7 @@ def test_ranks_share_the_curve_and_the_first_keeps_one_micro_batch_a_rank(defaul
 @pytest.mark.parametrize(
     ("ranks", "args", "alive"),
     [
-        (2, ("--schedule", "gpipe"), 8),
+        pytest.param(2, ("--schedule", "gpipe"), 8, marks=pytest.mark.full),
         (2, ("--schedule", "interleaved", "--chunks", "2"), 5),
         pytest.param(4, ("--micro-batches", "16"), 4, marks=pytest.mark.full),
     ],

@@ -6,38 +6,30 @@ import json
 import pytest
 import torch.distributed.checkpoint as dcp
 
-from lessons.lesson16_parallelism_3d.experiments.choosing import RECIPES, choose_plan
+from lessons.lesson16_parallelism_3d.experiments.choosing import RECIPES, bytes_needed, choose_plan
 from lessons.lesson16_parallelism_3d.experiments.results import headline
+from shared.errors import InputError
 from shared.exercises.lessons import ROOT
-from shared.ranks.launching import LaunchFailed
 
 SCRIPT = ROOT / "lessons" / "lesson16_parallelism_3d" / "train.py"
 # A folder of text that is quickly read: the course's own sources.
 TINY = ("--preset", "tiny", "--device", "cpu", "--dataset", str(ROOT / "shared" / "data"))
 
 
-@pytest.fixture(scope="module")
-def whole(launch_on):
-    """Folder and metrics of one process that makes all four steps."""
-    return launch_on(SCRIPT, (1,), *TINY, "--steps", "4")[1]
-
-
-def test_one_process_is_a_mesh_of_one(whole):
-    out, metrics = whole
+def test_one_process_is_a_mesh_of_one(metrics_of, tmp_path):
+    metrics = metrics_of(SCRIPT, *TINY, "--steps", 4)
     (row,) = metrics["table"]
     assert row["mesh"] == "dp 1 x tp 1 x pp 1"
     assert [row[f"{axis} messages"] for axis in ("dp", "tp", "pp")] == [0, 0, 0]
     assert metrics["memory"]["measured"] == metrics["memory"]["predicted"]
-    assert {path.name for path in out.iterdir()} == {"metrics.json", "parallel3d.png"}
+    assert {path.name for path in tmp_path.glob("[!.]*")} == {"metrics.json", "parallel3d.png"}
 
 
 @pytest.mark.full
-def test_a_run_is_continued_on_another_mesh_with_the_same_curve(launch_on, run_script, tmp_path):
+def test_a_run_is_continued_on_another_mesh_with_the_same_curve(launch_on, metrics_of, tmp_path):
     alone = []  # the same two runs on a mesh of one: the rates follow each one's own --steps
     for more in (("--steps", "2", "--save"), ("--steps", "4", "--resume")):
-        args = (*TINY, *more, tmp_path / "alone", "--out", tmp_path)
-        assert run_script(SCRIPT, *args).status == 0
-        alone += json.loads((tmp_path / "metrics.json").read_text())["losses"]
+        alone += metrics_of(SCRIPT, *TINY, *more, tmp_path / "alone")["losses"]
     half = ("--steps", "2", "--save", str(tmp_path / "half"))
     _, first = launch_on(SCRIPT, (4,), *TINY, *half)[4]
     (row,) = first["table"]
@@ -118,13 +110,12 @@ def test_the_line_says_that_gpipe_was_not_what_was_predicted():
         (("--micro-batches", "121"), "has 120 of the 120 rows of a step, take 120 at most"),
         (("--zero", "4"), "invalid choice"),
         (("--schedule", "pipedream"), "invalid choice"),
-        (("--resume", "/nowhere"), "checkpoint /nowhere cannot be read"),
     ],
 )
 def test_bad_input_is_said_in_one_line(args, words, refused):
     assert words in refused(SCRIPT, *TINY, *args)
 
 
-def test_what_the_model_cannot_be_cut_into_is_said_in_one_line(launch_on):
-    with pytest.raises(LaunchFailed, match="12 heads cannot be shared out evenly over tp = 5"):
-        launch_on(SCRIPT, (5,), *TINY, "--tp", "5")
+def test_what_the_model_cannot_be_cut_into_is_said():
+    with pytest.raises(InputError, match="12 heads cannot be shared out evenly over tp = 5"):
+        bytes_needed(Flags(tp=5), RECIPES["tiny"], 5, half=False)

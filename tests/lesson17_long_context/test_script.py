@@ -20,7 +20,7 @@ def alone(launch_on):
     ("ranks", "args"),
     [
         (3, ()),
-        (2, ("--engine", "all_to_all")),
+        pytest.param(2, ("--engine", "all_to_all"), marks=pytest.mark.full),
         pytest.param(5, (), marks=pytest.mark.full),
         pytest.param(2, ("--precision", "bf16"), marks=pytest.mark.full),
     ],

@@ -29,7 +29,7 @@ def test_ranks_share_the_experts_and_not_the_curve(by_ranks):
     [
         (2, ("--ep", "1"), (2, 1)),
         pytest.param(2, ("--balance", "bias"), (1, 2), marks=pytest.mark.full),
-        (2, ("--capacity", "1.0", "--k", "1"), (1, 2)),
+        pytest.param(2, ("--capacity", "1.0", "--k", "1"), (1, 2), marks=pytest.mark.full),
         pytest.param(4, ("--ep", "2"), (2, 2), marks=pytest.mark.full),
         pytest.param(5, (), (5, 1), marks=pytest.mark.full),
     ],

@@ -23,7 +23,7 @@ def test_one_rank_leaves_table_figure_and_exact_bytes(on_one):
 @pytest.mark.parametrize(
     ("ranks", "args"),
     [
-        (2, ("--method", "lora")),
+        pytest.param(2, ("--method", "lora"), marks=pytest.mark.full),  # the notebook has its bytes
         (2, ("--method", "qlora", "--engine", "fsdp2")),
         pytest.param(2, ("--method", "full"), marks=pytest.mark.full),
         pytest.param(3, ("--method", "lora", "--engine", "fsdp2"), marks=pytest.mark.full),

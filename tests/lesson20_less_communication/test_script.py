@@ -57,17 +57,12 @@ def test_a_share_of_the_bytes(ranks, args, share, launch_on):
         assert metrics["table"][0]["of all-reduce's"] == pytest.approx(share, abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    "args",
-    [
-        ("--method", "hierarchical", "--nodes", "2"),
-        pytest.param(("--method", "topk", "--density", "1"), marks=pytest.mark.full),
-    ],
-)
-def test_what_sends_everything_has_the_losses_of_all_reduce(args, launch_on):
-    losses = run(launch_on, 4, *args)["losses"]
+@pytest.mark.full
+def test_what_sends_everything_has_the_losses_of_all_reduce(launch_on):
     plain = run(launch_on, 4, "--method", "all_reduce")["losses"]
-    assert losses == pytest.approx(plain, abs=1e-4)
+    for method in (("hierarchical", "--nodes", "2"), ("topk", "--density", "1")):
+        losses = run(launch_on, 4, "--method", *method)["losses"]
+        assert losses == pytest.approx(plain, abs=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from shared.capstone.config import TABLES, read_config
+from shared.capstone.modes import check_mode
 from shared.errors import InputError
 from shared.exercises.lessons import ROOT
 
@@ -186,26 +187,22 @@ def test_other_files_that_are_none(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "args", "lines", "words"),
+    ("args", "lines", "words"),
     [
-        (2, ("--mode", "single"), "", "--mode single is one process, 2 were started"),
-        (1, ("--mode", "3d"), "tp = 2", "tp 2 x pp 1 are 2 ranks a copy, and 1 ranks are no"),
-        (1, ("--mode", "3d", "--compile"), "", "--compile goes with --mode single, ddp, fsdp2"),
-        (1, ("--device", "cuda"), "", "torch sees no CUDA device here"),
-        (1, ("--config", "nothing"), "", "no name in configs/ (124m, 7b, small, tiny"),
+        (("--mode", "3d"), "tp = 2", "tp 2 x pp 1 are 2 ranks a copy, and 1 ranks are no"),
+        (("--mode", "3d", "--compile"), "", "--compile goes with --mode single, ddp, fsdp2"),
+        (("--device", "cuda"), "", "torch sees no CUDA device here"),
+        (("--config", "nothing"), "", "no name in configs/ (124m, 7b, small, tiny"),
     ],
 )
-def test_what_this_machine_or_mode_cannot_do_is_said(
-    ranks, args, lines, words, run_script, tmp_path
-):
-    from shared.ranks.launching import LaunchFailed, launch
-
+def test_what_this_machine_or_mode_cannot_do_is_said(args, lines, words, run_script, tmp_path):
     given = [*arguments(tmp_path, parallel=lines), *args]
-    if ranks == 1:
-        assert words in refused(run_script(SCRIPT, *given), tmp_path)
-        return
-    with pytest.raises(LaunchFailed, match=words):
-        launch(SCRIPT, nproc=ranks, args=without_out(given))
+    assert words in refused(run_script(SCRIPT, *given), tmp_path)
+
+
+def test_one_process_is_not_two():
+    with pytest.raises(InputError, match="--mode single is one process, 2 were started"):
+        check_mode("single", read_config(FOLDER / "configs" / "tiny.toml"), 2)
 
 
 def test_a_mode_whose_package_is_missing_is_said(run_script, tmp_path, monkeypatch):
