@@ -256,14 +256,10 @@ def test_wrong_clipping_moves_the_loss_and_by_own_norms_takes_copies_apart():
 
 
 def test_adam_hides_most_of_a_wrong_factor_and_sgd_does_not():
-    """The lesson says 0.002 against 0.15 to 0.20, from five starts; here are two."""
-    for seed in (0, 1):
-        differences = []
-        for rate in (None, 0.2):
-            right, wrong = (clipped_otherwise(seed, x, 7, rate) for x in (0.5, 0.5 / 1.18))
-            differences.append(max(abs(a - b) for a, b in zip(right, wrong, strict=True)))
-        assert 0.001 < differences[0] < 0.003
-        assert 0.15 < differences[1] < 0.25
+    """The lesson says 0.002 against 0.15 to 0.20, from five starts; here is one."""
+    for rate, low, high in ((None, 0.001, 0.003), (0.2, 0.15, 0.25)):
+        right, wrong = (clipped_otherwise(1, x, 7, rate) for x in (0.5, 0.5 / 1.18))
+        assert low < max(abs(a - b) for a, b in zip(right, wrong, strict=True)) < high
 
 
 # The cut into stages, and bad input

@@ -127,14 +127,6 @@ def some_calls(rank):
     return recorded()
 
 
-def in_an_interpreter_of_its_own(check):
-    """Run a check where nothing was recorded: only the first call decides the buffer's size."""
-    program = f"import runpy; runpy.run_path({__file__!r})[{check.__name__!r}]()"
-    command = [sys.executable, "-c", program]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
-    assert ended.returncode == 0, ended.stderr
-
-
 def test_a_recording_has_groups_numbers_and_what_is_equal_on_ranks_that_fit():
     by_rank = run_ranks(some_calls, 3)
     assert not explain_hang(by_rank)  # a root's gather is the others' gather
@@ -162,7 +154,11 @@ def keep_four(rank):
 
 @pytest.mark.full
 def test_a_full_buffer_keeps_the_last_calls_and_their_numbers():
-    in_an_interpreter_of_its_own(recording_in_a_full_buffer)
+    """Where nothing was recorded before: only the first call decides the buffer's size."""
+    program = f"import runpy; runpy.run_path({__file__!r})['recording_in_a_full_buffer']()"
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert ended.returncode == 0, ended.stderr
 
 
 def recording_in_a_full_buffer():
