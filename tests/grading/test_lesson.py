@@ -114,7 +114,7 @@ NOT_A_NOTEBOOK = {
     "web page": (b"\n<!DOCTYPE html><html></html>", "a web page was saved"),
     "cut off": (PRISTINE[:5000], "not JSON: "),
     "merge conflict": (b'{\n"a": 1,\n>>>>>>> mine\n}', "not JSON: .* line 3"),
-    "UTF-16": ("{}".encode("utf-16"), "not JSON: 'utf-8' codec can't decode byte 0xff"),
+    "UTF-16": ("{}".encode("utf-16"), "no notebook: it has no nbformat"),
     "a list": (b"[1, 2]", "no notebook: it has no nbformat number"),
     "no format": (b'{"cells": []}', "it has no nbformat number"),
     "format 3": (notebook(nbformat=3), "wrong version: notebook format 3; save it as format 4"),
@@ -169,7 +169,10 @@ UNREADABLE = {
     "broken decorator": ([changed('2.2")', '2.2"')], "syntax error in line 1 of the cell"),
     "tabs": ([PADDING + "\treturn 1\n"], "syntax error in line 4.*(tabs|indent)"),
     "magic": (["%%timeit\n" + PADDING], r"syntax error in line 1 of the cell: .* \(%%timeit\)"),
-    "shell": ([PADDING + "\n!rm -rf ~"], r"line 5 of the cell: .* \(!rm -rf ~\)"),
+    "assigned": (
+        ["padding_mask = 3"],
+        r"cell 1 defines padding_mask and is not marked .*: put @ex",
+    ),
     "null byte": ([PADDING + "\0"], "null bytes"),
     "parentheses": ([PADDING + "(" * 5000], "too many nested parentheses"),
     "minus signs": ([PADDING + "-" * 90_000 + "1"], "Python cannot read the cell"),
@@ -216,10 +219,32 @@ def test_what_does_no_harm_is_taken_as_it_is(case):
     assert answers.cells == {"02.2": "".join(cell["source"])}
 
 
-@pytest.mark.parametrize("line", ["%%time", "%%capture", "%matplotlib inline", "%load_ext x"])
+LINES = ["%%time", "%%capture out", "%matplotlib inline", "%load_ext x", "%pip install x", "?torch"]
+
+
+@pytest.mark.parametrize("line", [*LINES, "!rm -rf ~"])
 def test_a_command_that_changes_nothing_is_commented_out(line):
     answers = take_answers("Ada", LESSON, notebook(f"{line}\n{PADDING}"))
     assert answers.cells == {"02.2": f"# {line}\n{PADDING}"}
+
+
+ASKED = f"{PADDING}if True:\n    !ls\n    files = !ls\n    size = %time len('!')\npadding_mask?\n"
+
+
+def test_commands_within_code_leave_it_code():
+    (cell,) = take_answers("Ada", LESSON, notebook(ASKED)).cells.values()
+    assert cell.splitlines()[-5:] == [
+        "if True:",
+        "    pass  # !ls",
+        "    files = None  # !ls",
+        "    size = len('!')",
+        "# padding_mask?",
+    ]
+
+
+def test_what_looks_like_a_command_in_a_cell_that_is_python_stays():
+    cell = PADDING + 'text = """\n!ls\n%time\nreally?\n"""\nx = (7\n  % 3)\n'
+    assert take_answers("Ada", LESSON, notebook(cell)).cells == {"02.2": cell}
 
 
 @pytest.mark.parametrize(

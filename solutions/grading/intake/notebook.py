@@ -20,8 +20,13 @@ MAX_CODE_CHARACTERS = 2_000_000  # some seconds of reading as Python
 
 DECORATOR = re.compile(r"^@exercise\(\s*['\"]([0-9]{2}\.[0-9]+[a-z]?)['\"]", re.MULTILINE)
 DEFINITION = re.compile(r"^(?:async +def|def|class) +(\w+)", re.MULTILINE)
-# Commands that time or show things and change nothing of what a cell defines.
-HARMLESS = re.compile(r"^%(%(time|capture)|(matplotlib|load_ext|autoreload|config)\b.*)$", re.M)
+# Jupyter's lines that are no Python: what times or shows things, a command of the system, a
+# question; maybe with a name for what it gives.
+HARMLESS = re.compile(
+    r"^([ \t]*)(?:(\w+)[ \t]*=[ \t]*)?"
+    r"(%%(?:time|capture)\b.*|%(?!%).*|!.*|\?{1,2}[\w.]+[ \t]*|[\w.]+\?{1,2}[ \t]*)$",
+    re.MULTILINE,
+)
 
 
 class Unreadable(Exception):
@@ -83,7 +88,7 @@ def _parse(notebook: bytes) -> Any:
     if sum(map(notebook.count, (b",", b"[", b"{"))) > MAX_VALUES:
         raise Unreadable(f"the notebook may hold more than {MAX_VALUES} values: clear its outputs")
     try:
-        return json.loads(notebook.decode("utf-8-sig"))
+        return json.loads(notebook.decode(json.detect_encoding(notebook)))
     except RecursionError:
         raise Unreadable("not a notebook: JSON nested too deeply") from None
     except ValueError as error:  # no UTF-8, no JSON, a number of 10,000 digits
@@ -98,11 +103,10 @@ def _text(source: Any) -> str:
 
 def look(source: str, place: int = 0) -> Cell:
     """Find the exercises in a cell's source: by the syntax tree or, where it is broken, by line."""
-    source = HARMLESS.sub(r"# \g<0>", source)  # commented out: line numbers stay
     try:
         if len(source) > MAX_CELL_CHARACTERS:
             raise ValueError(f"it has {len(source)} characters; {MAX_CELL_CHARACTERS} are read")
-        tree = parsed(source)
+        source, tree = _as_python(source)
     except SyntaxError as error:
         fault = f"syntax error in line {error.lineno or 1} of the cell: {error.msg}"
         line = (error.text or "").strip()[:40]
@@ -119,6 +123,29 @@ def look(source: str, place: int = 0) -> Cell:
         binds=frozenset(_bound(tree)),
         needs=frozenset(_needed(tree)),
     )
+
+
+def _as_python(source: str) -> tuple[str, ast.Module]:
+    """A cell as Python, with its tree: Jupyter's own lines commented out, so that the rest stays.
+
+    They change nothing of what a cell defines. What they give a name is None.
+    """
+    try:
+        return source, parsed(source)
+    except SyntaxError:
+        plain = HARMLESS.sub(_without_effect, source)
+        if plain == source:
+            raise
+        return plain, parsed(plain)
+
+
+def _without_effect(line: re.Match[str]) -> str:
+    indent, name, command = line.groups()
+    if name and command.startswith("%time "):
+        return f"{indent}{name} = {command[6:]}"
+    if name:
+        return f"{indent}{name} = None  # {command}"
+    return f"{indent}pass  # {command}" if indent else f"# {command}"
 
 
 def _look_at_lines(source: str, place: int, fault: str) -> Cell:
@@ -196,7 +223,7 @@ def find_answer(exercise: Exercise, cells: Sequence[Cell]) -> Cell | tuple[Outco
 
 def written_beside(exercise: Exercise, cells: Sequence[Cell]) -> str:
     """Where an answer stands whose own cell was left as it was; "" where there is none."""
-    beside = [each for each in cells if not each.exercises and exercise.name in each.defines]
+    beside = [each for each in cells if not each.exercises and exercise.name in each.binds]
     if not beside:
         return ""
     return (
@@ -210,7 +237,7 @@ def _why_missing(exercise: Exercise, cells: Sequence[Cell]) -> tuple[Outcome, st
     for each in cells:
         if exercise.name in each.defines and each.fault:
             return Outcome.UNREADABLE, each.fault
-        if exercise.name in each.defines:
+        if exercise.name in each.binds:
             reason = f"cell {each.place} defines {exercise.name} and is not marked as its answer"
             return Outcome.UNREADABLE, f'{reason}: put @exercise("{exercise.id}") back'
     reason = f"the notebook has no cell of exercise {exercise.id}"
