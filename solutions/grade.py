@@ -19,6 +19,7 @@ from tqdm import tqdm
 from shared.errors import InputError
 from shared.ranks.processes import raise_on_stop_signals
 from solutions.grading import classroom, selftest
+from solutions.grading.alike import equal_answers, similar_answers
 from solutions.grading.corrections import correct, no_longer_named, read_corrections
 from solutions.grading.intake.submissions import (
     Submission,
@@ -137,10 +138,14 @@ def grade(
         dropped = no_longer_named(args.out / "grades.json", by_hand)
         write_results(args.out, verdicts, lessons, limits, roster)
     print(summary.summary(verdicts))
-    if equal := classroom.equal_answers(tasks):
-        print("\nequal to the letter:", *equal, sep="\n  ")
-    if dropped:
-        print("\nset by hand in the last run, not named in this one:", *dropped, sep="\n  ")
+    handed_in = [(each.answers, each.lesson) for each in tasks]
+    for title, lines in (
+        ("equal to the letter", equal_answers(handed_in)),
+        ("alike but for names and comments", similar_answers(handed_in, course)),
+        ("set by hand in the last run, not named in this one", dropped),
+    ):
+        if lines:
+            print(f"\n{title}:", *lines, sep="\n  ")
     print(f"\nnotebooks run: {result.num_run}; known from an earlier run: {result.num_known}")
     print(f"written: {args.out / 'grades.csv'}, {args.out / 'feedback' / 'index.html'}")
     if result.num_failed:

@@ -73,19 +73,6 @@ def read_answers(submission: Submission, lesson: Lesson) -> Answers:
     return no_answers(student, lesson, Outcome.MISSING, submission.problems.get("", held))
 
 
-def equal_answers(tasks: Iterable[Task]) -> list[str]:
-    """Who handed in the same cells to the letter, untouched ones apart: a line for each group."""
-    same: dict[tuple[str, str], list[str]] = {}
-    for task in tasks:
-        for cell in sorted(task.answers.cells.items() - task.lesson.stubs.items()):
-            same.setdefault(cell, []).append(task.answers.student)
-    groups: dict[str, list[str]] = {}
-    for (id, _), students in same.items():
-        if students[1:]:
-            groups.setdefault("; ".join(students), []).append(id)
-    return sorted(f"{' '.join(sorted(ids))}: {who}" for who, ids in groups.items())
-
-
 @contextmanager
 def in_parallel(
     jobs: int, judge: Workspace, items: Mapping[T, Sequence[Any]]
