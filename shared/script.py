@@ -157,7 +157,7 @@ def prepare(args: argparse.Namespace, rank: Rank, names: dict[str, Any]) -> None
         agree_on_folder(args.save, "--save")
     args.answers = put_mine_in_place(args.lesson.removeprefix("lesson")[:2], names, mine=args.mine)
     agree_on("their answers", args.answers, "give every machine the same notebook")
-    if rank.is_main and "mine" in args.answers.values():
+    if rank.is_main and {"mine", "shared/"} & {*args.answers.values()}:
         whose = ", ".join(f"{id} {what}" for id, what in args.answers.items())
         print(f"answers: {whose}", flush=True)
 

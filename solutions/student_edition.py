@@ -25,6 +25,7 @@ from pathlib import Path
 
 from shared.errors import InputError
 from shared.exercises.answers import code_of
+from shared.exercises.lessons import EDITION
 from solutions.answers_held import answers_held
 from solutions.built import NEEDED_BEFORE
 from solutions.grading.intake.class_edition import ClassEdition
@@ -37,7 +38,6 @@ NEEDS_ANSWERS = re.compile(r"^\s*(?:from|import) solutions\b", re.MULTILINE)
 GUARD = re.compile(r"^from shared(?: import script|\.script|\.exercises\.mine)\b", re.MULTILINE)
 NOTEBOOK = re.compile(r"lessons/lesson\d\d_\w+/lesson\.ipynb")
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
-MARK = ".edition.json"  # the last lesson of a class's edition, and the files that came with it
 WHOLE = """
 > **This is the student edition: without `solutions/`.** The answers of earlier lessons are in
 > `shared/`, since later lessons are built on them, and so are most of the lesson's that you are in.
@@ -100,9 +100,9 @@ def _earlier(folder: Path, course: Path, through: int | None) -> list[str] | Non
         raise InputError(f"{folder} is a file: name a folder")
     if not place.is_dir() or not any(place.iterdir()):
         return None
-    if not (place / MARK).exists():
+    if not (place / EDITION).exists():
         raise InputError(f"{folder} is not empty: name a new folder; nothing is overwritten")
-    mark = json.loads((place / MARK).read_bytes())
+    mark = json.loads((place / EDITION).read_bytes())
     if through is not None and through < mark["through"]:
         raise InputError(
             f"{folder} holds the edition through lesson {mark['through']:02}: --through"
@@ -114,7 +114,7 @@ def _earlier(folder: Path, course: Path, through: int | None) -> list[str] | Non
 def _copy(new: Path, folder: Path, before: list[str] | None) -> int:
     """Put an edition in its folder, over the earlier one's files; return how many were written."""
     names = [each.relative_to(new).as_posix() for each in new.rglob("*") if each.is_file()]
-    for name in {MARK, *(before or ())} - set(names):
+    for name in {EDITION, *(before or ())} - set(names):
         (folder / name).unlink(missing_ok=True)
     own = {name for name in names if NOTEBOOK.fullmatch(name) and (folder / name).exists()}
     for name in own:
@@ -147,7 +147,8 @@ def cut_down(edition: Path, course: Path, through: int) -> None:
     say_first(edition, CLASS.format(week=through, early=early))
     files = [each.relative_to(edition).as_posix() for each in edition.rglob("*") if each.is_file()]
     mark = {"through": through, "early": parts.early, "files": sorted(files)}
-    (edition / MARK).write_text(json.dumps(mark, indent=1))
+    mark["answers"] = parts.earlier
+    (edition / EDITION).write_text(json.dumps(mark, indent=1))
 
 
 def _without_dead(folder: Path, link: re.Match[str]) -> str:
@@ -210,7 +211,7 @@ def read_over(
         ]
         held = [f"{name}: {id}" for name, id in answers_held(edition, week)]
         yield f"no file holds the source of an answer of lesson {through:02}", "\n".join(held)
-        early = " ".join(json.loads((edition / MARK).read_bytes())["early"]) or "none"
+        early = " ".join(json.loads((edition / EDITION).read_bytes())["early"]) or "none"
         yield f"answers that are there before their week, since something needs them: {early}", ""
         answers = [each for each in answers if each not in week]
     stay = " ".join(each.exercise for each in answers if each.module.startswith("shared."))

@@ -7,6 +7,7 @@ there too: the name holds a placeholder until `put_mine_in_place` finds the lear
 import functools
 import importlib.abc
 import importlib.machinery
+import json
 import re
 import sys
 from types import ModuleType
@@ -15,7 +16,7 @@ from typing import Any
 from shared.errors import InputError
 from shared.exercises import notebook
 from shared.exercises.answers import new_module, read_cells, run_cell
-from shared.exercises.lessons import ROOT, lesson_folder, load_checks
+from shared.exercises.lessons import EDITION, ROOT, lesson_folder, load_checks
 from shared.exercises.stubs import is_stub
 
 
@@ -69,8 +70,8 @@ def put_mine_in_place(number: str, names: dict[str, Any], *, mine: bool) -> dict
 
     Return for each of the lesson's exercises that the script names whose it runs: "mine" or
     "reference". Without solutions/ the learner's own are taken in any case, and what is "open" is
-    `Unsolved`, also where a later lesson's shared/ holds an answer. Raises InputError when a cell
-    does not run, or when `mine` finds nothing solved.
+    `Unsolved`, but for a lesson of an earlier week than its edition's, whose answers are in
+    "shared/". Raises InputError when a cell does not run, or when `mine` finds nothing solved.
     """
     checks = load_checks(number)
     own: dict[str, Any] = {}
@@ -85,12 +86,24 @@ def put_mine_in_place(number: str, names: dict[str, Any], *, mine: bool) -> dict
                 own[each.name] = answer
         if mine and not own:
             raise InputError(f"--mine: no exercise of {path} is solved yet; solve one first")
-    named = {id: each.name for id, each in checks.items() if each.name in names}
-    for id, name in named.items():
-        if name in own or otherwise == "open":
+    whose = dict[str, str]()
+    for id, name in {id: each.name for id, each in checks.items() if each.name in names}.items():
+        whose[id] = "mine" if name in own else otherwise
+        if name in own:
+            names[name] = own[name]
+        elif otherwise == "open" and (place := _left_by_earlier_weeks().get(id)):
+            module, _, answer = place.rpartition(".")
+            names[name], whose[id] = getattr(importlib.import_module(module), answer), "shared/"
+        elif otherwise == "open":
             stub = notebook.defined[id].own if id in notebook.defined else None
-            names[name] = own.get(name, Unsolved(number, name, stub))
-    return {id: "mine" if name in own else otherwise for id, name in named.items()}
+            names[name] = Unsolved(number, name, stub)
+    return whose
+
+
+def _left_by_earlier_weeks() -> dict[str, str]:
+    """Where a class's edition has the answers of the weeks before its own, by exercise."""
+    mark = ROOT / EDITION
+    return json.loads(mark.read_bytes()).get("answers", {}) if mark.exists() else {}
 
 
 def run_cells(number: str) -> None:

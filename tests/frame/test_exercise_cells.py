@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from shared.errors import InputError
 from shared.exercises import mine, notebook
 from shared.exercises.stubs import is_stub, signature_difference
+from shared.model.attention import MultiHeadAttention
 
 
 def test_nbval_fails_exactly_the_checks_of_unsolved_exercises(toy, toy_module):
@@ -122,6 +123,20 @@ def test_a_placeholder_has_the_parameters_of_its_stub(monkeypatch):
     assert str(inspect.signature(adder)) == "(amount=1)"
     with pytest.raises(notebook.NotSolved):
         adder()
+
+
+def test_a_script_of_an_earlier_week_runs_with_what_the_edition_has_of_it(tmp_path, monkeypatch):
+    """Who has not solved lesson 02 can run its script in lesson 05's week."""
+    place = "shared.model.attention.MultiHeadAttention"
+    (tmp_path / ".edition.json").write_text(json.dumps({"answers": {"02.5": place}}))
+    monkeypatch.setattr(mine, "ROOT", tmp_path)
+    monkeypatch.setattr(notebook, "defined", {})
+    names = dict.fromkeys(("MultiHeadAttention", "causal_mask"))
+    whose = mine.put_mine_in_place("02", names, mine=False)
+    assert whose == {"02.3": "open", "02.5": "shared/"}
+    assert names["MultiHeadAttention"] is MultiHeadAttention
+    with pytest.raises(InputError, match=r"02\.3 \(causal_mask\) is not solved yet"):
+        names["causal_mask"](3)
 
 
 @pytest.mark.full

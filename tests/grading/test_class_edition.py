@@ -140,7 +140,10 @@ def test_the_next_week_s_edition_leaves_notebooks_alone(fifth):
     new = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
     assert {"shared/ddp/engines.py", "lessons/lesson06_ddp/lesson.ipynb"} <= new - first
     assert written == len(new - {"notes.txt"}) - 5, "all but the notebooks of lessons 01 to 05"
-    assert json.loads((folder / ".edition.json").read_text())["through"] == 6
+    mark = json.loads((folder / ".edition.json").read_text())
+    assert mark["through"] == 6
+    assert mark["answers"]["02.5"] == "shared.model.attention.MultiHeadAttention"
+    assert {id[:2] for id in mark["answers"]} == {"01", "02", "03", "04", "05"}
     assert "through lesson 06" in (folder / "README.md").read_text()[:200]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from shared.exercises.answers import code_of
 from solutions.built import NEEDED_BEFORE, built_in
-from solutions.grading.intake.known import KnownAnswers
+from solutions.grading.intake.known import KnownAnswers, own_answers
 from solutions.grading.intake.lesson import read_exercises
 from solutions.grading.intake.sources import bound_by, imported_by, parsed
 
@@ -33,10 +33,14 @@ class ClassEdition:
         lessons = read_exercises(course)
         self.known = KnownAnswers(course, next(iter(lessons.values())))
         self.answers: dict[Place, str] = {}  # of lesson NN and later ones, in shared/
+        self.earlier: dict[str, str] = {}  # where those of the lessons before it are, by exercise
         for number, lesson in lessons.items():
-            for each in KnownAnswers(course, lesson).references() if int(number) >= through else ():
-                if each.module.startswith("shared."):
-                    self.answers[each.module, each.node.name] = each.exercise
+            for id, place in own_answers(course, lesson).items():
+                if int(number) < through:
+                    self.earlier[id] = place
+                else:
+                    module, _, name = place.rpartition(".")
+                    self.answers[module, name] = id
         self._top = cache(self._statements)
         self.kept: set[Place] = set()
         self.modules: set[str] = set()  # those that are there, as a whole or in part
