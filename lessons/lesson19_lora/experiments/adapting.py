@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from shared.data.corpora import ParallelCorpus, load_corpus
 from shared.errors import InputError
 from shared.lora.counting import Tuning
-from shared.lora.layers import LoRALinear, add_lora
+from shared.lora.layers import LoRALinear, add_lora, places_meant
 from shared.lora.qlora import QLoRALinear
 from shared.measuring.timing import repetitions
 from shared.model.config import TransformerConfig
@@ -114,10 +114,21 @@ def base_model(texts: Texts, run: Run, seed: int) -> LanguageModel:
     return model
 
 
-def adapted(base: nn.Module, tuning: Tuning, alpha: float, seed: int) -> nn.Module:
-    """A copy of the base, ready to be tuned."""
+def adapted(
+    base: nn.Module, tuning: Tuning, alpha: float, seed: int, rest: bool = False
+) -> nn.Module:
+    """A copy of the base, ready to be tuned.
+
+    With `rest` all but the layers' matrices is trained too: embedding (and output), norms, biases;
+    under the method "full" nothing else.
+    """
     model = copy.deepcopy(base)
+    matrices = [linear.weight for _, linear in places_meant(model, NAMES)]
     torch.manual_seed(seed)
     if tuning.method != "full":
         add_lora(model, tuning.names, tuning.rank, alpha, KINDS[tuning.method])
+    if rest:
+        model.requires_grad_(True)
+        for weight in matrices:
+            weight.requires_grad_(False)
     return model

@@ -22,9 +22,9 @@ from shared.training.reference_run import NUM_STEPS, reference_model, reference_
 
 
 def under(engine: str, model: nn.Module, device: torch.device) -> nn.Module:
-    """The model under torch's DDP, or with every layer and the rest sharded by FSDP2."""
+    """The model under torch's DDP without a second copy of gradients, or sharded by FSDP2."""
     if engine == "ddp":
-        return DistributedDataParallel(model)
+        return DistributedDataParallel(model, gradient_as_bucket_view=True)
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for layer in list(model.modules()):
         if type(layer).__name__.endswith("Layer"):

@@ -154,5 +154,5 @@ def draw_trade(
     ax.set(xlabel="German, just learned: loss (nats a byte)")
     ax.set(ylabel="English, learned before: loss (nats a byte)")
     ax.legend(fontsize=8)
-    ax.set_title("Learned and forgotten, five ways at three rates: lower left is better")
+    ax.set_title("Learned and forgotten; lower left is better, pale points are the other rates")
     return figure
