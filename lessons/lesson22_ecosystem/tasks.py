@@ -23,7 +23,6 @@ from transformers import (  # noqa: F401 - the Trainer would be imported late
     get_scheduler,
 )
 from transformers.distributed.configuration_utils import DistributedConfig
-from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
 
 from lessons.lesson22_ecosystem.loops import LOOPS, QUIET, ZERO3, trainer
 from shared.ecosystem.task import Task, count_tokens
@@ -33,6 +32,8 @@ from shared.training.reference_run import reference_model, reference_optimizer
 
 deepspeed = quiet_deepspeed()
 from deepspeed.pipe import PipelineModule  # noqa: E402
+
+from lessons.lesson22_ecosystem.conflicts import conflicts, cuts, filled  # noqa: E402, F401
 
 transformers.logging.set_verbosity_error()
 logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
@@ -124,13 +125,7 @@ def samples_seen(rank: int, num_rows: int, settings: dict[str, Any]) -> list[lis
 
 def resolved(rank: int, config: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
     """A DeepSpeed configuration with what the Trainer puts in the place of its `auto` values."""
-    model = nn.Linear(1, 1)
-    model.config = transformers.PretrainedConfig(hidden_size=64)  # ty: ignore
-    given = TrainingArguments(use_cpu=True, deepspeed=None, **QUIET, **arguments)
-    filled = HfTrainerDeepSpeedConfig(config)
-    filled.trainer_config_process(given)
-    filled.trainer_config_finalize(given, model, given.max_steps)
-    return filled.config
+    return filled(config, arguments)
 
 
 def defaults(rank: int, names: list[str]) -> dict[str, Any]:
