@@ -8,6 +8,7 @@ import ipaddress
 import json
 import os
 import socket
+import struct
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import torch.distributed as dist
 
 from shared.errors import InputError, NoGroup
 
+PROBE = 1 << 15  # bytes: several packets of 9,000
 Reached = Sequence[Sequence[str]]  # [caller][called]: "" where a connection came about, or why not
 
 
@@ -118,6 +120,8 @@ def reach(
 ) -> list[list[str]]:
     """Let every rank call every other by TCP, at a free port of the address that each gives.
 
+    And send so much that packets are as large as the machine lets them be: a network that carries
+    less (its MTU) lets a call through, and a group, whose first large message then waits for ever.
     Where a call came through there is ""; otherwise the system's words. `answers=False` lets this
     rank behave like one behind a firewall. Every rank calls it, once in a meeting, and
     gets the whole table.
@@ -154,7 +158,30 @@ def _as_row(found: Any, world_size: int) -> list[str]:
 
 def _call(host: str, port: int, seconds: float) -> str:
     try:
-        with socket.create_connection((host, port), timeout=seconds):
-            return ""
+        with socket.create_connection((host, port), timeout=seconds) as line:
+            line.sendall(bytes(PROBE))
+            until = time.monotonic() + seconds
+            while (waiting := _on_the_way(line)) and time.monotonic() < until:
+                time.sleep(0.002)
     except OSError as error:
         return error.strerror or "timed out"
+    if not waiting:
+        return ""
+    return (
+        f"it answers, but {waiting:,} of {PROBE:,} bytes do not arrive within {seconds:g} s: are"
+        " packets lost that are larger than the MTU of something between?"
+    )
+
+
+def _on_the_way(line: socket.socket) -> int:
+    """Bytes that the other machine has not confirmed; its system does, without its program.
+
+    Source: tcp(7), SIOCOUTQ. 0 on systems that do not say.
+    """
+    try:
+        import fcntl
+        import termios
+
+        return struct.unpack("i", fcntl.ioctl(line, termios.TIOCOUTQ, bytes(4)))[0]
+    except (ImportError, OSError):
+        return 0

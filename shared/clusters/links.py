@@ -6,6 +6,7 @@ only be lengthened by what else happens, so the fastest of some repeats is kept.
 
 import time
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 Seconds = Float[Tensor, "sender receiver"]
+
+
+class NoAnswer(RuntimeError):
+    """A message of a measurement did not come; the words name the link."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +39,16 @@ class LinkTable:
 
 
 def measure_links(
-    device: torch.device | str = "cpu", num_bytes: int = 1 << 20, repeats: int = 5
+    device: torch.device | str = "cpu",
+    num_bytes: int = 1 << 20,
+    repeats: int = 5,
+    seconds: float = 300.0,
 ) -> LinkTable:
     """Measure all pairs of the default group's ranks; every rank calls it and gets the table.
 
-    A small message is sent four times as often: it is short, and a few microseconds disturb it.
+    A small message is sent four times as often: it is short, and a few microseconds disturb it. One
+    that takes longer than `seconds` raises NoAnswer on the ranks of its pair, which ends the group:
+    the others get torch's RuntimeError for a peer that is gone.
     """
     rank, n = dist.get_rank(), dist.get_world_size()
     one = torch.zeros(1, device=device)
@@ -48,7 +58,7 @@ def measure_links(
         for receiver in range(n):
             if sender != receiver and rank in (sender, receiver):
                 for kind, (message, times) in enumerate(((one, 4 * repeats), (much, repeats))):
-                    taken = _fastest(sender, receiver, message, one, times)
+                    taken = _fastest(sender, receiver, message, one, times, seconds)
                     table[kind, sender, receiver] = taken if rank == sender else 0
             dist.barrier()  # the next pair has the machine to itself
     small, large = _of_all(table)
@@ -56,18 +66,27 @@ def measure_links(
     return LinkTable(small, (large - small).clamp(min=1e-9).fill_diagonal_(0), 4 * much.numel())
 
 
-def _fastest(sender: int, receiver: int, message: Tensor, answer: Tensor, repeats: int) -> float:
+def _fastest(
+    sender: int, receiver: int, message: Tensor, answer: Tensor, repeats: int, seconds: float
+) -> float:
     """Seconds until the receiver's one number says that the message has come; one not counted."""
-    taken = []
+    taken, limit = [], timedelta(seconds=seconds)
+    mine, other = dist.get_rank() == sender, receiver if dist.get_rank() == sender else sender
     for _ in range(repeats + 1):
         began = time.perf_counter()
-        if dist.get_rank() == sender:
-            dist.send(message, receiver)
-            dist.recv(answer, receiver)
+        try:
+            for out, sent in ((mine, message), (not mine, answer)):
+                work = (dist.isend if out else dist.irecv)(sent, other)
+                assert work is not None, "both ranks are in the default group"
+                work.wait(limit)
             answer.sum().item()  # on a GPU: it has come
-        else:
-            dist.recv(message, sender)
-            dist.send(answer, sender)
+        except RuntimeError as error:
+            if time.perf_counter() - began < seconds:
+                raise  # somebody is gone, who says why
+            words = (
+                f"a message of {4 * message.numel():,} bytes from rank {sender} to rank {receiver}"
+            )
+            raise NoAnswer(f"{words} was not answered within {seconds:g} s") from error
         taken.append(time.perf_counter() - began)
     return min(taken[1:])
 

@@ -7,7 +7,7 @@ import shutil
 import socket
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import torch.cuda.nccl
 import torch.distributed as dist
 
 from shared.clusters.addresses import Meeting, Reached, own_address
+from shared.clusters.links import LinkTable
 from shared.ranks.agreement import gathered
 from shared.ranks.group import Rank
 
@@ -184,14 +185,63 @@ def clock_findings(offsets: Sequence[float], seconds: float = 1.0) -> list[Findi
 
 
 def unreached(reports: Sequence[Report], table: Reached) -> list[Finding]:
-    """The ranks that somebody does not get through to."""
+    """The ranks that somebody does not get through to.
+
+    A node that no other node reaches, and that reaches none, is said once, where most are not so.
+    """
+    cut = [rank for rank in range(len(reports)) if _is_cut_off(rank, reports, table)]
+    cut = cut if 2 * len(cut) < len(reports) else []
     found = []
+    for network in dict.fromkeys(reports[rank].network for rank in cut):
+        own = [reports[rank] for rank in cut if reports[rank].network == network]
+        ranks, first = tuple(each.rank for each in own), own[0]
+        why = next(filter(None, table[first.rank]))
+        where = f"node {first.host} (ranks {list(ranks)}) at {first.address} ({first.interface})"
+        words = f"{where} reaches no other node, and none reaches it: {why}; a firewall before it?"
+        found.append(Finding(ranks, words))
     for called, report in enumerate(reports):
-        callers = {caller: row[called] for caller, row in enumerate(table) if row[called]}
+        callers = {
+            caller: row[called]
+            for caller, row in enumerate(table)
+            if row[called]
+            and not ({caller, called} & {*cut} and _are_apart(caller, called, reports))
+        }
         if callers:
             where = f"rank {called} at {report.address} ({report.interface})"
             words = f"{where} is not reached by {sorted(callers)}: {next(iter(callers.values()))}"
             found.append(Finding((called,), words))
+    return found
+
+
+def _are_apart(one: int, other: int, reports: Sequence[Report]) -> bool:
+    return reports[one].network != reports[other].network
+
+
+def _is_cut_off(rank: int, reports: Sequence[Report], table: Reached) -> bool:
+    """Whether no call between a rank and another node comes through."""
+    others = [each for each in range(len(reports)) if _are_apart(rank, each, reports)]
+    return bool(others) and all(table[rank][each] and table[each][rank] for each in others)
+
+
+def link_findings(
+    table: LinkTable, named: Collection[int] = (), at_least: float = 0.0, factor: float = 4.0
+) -> list[Finding]:
+    """Links below `at_least` bytes a second, which break a run, and links with one slow direction.
+
+    The two directions of a cable are each other's measure, also where there are two nodes and
+    nobody is the odd one out: one that is `factor` times slower is told, but for ranks in `named`.
+    """
+    speed, found = table.bandwidth, []
+    pairs = [(a, b) for a in range(len(speed)) for b in range(len(speed)) if a != b]
+    said = {pair: f"rank {pair[0]} to {pair[1]}: {speed[pair].item() / 1e6:.4g}" for pair in pairs}
+    if slow := sorted((p for p in pairs if speed[p] < at_least), key=lambda p: speed[p].item()):
+        words = f"links below {at_least / 1e6:g} MB/s: {'; '.join(said[p] for p in slow[:8])}"
+        words += f" and {len(slow) - 8} more" * (len(slow) > 8)
+        found.append(Finding(tuple(sorted({rank for pair in slow for rank in pair})), words))
+    for a, b in pairs:
+        if factor * speed[a, b] < speed[b, a] and not {a, b} & {*named}:
+            words = f"one direction of a link is slow: {said[a, b]} MB/s, {said[b, a]} MB/s"
+            found.append(Finding((a, b), words, breaks=False))
     return found
 
 

@@ -104,7 +104,7 @@ def damage_of(folder: Path, part: int = 0, parts: int = 1) -> str:
     Each lies in its file as torch.save wrote it.
     """
     try:
-        places: Any = Reader(folder).read_metadata().storage_data
+        places = dict[Any, Any](Reader(folder).read_metadata().storage_data)
     except Exception as error:  # whatever torch raises for what is no checkpoint
         return f"cannot be read ({type(error).__name__}: {error})"
     for index, place in sorted(places.items(), key=str)[part::parts]:

@@ -2,8 +2,13 @@
 
 import functools
 import os
+import shutil
+import socket
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,12 +25,22 @@ from lessons.lesson21_clusters.experiments import (
 )
 from lessons.lesson21_clusters.laboratory import recordings, whole_run
 from lessons.lesson21_clusters.preflight import describe
+from shared.clusters import addresses, links
 from shared.clusters.addresses import Meeting
 from shared.clusters.hangs import explain_hang
-from shared.clusters.links import measure_links
+from shared.clusters.links import LinkTable, measure_links
 from shared.clusters.odd import find_odd
 from shared.clusters.recordings import Call, Recording, dump, from_dump, own_groups, recorded
-from shared.clusters.report import GIB, Report, clock_findings, clock_offsets, disagreements
+from shared.clusters.report import (
+    GIB,
+    Report,
+    clock_findings,
+    clock_offsets,
+    disagreements,
+    link_findings,
+    unreached,
+)
+from shared.clusters.saves import look_at_saves
 from shared.clusters.stragglers import find_straggler
 from shared.clusters.verdicts import describe_hang
 from shared.errors import NoGroup
@@ -308,6 +323,99 @@ def test_every_rank_looks_at_its_own_gpu(monkeypatch):
 def test_two_versions_on_two_ranks_have_no_majority():
     (found,) = disagreements([report(0), report(1, torch="2.12.0")])
     assert found.ranks == (0, 1)
+
+
+SHUT = "timed out"
+
+
+@pytest.mark.parametrize(
+    ("shut", "words"),
+    [
+        ([(0, 2), (1, 2), (2, 0), (2, 1)], [((2,), "node node2 (ranks [2]) at 10.0.0.2")]),
+        ([(0, 2), (1, 2)], [((2,), "rank 2 at 10.0.0.2 (eth0) is not reached by [0, 1]: timed")]),
+        ([(0, 1), (1, 0)], [((0,), "rank 0 at"), ((1,), "rank 1 at")]),
+    ],
+)
+def test_a_node_behind_a_firewall_is_named_and_not_all_the_others(shut, words):
+    table = [[SHUT if (a, b) in shut else "" for b in range(3)] for a in range(3)]
+    found = unreached([report(rank) for rank in range(3)], table)
+    assert [each.ranks for each in found] == [ranks for ranks, _ in words]
+    assert all(each.words.startswith(said) for each, (_, said) in zip(found, words, strict=True))
+
+
+def test_packets_that_are_lost_because_they_are_large_are_told_from_a_closed_door(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        port = door.getsockname()[1]
+        assert addresses._call("127.0.0.1", port, 0.3) == ""
+        monkeypatch.setattr(addresses, "PROBE", 1 << 20)
+        monkeypatch.setattr(socket.socket, "sendall", lambda line, data: line.send(data))
+        said = addresses._call("127.0.0.1", port, 0.3)  # nobody reads: its buffer is full
+    assert said.startswith("it answers, but ")
+    assert "of 1,048,576 bytes do not arrive within 0.3 s: are packets lost" in said
+    assert addresses._call("127.0.0.1", port, 0.3) == "Connection refused"
+
+
+def table_of(speed):
+    large = 1e6 / torch.tensor(speed, dtype=torch.float64)
+    return LinkTable(torch.zeros_like(large), large.fill_diagonal_(0), 1_000_000)
+
+
+def test_the_two_directions_of_a_link_are_compared_and_a_speed_can_be_asked_for():
+    slow = table_of([[1, 125e6], [1.2e6, 1]])
+    (found,) = link_findings(slow)
+    words = "one direction of a link is slow: rank 1 to 0: 1.2 MB/s, rank 0 to 1: 125 MB/s"
+    assert (found.ranks, found.words, found.breaks) == ((1, 0), words, False)
+    assert not link_findings(slow, named=[1])
+    (found,) = link_findings(slow, named=[1], at_least=100e6)
+    assert (found.ranks, found.breaks) == ((0, 1), True)
+    assert found.words == "links below 100 MB/s: rank 1 to 0: 1.2"
+    assert not link_findings(table_of([[1, 125e6], [40e6, 1]]))
+
+
+def one_pair_waits(rank):
+    if rank == 1:
+        plain = links._fastest
+        monkey = lambda *given: time.sleep(2.5) or plain(*given)  # noqa: E731
+        links._fastest = monkey
+    try:
+        measure_links(num_bytes=4096, repeats=1, seconds=1.0)
+    except links.NoAnswer as error:
+        return str(error)
+    except RuntimeError:
+        return "a peer is gone"
+    return ""
+
+
+def test_a_link_that_does_not_answer_is_named_by_its_pair():
+    words = "a message of 4 bytes from rank 0 to rank 1 was not answered within 1 s"
+    first, second, third = run_ranks(one_pair_waits, 3, timeout=60)
+    assert first == words
+    assert third == "a peer is gone"
+    assert second in (words, "a peer is gone")
+
+
+def test_folders_of_checkpoints_that_are_two_are_told_before_there_is_a_group(tmp_path):
+    def ask(name: str, folders: list[Path]):
+        store = dist.PrefixStore(name, dist.HashStore())
+        ranks = [report(rank) for rank in range(3)]
+        with ThreadPoolExecutor(3) as pool:
+            asked = [
+                pool.submit(look_at_saves, Meeting(store, rank, 3, 20.0), ranks, folder)
+                for rank, folder in enumerate(folders)
+            ]
+            found = [each.result() for each in asked]
+        assert len({str([each.ranks for each in own]) for own in found}) == 1
+        return [(each.ranks, each.words.partition(" ")[2].partition(" ")[2]) for each in found[0]]
+
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.mkdir()
+    other.mkdir()
+    assert ask("a", [one] * 3) == []
+    words = "is another folder than rank 0's: is it on a shared disk? (ranks [1] on node1)"
+    assert ask("b", [one, other, one]) == [((1,), words)]
+    words = "is not there: is its disk mounted? (ranks [1, 2] on node1, node2)"
+    assert ask("c", [one, tmp_path / "x", tmp_path / "x"]) == [((1, 2), words)]
+    assert not [*one.iterdir(), *other.iterdir()]
 
 
 def test_a_clock_that_is_off_misleads_and_breaks_nothing():

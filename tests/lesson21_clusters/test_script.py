@@ -1,5 +1,7 @@
 """The script and the preflight under torchrun; bad input."""
 
+import json
+
 import pytest
 
 from shared.exercises.lessons import ROOT
@@ -47,6 +49,25 @@ def test_preflight_of_a_disk_that_is_too_small(tmp_path, run_script):
     status, out, _ = run_script(PREFLIGHT, *args)
     assert status == 1
     assert "BREAKS A RUN: rank 0 has" in out
+
+
+def test_preflight_looks_for_the_folder_of_checkpoints_and_does_not_make_it(tmp_path, run_script):
+    saves, args = tmp_path / "saves", ("--device", "cpu", "--out", tmp_path / "out")
+    status, out, _ = run_script(PREFLIGHT, *args, "--saves", saves)
+    assert status == 1
+    assert f"BREAKS A RUN: --saves {saves} is not there: is its disk mounted? (ranks [0]" in out
+    saves.mkdir()
+    assert run_script(PREFLIGHT, *args, "--saves", saves).status == 0
+    assert not list(saves.iterdir())
+
+
+def test_the_last_page_under_torchrun_has_the_findings(tmp_path, run_script):
+    file = tmp_path / "error.json"
+    args = ("--device", "cpu", "--out", tmp_path, "--disk", "1e9")
+    assert run_script(PREFLIGHT, *args, TORCHELASTIC_ERROR_FILE=str(file)).status == 1
+    told = json.loads(file.read_text())["message"]
+    assert told["message"].startswith("BREAKS A RUN: rank 0 has")
+    assert told["extraInfo"]["py_callstack"] == told["message"]
 
 
 @pytest.mark.parametrize(
