@@ -22,6 +22,20 @@ class Adapter(nn.Module):
     lora_b: nn.Parameter  # (d_out, rank)
     scale: float  # alpha / rank
 
+    @property
+    def weight(self) -> Tensor:
+        """The updated matrix, for a parent that reads it and does not call the layer.
+
+        nn.MultiheadAttention does so with `out_proj`, and nn.TransformerEncoderLayer in evaluation.
+        """
+        base = self.base.weight
+        return (base + self.scale * (self.lora_b @ self.lora_a)).to(base.dtype)
+
+    @property
+    def bias(self) -> Tensor | None:
+        """That of the layer below."""
+        return self.base.bias
+
 
 def check_rank(rank: int, d_in: int, d_out: int) -> None:
     """Raise InputError, naming rank and layer, for a rank that no update of the layer can have."""

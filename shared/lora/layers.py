@@ -78,7 +78,13 @@ def places_meant(model: nn.Module, names: Sequence[str]) -> list[tuple[str, nn.L
     for name in names:
         if not any(_meant(place, [name]) for place, _ in there):
             known = dict.fromkeys(place.rpartition(".")[2] for place, _ in there)
-            raise InputError(f"no linear layer is called {name!r}: there are {', '.join(known)}")
+            others = {
+                type(m).__name__ for place, m in _places(model, nn.Module) if _meant(place, [name])
+            }
+            kinds = f" ({name!r} is a {', '.join(sorted(others))})" if others else ""
+            raise InputError(
+                f"no linear layer is called {name!r}{kinds}: there are {', '.join(known)}"
+            )
     return [(place, linear) for place, linear in there if _meant(place, names)]
 
 

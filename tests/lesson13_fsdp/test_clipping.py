@@ -6,6 +6,7 @@ import torch._dynamo  # what optimizers import: once here, not in every forked r
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 from shared.errors import InputError
 from shared.ranks.forked import run_ranks
@@ -141,3 +142,25 @@ def test_torchs_clipping_is_as_wrong_as_the_docstring_says(stage):
     (first, right), (second, same) = run_ranks(norm, 2)
     assert right == same
     assert (first == second == 0) if stage > 1 else len({first, second, right}) == 3
+
+
+def test_a_model_that_is_sharded_in_part_cannot_be_clipped_by_torch():
+    """What lesson 13 says of "got mixed torch.Tensor and DTensor", and of its cure."""
+
+    def work(rank: int) -> list[str]:
+        said = []
+        for root in (False, True):
+            net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+            for module in (net[0], net) if root else (net[0],):
+                fully_shard(module)
+            net(torch.ones(2, 4)).sum().backward()
+            try:
+                nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+                said.append("")
+            except RuntimeError as error:
+                said.append(str(error))
+        return said
+
+    for first, then in run_ranks(work, 2):
+        assert "got mixed torch.Tensor and DTensor" in first
+        assert then == ""

@@ -142,3 +142,32 @@ def test_what_a_layer_kind_refuses_leaves_the_model_as_it_was():
     with pytest.raises(InputError, match="float64"):
         add_lora(model, ["0", "1"], 2, 1.0, kind=QLoRALinear)
     assert [(name, p.requires_grad) for name, p in model.named_parameters()] == before
+
+
+def test_a_parent_that_reads_a_layers_weight_gets_the_adapted_one():
+    torch.manual_seed(0)
+    model = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True).double()
+    add_lora(model, ["out_proj", "linear1"], 2, 4.0)
+    adapters = [model.self_attn.out_proj, model.linear1]
+    for each in adapters:
+        torch.nn.init.normal_(each.lora_b)
+    x = torch.randn(3, 5, 8, dtype=torch.float64)
+    found = model(x)
+    found.square().sum().backward()
+    assert all(
+        p.grad is not None and p.grad.any() for each in adapters for p in (each.lora_a, each.lora_b)
+    )
+    model.eval()
+    with torch.no_grad():
+        fast = model(x)  # reads linear1's weight as well
+    merge(model)
+    for each in (found, fast, model.train()(x)):
+        assert torch.allclose(each, model(x), atol=1e-6)
+
+
+def test_a_layer_of_another_kind_is_named_by_its_kind():
+    conv1d = pytest.importorskip("transformers.pytorch_utils").Conv1D(6, 4)
+    model = torch.nn.ModuleDict({"c_attn": conv1d, "lm_head": torch.nn.Linear(4, 4)})
+    words = r"no linear layer is called 'c_attn' \('c_attn' is a Conv1D\): there are lm_head"
+    with pytest.raises(InputError, match=words):
+        add_lora(model, ["c_attn"], 2, 1.0)
