@@ -2,7 +2,6 @@
 
 import functools
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -218,17 +217,25 @@ def test_a_slow_sender_is_found_by_bandwidth_and_not_by_latency():
 @pytest.mark.parametrize(
     ("interfaces", "walled", "status", "words"),
     [
-        pytest.param(["eth0", "eth0"], False, 0, "nothing found that breaks a run",
+        pytest.param(["eth0", "eth0"], "", 0, "nothing found that breaks a run",
                      marks=pytest.mark.full),
-        (["eth0", "lo"], False, 1, "rank 1 at 127.0.0.1 (lo) is not reached by [0]"),
-        pytest.param(["eth0", "eth0"], True, 1, "is not reached by [0]: timed out",
+        (["eth0", "lo"], "", 1, "rank 1 at 127.0.0.1 (lo) is not reached by [0]"),
+        pytest.param(["eth0", "eth0"], "firewall", 1, "is not reached by [0]: timed out",
+                     marks=pytest.mark.full),
+        pytest.param(["eth0", "eth0"], "mtu", 1, "it answers, but 32,768 of 32,768 bytes do not",
                      marks=pytest.mark.full),
     ],
 )  # fmt: skip
 def test_preflight_on_two_nodes(interfaces, walled, status, words):
     with throttled_links(2, 1000) as links:
-        if walled:
+        if walled == "firewall":
             firewall(links, 1, 29500)
+        if walled == "mtu":  # of the bridge's port; senders must not put packets together
+            hub = f"hub-{links.names[0].partition('-')[2]}"
+            small = ["ip", "netns", "exec", hub, "ip", "link", "set", "port1", "mtu", "1400"]
+            one = ["ip", "link", "set", "eth0", "gso_max_segs", "1", "gso_max_size", "1500"]
+            for command in (small, links.command(0, one), links.command(1, one)):
+                subprocess.run(command, check=True, capture_output=True)
         ended, said = preflight_on_nodes(links, interfaces)
     assert (ended, words in said) == (status, True), said
 
