@@ -30,6 +30,7 @@ from shared.errors import InputError
 from shared.script import run_script
 
 LOGS = "a group's ranks are known from its lines: one without a line of it may be the one missing"
+ALONE = "of one rank alone: who did not come to its call is in the others' dumps or lines"
 NEXT = (
     "alike on all ranks: look at the call that came back on none, and at the links of its ranks "
     "(preflight.py); py-spy dump --pid PID shows where a rank stands, ncclras what NCCL sees"
@@ -94,7 +95,8 @@ def report(recordings: Sequence[Recording], notes: Sequence[str]) -> int:
     if len(hangs) > 1 and (words := first_to_look_at(hangs)):
         print(words)
     if not hangs:
-        print(NEXT)
+        alone = len({each.rank for each in recordings if each.calls}) == 1
+        print(ALONE if alone else NEXT)
     for line in [*compared(recordings), *notes]:
         print(f"  {line}")
     return 1 if hangs else 0

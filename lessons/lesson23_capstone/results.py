@@ -106,6 +106,7 @@ def conclude(
     most, memory = (max(gathered(each)) for each in (states[1], peak_memory(rank.device)))
     if not rank.is_main:
         return
+    args.preset = args.config.stem if args.config else args.preset  # what was run
     speed, flops = record.tokens_per_second(), flops_of(spec, num_parameters)
     row: dict[str, Any] = {
         "mode": args.mode,

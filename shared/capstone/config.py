@@ -159,16 +159,16 @@ def _nearest(name: str, known: Any, table: str = "") -> str:
     return f": did you mean {keys[near[0]]}.{near[0]}?" if near else f": known: {', '.join(known)}"
 
 
-MAY_BE_ZERO = {"num_kv_heads", "zero", "warmup", "evaluate_every", "save_every"}
-MAY_BE_ZERO |= {"peak", "weight_decay", "max_norm"}  # of which the last has words of its own
+MAY_BE_ZERO = {"num_kv_heads", "zero", "warmup", "evaluate_every", "save_every"}  # and floats
 
 
 def _check(config: Config, path: Path) -> None:
     """Raise InputError for numbers that no run could have."""
-    for name in TABLES:
-        for key, value in vars(getattr(config, name) or PlanTable()).items():
+    for name, table in TABLES.items():
+        for each in dataclasses.fields(table):
+            key, value = each.name, getattr(getattr(config, name) or PlanTable(), each.name)
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            least = 0 if key in MAY_BE_ZERO else 1
+            least = 0 if each.type is float or key in MAY_BE_ZERO else 1
             if number and not value >= least:
                 raise InputError(f"{path}: {name}.{key} must be {least} or more, got {value}")
             if value == math.inf and key != "max_norm":

@@ -168,6 +168,8 @@ def _difference(notes: dict[str, Any], own: dict[str, Any]) -> str:
         there = notes.get(part)
         if part == "rates" or there == here:
             continue
+        if there is None:
+            return f"has a damaged {RUN}, which names no {part}"
         if isinstance(here, dict) and isinstance(there, dict):
             key = next(k for k in {**here, **there} if here.get(k) != there.get(k))
             words = f"{key} {there.get(key)}, here {here.get(key)}"

@@ -19,7 +19,8 @@ from shared.clusters.recordings import Call, Recording
 _PREFIX = re.compile(r"\[rank\d+\]:")  # of each line, since torch 2.2
 _WHO = re.compile(r"\[rank(\d+)\]:|\[(?:PG[^\]]* )?Rank (\d+)\]")  # of the job; of the group
 _GROUP = re.compile(r"\[PG (?:ID )?(\d+)(?: PG GUID (\w+))? ?(?:\((\w+)\))? Rank \d+\]")
-_WORK = re.compile(r"WorkNCCL\(SeqNum=(\d+), OpType=(\w+)(?:, NumelIn=(\d+))?")
+_WORK = re.compile(r"WorkNCCL\((?:SeqNum=(\d+), )?OpType=(\w+)(?:, NumelIn=(\d+))?")
+_STUCK = re.compile(r"watchdog got stuck for \d+ seconds")
 _STATUS = re.compile(
     r"last enqueued (?:NCCL )?work: (-?\d+)(?:, last started (?:NCCL )?work: -?\d+)?"
     r", last completed (?:NCCL )?work: (-?\d+)",
@@ -56,8 +57,15 @@ def read_log(text: str) -> tuple[list[Recording], list[str]]:
         if work and work[2] in _MESSAGES:
             notes.append(f"rank {rank} timed out in a {work[2]}, no. {work[1]} of its messages")
             messaging.add(rank)
-        elif work:
+        elif work and work[1] is None:  # torch 1.9's
+            notes.append(f"rank {rank} timed out in a {_what(work)}, which has no number there")
+        elif work and not _is_told(work, rank, groups):
             waiting.setdefault(rank, []).append(work)
+        if stuck := _STUCK.search(line):
+            notes.append(
+                f"rank {rank}'s own {stuck[0]}, in a call of CUDA's or for Python's lock: that says"
+                " nothing of its collectives"
+            )
         if status is None:
             continue
         named = _GROUP.search(line)
@@ -80,6 +88,16 @@ def read_log(text: str) -> tuple[list[Recording], list[str]]:
         notes.append(f"group {group}: its numbers count messages, and are not compared")
         del groups[group]
     return _recordings(groups), notes
+
+
+def _is_told(work: re.Match[str], rank: int, groups: dict[str, dict[int, _Said]]) -> bool:
+    """Whether a status that came before names it: older versions write that first."""
+    number = int(work[1])
+    for said in (by_rank[rank] for by_rank in groups.values() if rank in by_rank):
+        if said.back < number <= said.made:
+            said.work.setdefault(number, _what(work))
+            return True
+    return False
 
 
 def _whole_lines(text: str) -> Iterator[str]:

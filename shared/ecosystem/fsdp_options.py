@@ -13,8 +13,8 @@ _TAKEN = """
     reshard_after_forward sharding_strategy transformer_layer_cls_to_wrap version
 """
 _IGNORED = """
-    backward_prefetch cpu_ram_efficient_loading forward_prefetch limit_all_gathers state_dict_type
-    sync_module_states use_orig_params xla_fsdp_settings
+    backward_prefetch backward_prefetch_policy cpu_ram_efficient_loading forward_prefetch
+    limit_all_gathers state_dict_type sync_module_states use_orig_params xla_fsdp_settings
 """  # which change neither a number nor a unit under FSDP2
 REFUSED = {"activation_checkpointing_offload", "xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt"}
 KNOWN = {*_TAKEN.split(), *_IGNORED.split(), *REFUSED}

@@ -153,6 +153,7 @@ def test_auto_buckets_are_the_trainers(tmp_path):
         ('{"compile": {"disable": false}}', "this run makes no use of DeepSpeed's 'compile'"),
         ('{"fp8": {}}', "DeepSpeed has no key 'fp8' at the top level"),
         ('{"zero_optimization": {"stage": 3, "stage": 0}}', "has 'stage' twice"),
+        ('{"zero_optimization": {"reduce_bucket_size": 0}}', "reduce_bucket_size is 0; it must be"),
         ('{"gradient_clipping": "1.0"}', "gradient_clipping is the text '1.0'"),
         ('{"fp16": {"enabled": "False"}}', "fp16.enabled is the text 'False'; write true or false"),
         ('{"fp16": {\n"enabled": True,\n}}', "fp16.enabled is the text 'True,'; write true or"),

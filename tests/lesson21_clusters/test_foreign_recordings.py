@@ -415,6 +415,20 @@ def test_older_forms_of_the_watchdogs_lines_are_read():
     assert notes[1] == "no line of ranks [0, 1, 2]: they died, hang elsewhere, or were filtered out"
 
 
+def test_forms_of_public_logs_that_said_too_little():
+    """accelerate #3380 (status first), #157 (torch 1.9), ArcticTraining #219 (a stuck watchdog)."""
+    work, status = watchdog(1, 456, 456, 455).splitlines()
+    (read,), notes = read_log(f"{status}\n{work}")
+    assert [call.what for call in read.calls if call.number == 456] == ["allreduce of 7"]
+    assert not any("no line says" in note for note in notes)
+    old = "  what():  [Rank 5] Watchdog caught collective operation timeout: "
+    old += "WorkNCCL(OpType=BROADCAST, Timeout(ms)=1800000) ran for 1801256 milliseconds"
+    assert read_log(old)[1][0] == "rank 5 timed out in a broadcast, which has no number there"
+    stuck = "[rank7]:[E6 x.cpp:1743] [PG ID 0 PG GUID 0(default_pg) Rank 7] ProcessGroupNCCL's "
+    stuck += "watchdog got stuck for 480 seconds without making progress"
+    assert "rank 7's own watchdog got stuck for 480 seconds" in read_log(stuck)[1][0]
+
+
 def test_a_log_is_read_by_the_script_and_says_what_it_leaves_open(tmp_path, run_script):
     log = tmp_path / "run.log"
     log.write_text(watchdog(0, 21, 22, 20) + asked(3, 20, 20))
@@ -426,6 +440,9 @@ def test_a_log_is_read_by_the_script_and_says_what_it_leaves_open(tmp_path, run_
     status, out, _ = run_script(EXPLAIN, log)
     assert "waits for ranks 1, 2" in out
     assert "only rank 0 made it" in out
+    log.write_text(watchdog(0, 21, 21, 20))
+    status, out, _ = run_script(EXPLAIN, log)
+    assert out.startswith("of one rank alone: who did not come")
     log.write_text(watchdog(0, 21, 21, 20).splitlines()[0])
     status, _, err = run_script(EXPLAIN, log)
     assert status == 2

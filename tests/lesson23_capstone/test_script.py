@@ -97,6 +97,7 @@ def test_the_table_has_predicted_bytes_and_they_are_those_counted(run_script, tm
     assert run_script(SCRIPT, *arguments(tmp_path, "--tensorboard")).status == 0
     found = metrics(tmp_path)
     assert found["bytes_kept"]["predicted"] == found["bytes_kept"]["measured"]
+    assert found["preset"] == "run"  # by its file
     assert {"tokens/s", "MFU, %", "peak MiB", "held-out"} <= found["table"][0].keys()
     assert list((tmp_path / "out" / "tensorboard").glob("events.*"))
 

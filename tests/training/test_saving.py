@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from shared.capstone.record import LINES, Record
-from shared.capstone.resuming import RUN, saved_in, where_to_save
+from shared.capstone.resuming import RUN, Origin, _notes, saved_in, where_to_save
 from shared.errors import InputError
 from shared.exercises.lessons import ROOT
 from shared.ranks.agreement import agree_on_folder, refused_by_any
@@ -113,6 +113,13 @@ def test_a_run_that_can_save_nothing_when_it_is_stopped_says_so(tmp_path, capfd)
 
     run_ranks(work, 2)
     assert "SIGTERM or Ctrl-C will save nothing without --save" in capfd.readouterr().out
+
+
+def test_notes_that_name_no_model_are_damaged(tmp_path):
+    written(tmp_path, 4)
+    origin = Origin({"d_model": 8}, {}, 9, 0, {"steps": 9})
+    _, why = _notes(tmp_path / "step_00000004", origin)
+    assert why == f"has a damaged {RUN}, which names no model"
 
 
 def test_changed_bytes_of_a_checkpoint_are_refused_before_anything_is_loaded(tmp_path):

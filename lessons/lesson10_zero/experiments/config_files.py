@@ -74,6 +74,9 @@ def read_config(
         raise InputError(f"{path}: {name} is the text {value!r}; write {what}")
     _check_batch(path, config, world_size, micro_batch)
     _check_precision(path, config, device)
+    for key in ("reduce_bucket_size", "allgather_bucket_size"):
+        if zero_section(config).get(key, 1) == 0:  # DeepSpeed takes it, and divides by it
+            raise InputError(f"{path}: zero_optimization.{key} is 0; it must be 1 or more")
     for key in ("offload_optimizer", "offload_param"):
         section = zero_section(config).get(key) or {}
         if not isinstance(section, dict):
