@@ -331,6 +331,8 @@ def device(causal_mask) -> None:
         what="the mask's device",
         mistake="the device argument is not used: on a GPU the mask would stay on the CPU",
     )
+    alone = causal_mask(1, device="cpu")
+    expect(bool(alone.all()), expected="True: a word sees itself", seen=f"{alone}")  # zeros do not
     expect_new(causal_mask, 4, what="causal_mask(4)")
 
 
