@@ -165,9 +165,13 @@ def choosing(
     return choose_plan
 
 
+@mistake("23.3", says="activations are counted")
+def choose_plan_with_activations(model, budget):
+    return choosing(kept_of=lambda memory: memory.total)(model, budget)
+
+
 CHOSEN = {
     "of plans that send the same": choosing(best=lambda found: min(found, key=lambda p: p.seconds)),
-    "activations are counted": choosing(kept_of=lambda m: m.total),
     "seconds with FITTED": choosing(fitted=FITTED),
     "the bubble is no message": choosing(seconds_of=lambda t: t.total),
     "the plan does not fit": choosing(fits=lambda p, b: True),

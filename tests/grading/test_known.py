@@ -24,7 +24,9 @@ NUMBERS = sorted(
 @pytest.mark.parametrize("number", NUMBERS)
 def test_every_known_answer_has_a_cell_that_imports_nothing_of_the_course(number):
     """The setup cell's names are enough: an answer that brings its own would be looked at."""
-    known = KnownAnswers(ROOT, read_lessons(ROOT, [number])[number])
+    lesson = read_lessons(ROOT, [number])[number]
+    known = KnownAnswers(ROOT, lesson)
+    assert list(lesson.wrong) == list(known.names), "the judge tries one beside every answer"
     folder = f"{next(ROOT.glob(f'lessons/lesson{number}_*')).name}.py"
     mistakes = list(known.mistakes())
     written = (ROOT / "solutions" / "mistakes" / folder).read_text().count("\n@mistake(")
