@@ -27,10 +27,11 @@ from solutions.grading.intake.submissions import (
     find_submissions,
     late,
     left_out,
+    users,
 )
 from solutions.grading.reports import feedback, picture, summary, table
 from solutions.grading.results import Lesson, Limits, Verdict
-from solutions.grading.roster import Roster, differences, read_roster
+from solutions.grading.roster import Roster, as_handed_in, differences, read_roster
 from solutions.grading.sandbox.run import Workspace
 from solutions.grading.store import opened
 
@@ -122,7 +123,7 @@ def grade(
     ]
     students = [each.student for each in submissions]
     by_hand = read_corrections(args.corrections, students, lessons) if args.corrections else {}
-    roster = read_roster(args.roster) if args.roster else {}
+    roster = as_handed_in(read_roster(args.roster), users(args.submissions)) if args.roster else {}
     say_what_is_there(args.submissions, submissions, lessons, roster)
     with opened(args.out, args.submissions) as store:
         result, waiting = classroom.sort_out(tasks, store, limits, again=args.again)

@@ -10,16 +10,25 @@ from shared.errors import InputError
 from solutions.grading.intake.submissions import printable
 from solutions.grading.texts import decoded
 
-COLUMNS = ("name", "id", "email", "folder")
+# What Moodle's list of participants and Canvas's gradebook call the columns.
+NAMES = {
+    **{"student": "name", "full name": "name", "first name": "first", "last name": "last"},
+    **{"surname": "last", "id number": "id", "email address": "email", "sis login id": "login"},
+}
 
 
 class Person(NamedTuple):
-    """One of the class; `folder` is what the submission is called, by default the name."""
+    """One of the class; `folder` is what the submission is called, by default the name.
+
+    `login` and `section` are Canvas's: its import wants them back.
+    """
 
     name: str
     id: str = ""
     email: str = ""
     folder: str = ""
+    login: str = ""
+    section: str = ""
 
 
 Roster = Mapping[str, Person]  # by what the submission is called
@@ -28,20 +37,27 @@ Roster = Mapping[str, Person]  # by what the submission is called
 def read_roster(path: Path) -> dict[str, Person]:
     """A CSV file with the column name and, in any order, id, email and folder; others are left.
 
-    Raises InputError, with the line, for a row without a name and for two that are called alike.
+    Or as Moodle and Canvas export a class; Canvas's row of "Points Possible" is nobody. Raises
+    InputError, with the line, for a row without a name and for two that are called alike.
     """
     found: dict[str, Person] = {}
     try:
         text = decoded(path.read_bytes())
         first = text.partition("\n")[0]
         separator = max(",;\t", key=first.count)
-        table = csv.DictReader(io.StringIO(text, newline=""), strict=True, delimiter=separator)
-        heads = {(each or "").strip().casefold(): each for each in table.fieldnames or ()}
-        if "name" not in heads:
-            raise InputError(f"has no column called name, but {', '.join(filter(None, heads))!r}")
-        for row in table:
-            cells = {each: (row.get(heads.get(each, "")) or "").strip() for each in COLUMNS}
-            person = Person(**cells)
+        table = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=separator)
+        given = [each.strip().casefold() for each in next(table, ())]
+        heads = [NAMES.get(each, each) for each in given]
+        if not {"name", "last"} & {*heads}:
+            raise InputError(f"has no column called name, but {', '.join(filter(None, given))!r}")
+        for row in filter(None, table):
+            cells = dict[str, str]()
+            for head, cell in zip(heads, row, strict=False):
+                cells.setdefault(head, cell.strip())
+            cells.setdefault("name", f"{cells.get('first', '')} {cells.get('last', '')}".strip())
+            if cells["name"] == "Points Possible":
+                continue
+            person = Person(**{each: cells.get(each, "") for each in Person._fields})
             called = printable(person.folder or person.name)  # as a submission's name is
             if not person.name or called in found:
                 why = f"{called!r} is there twice" if person.name else "there is no name"
@@ -52,6 +68,17 @@ def read_roster(path: Path) -> dict[str, Person]:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"--roster {path} cannot be read: {error}") from None
     return found
+
+
+def as_handed_in(roster: Roster, numbers: Mapping[str, str]) -> dict[str, Person]:
+    """The roster by what submissions are called: Canvas's files have a user's number, not a name.
+
+    `numbers` says who has which.
+    """
+    return {
+        called if person.folder else numbers.get(person.id, called): person
+        for called, person in roster.items()
+    }
 
 
 def differences(roster: Roster, students: Collection[str]) -> list[str]:

@@ -2,15 +2,16 @@
 
 import re
 import unicodedata
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from shared.errors import InputError
-from solutions.grading.intake.submissions import doubtful_names, find_submissions, late
+from solutions.grading.intake.submissions import doubtful_names, find_submissions, late, users
 from solutions.grading.reports.table import write_points
 from solutions.grading.results import Outcome, Verdict
-from solutions.grading.roster import Person, differences, read_roster
+from solutions.grading.roster import Person, as_handed_in, differences, read_roster
 
 RIGHT = Verdict("Jo Li", "02", "02.1", "f", 3.0, 3, Outcome.RIGHT, "right")
 
@@ -59,6 +60,30 @@ def test_points_have_ids_and_the_missing_a_row(tmp_path):
     assert differences(roster, ["Jo Li", "Ann"]) == [
         "handed in nothing: Bo",
         "not in the roster: Ann",
+    ]
+
+
+def test_moodle_s_list_of_participants_is_a_roster(tmp_path):
+    text = '"First name","Last name","ID number","Email address",Groups\nJo,Li,17,jo@x.org,\n\n'
+    assert read(tmp_path, text.encode()) == {"Jo Li": Person("Jo Li", "17", "jo@x.org")}
+
+
+def test_canvas_s_gradebook_goes_out_and_comes_back(tmp_path):
+    """Its import wants these columns in this order, and finds people by ID; names of files are
+    those of its download, with the user's number."""
+    text = "Student,ID,SIS Login ID,Section,Quiz (77)\n    Points Possible,,,,5\n"
+    text += '"Li, Jo",98765,jli,A,3\n"Bo, Al",98766,abo,A,\n'
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "lijo_LATE_98765_1234567_lesson02.ipynb").write_bytes(b"{}")
+    roster = as_handed_in(read(tmp_path, text.encode()), users(tmp_path / "in"))
+    students = [each.student for each in find_submissions(tmp_path / "in")]
+    assert differences(roster, students) == ["handed in nothing: Bo, Al"]
+    write_points(tmp_path / "points.csv", [replace(RIGHT, student="lijo")], roster)
+    assert (tmp_path / "points.csv").read_text(encoding="utf-8-sig").splitlines() == [
+        "Student,ID,SIS Login ID,Section,lesson 02 of 3,Final Points",
+        "Points Possible,,,,3,",
+        '"Bo, Al",98766,abo,A,,',
+        '"Li, Jo",98765,jli,A,3,3',
     ]
 
 

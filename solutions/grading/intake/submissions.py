@@ -85,6 +85,16 @@ def late(folder: Path) -> list[str]:
     ]
 
 
+def users(folder: Path) -> dict[str, str]:
+    """By the number that Canvas has of a user and writes into a file's name: the student."""
+    return {
+        printable(_name(path)[1]): student
+        for student, paths in _by_student(folder).items()
+        for path in paths
+        if not path.is_dir() and _name(path)[1]
+    }
+
+
 def doubtful_names(folder: Path) -> list[str]:
     """What may be two students taken for one, or one for two: a line for each."""
     lines, alike = [], dict[str, list[str]]()

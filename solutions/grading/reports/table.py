@@ -14,6 +14,9 @@ from solutions.grading.roster import Person, Roster
 from solutions.grading.texts import MAX_MESSAGE, as_cell, brief, shortened, show_points
 
 COLUMNS = ("student", "lesson", "exercise", "points", "max", "message")
+# Of points.csv, and what a person has there.
+WITH_ROSTER = {"student": "name", "id": "id", "email": "email"}
+CANVAS = {"Student": "name", "ID": "id", "SIS Login ID": "login", "Section": "section"}
 
 
 def in_order(verdicts: Iterable[Verdict]) -> list[Verdict]:
@@ -54,30 +57,37 @@ def write_points(path: Path, verdicts: Iterable[Verdict], roster: Roster | None 
     """One row a student, as a learning platform takes it: the points of each lesson, and of all.
 
     A lesson of which nothing was handed in is an empty cell. With a roster each row has the
-    person's name, id and address, and who handed in nothing has a row as well.
+    person's name, id and address, and who handed in nothing has a row as well. Where the roster is
+    Canvas's gradebook, the columns are those that its import asks for.
     """
-    rows: list[Sequence[str]] = []
-    students = by_student(verdicts)
-    for student, theirs in students.items():
-        lessons = by_lesson(theirs)
-        if not rows:  # everybody has the same lessons
-            worth = {lesson: sum(each.max for each in own) for lesson, own in lessons.items()}
-            heads = [f"lesson {lesson} of {most}" for lesson, most in worth.items()]
-            heads = ["student", *(["id", "email"] if roster else ()), *heads]
-            rows.append([*heads, f"all of {sum(worth.values())}"])
-        total = show_points(sum(each.points for each in theirs))
-        rows.append([*_who(student, roster), *map(_points, lessons.values()), total])
-    for called in (roster or {}).keys() - students.keys():
-        who = _who(called, roster)
-        rows.append([*who, *[""] * (len(rows[0]) - len(who))])
-    _write_table(path, [*rows[:1], *sorted(rows[1:], key=lambda row: row[0].casefold())])
+    students, roster = by_student(verdicts), roster or {}
+    canvas = any(person.section for person in roster.values())
+    columns = CANVAS if canvas else WITH_ROSTER if roster else {"student": "name"}
+    lessons = by_lesson(next(iter(students.values()), ()))  # everybody has the same ones
+    worth = {lesson: sum(each.max for each in own) for lesson, own in lessons.items()}
+    all_of = "Final Points" if canvas else f"all of {sum(worth.values())}"  # no assignment there
+    heads = [*columns, *(f"lesson {lesson} of {most}" for lesson, most in worth.items()), all_of]
+    possible = ["Points Possible", *[""] * (len(columns) - 1), *map(str, worth.values()), ""]
+    rows = [
+        [*_who(called, roster, columns), *_numbers(students.get(called, ()), len(worth))]
+        for called in {**students, **roster}
+    ]
+    rows.sort(key=lambda row: row[0].casefold())
+    _write_table(path, [heads, *[possible] * canvas, *rows])
 
 
-def _who(called: str, roster: Roster | None) -> list[str]:
-    if not roster:
-        return [called]
+def _who(called: str, roster: Roster, columns: Mapping[str, str]) -> list[str]:
     person = roster.get(called, Person(called))
-    return [person.name, person.id, person.email]
+    return [getattr(person, each) for each in columns.values()]
+
+
+def _numbers(theirs: Iterable[Verdict], num_lessons: int) -> list[str]:
+    """A student's points, lesson by lesson and in all; nothing for who handed in nothing."""
+    lessons = by_lesson(theirs)
+    if not lessons:
+        return [""] * (num_lessons + 1)
+    total = sum(each.points for own in lessons.values() for each in own)
+    return [*map(_points, lessons.values()), show_points(total)]
 
 
 def _points(verdicts: Sequence[Verdict]) -> str:
