@@ -1,5 +1,6 @@
 """The ranks of the benchmark of plans: they sleep for the FLOPs that the planner counts."""
 
+import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -17,6 +18,8 @@ from shared.parallel3d.cutting import is_block
 from shared.pipeline.stages import parts_of
 from shared.planner.specs import Plan
 from shared.ranks.forked import run_ranks
+
+pytestmark = pytest.mark.full  # no notebook and no script has them
 
 
 def test_a_part_sleeps_for_the_flops_of_the_formula():
