@@ -210,31 +210,23 @@ def of_data(data, rank):
     return TrainingState(model, optimizer, schedule, SamplerOfData(data, 8, 2, rank, 0))
 
 
-def moved_by_another_runs_checkpoint(rank, folder):
+def moved_by_a_checkpoint_of_other_data(rank, folder, data):
     state = of_data("one", rank)
     state.step = 1
     save_elastic(folder, state)
-    other = of_data("others", rank)
+    other = of_data(data[rank], rank)
     before = other.model.weight.detach().clone()
-    with pytest.raises(InputError):
+    with pytest.raises(InputError, match="saved while training on data one"):
         load_elastic(folder, other)
     return (other.model.weight - before).abs().max().item()
 
 
-def test_an_elastic_checkpoint_of_other_data_is_refused_before_it_is_loaded(tmp_path):
-    assert run_ranks(moved_by_another_runs_checkpoint, 2, tmp_path) == [0.0, 0.0]
-
-
-def refused_by_one_rank(rank, folder):
-    state = of_data("one", rank)
-    state.step = 1
-    save_elastic(folder, state)
-    with pytest.raises(InputError, match="saved while training on data one"):
-        load_elastic(folder, of_data("one" if rank == 0 else "others", rank))
-
-
-def test_an_elastic_checkpoint_that_one_rank_refuses_is_refused_on_every_rank(tmp_path):
-    run_ranks(refused_by_one_rank, 2, tmp_path, timeout=30)
+@pytest.mark.parametrize("data", [("others", "others"), ("one", "others")])
+def test_an_elastic_checkpoint_of_other_data_is_refused_on_every_rank_and_not_loaded(
+    data, tmp_path
+):
+    run = run_ranks(moved_by_a_checkpoint_of_other_data, 2, tmp_path, data, timeout=30)
+    assert run == [0.0, 0.0]
 
 
 def said_in_the_background(rank, folder):

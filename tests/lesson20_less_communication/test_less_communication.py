@@ -16,16 +16,9 @@ from shared.less_communication.hierarchical import two_levels
 from shared.less_communication.hooks import fp16_hook
 from shared.less_communication.local_sgd import LocalSGD
 from shared.less_communication.packing import orthonormal, pack_signs, unpack_signs
-from shared.less_communication.reference import local_reference
 from shared.less_communication.states import LowRank, TopK
 from shared.ranks.forked import RankFailed, run_ranks
 from shared.ranks.links import throttled_links
-from shared.training.reference_run import (
-    TOLERANCE,
-    learning_rate,
-    read_record,
-    reference_batches,
-)
 
 EXACT = {"rtol": 1e-11, "atol": 1e-12}
 
@@ -100,41 +93,6 @@ def outer_run(rank, every, lr, momentum, steps):
 def test_local_sgd_is_torchs_averager_and_torchs_nesterov(every, lr, momentum):
     for ours, theirs in run_ranks(outer_run, 3, every, lr, momentum, 6):
         torch.testing.assert_close(ours, theirs, **EXACT)
-
-
-def sgd_twins(rank):
-    """A linear layer by DDP's averaged gradients, and by local SGD with H = 1."""
-    torch.manual_seed(0)
-    layers = [nn.Linear(5, 3, dtype=torch.float64) for _ in range(2)]
-    layers[1].load_state_dict(layers[0].state_dict())
-    ddp = nn.parallel.DistributedDataParallel(layers[0])
-    local = LocalSGD(layers[1].parameters(), 1)
-    optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in layers]
-    for step in range(4):
-        x = torch.randn(
-            7, 5, generator=torch.Generator().manual_seed(9 * step + rank), dtype=torch.float64
-        )
-        for model, optimizer in zip((ddp, layers[1]), optimizers, strict=True):
-            optimizer.zero_grad()
-            model(x).square().mean().backward()
-            optimizer.step()
-        local.step()
-    return [p.detach() for each in layers for p in each.parameters()]
-
-
-def test_every_step_with_plain_sgd_is_ddp():
-    a, b, c, d = run_ranks(sgd_twins, 2)[1]
-    torch.testing.assert_close(a, c, **EXACT)
-    torch.testing.assert_close(b, d, **EXACT)
-
-
-def test_what_sends_less_has_a_different_curve():
-    def losses(rank):
-        step, batches = local_reference(rank, 4, 1.0, 0.0), reference_batches()[:6]
-        return [step(batch, learning_rate(i)) for i, batch in enumerate(batches, 1)]
-
-    pairs = zip(run_ranks(losses, 2)[0], read_record()["losses"], strict=False)
-    assert max(abs(ours - record) for ours, record in pairs) > TOLERANCE
 
 
 @pytest.mark.parametrize(
