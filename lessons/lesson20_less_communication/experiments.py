@@ -117,7 +117,8 @@ def ddp_with(model: nn.Module, state: Any = None, hook: Any = None) -> Distribut
 
 def wire_bytes(calls: Sequence[Call], ranks: int) -> float:
     """What a rank sends: by ring for all_reduce, its own part to each other for all_gather."""
-    factor = {"all_reduce": 2 * (ranks - 1) / ranks, "all_gather": ranks - 1}
+    others = (ranks - 1) / ranks
+    factor = {"all_reduce": 2 * others, "all_gather": ranks - 1, "all_to_all": others}
     return sum(factor.get(call.op, 1) * call.num_bytes for call in calls)
 
 
