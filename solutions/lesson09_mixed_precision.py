@@ -2,9 +2,10 @@
 
 The lesson's one idea: fp16 lacks range and bf16 lacks precision, so each loses another quantity,
 fp16 the small gradients and bf16 the small updates. A loss scale mends the first, a float32 master
-copy the second. Everything else is bookkeeping: who skips, who is rounded when, what travels.
+copy the second, and 8 bits need a scale a factor. Everything else is bookkeeping: who skips, who is
+rounded when, what travels.
 
-Points are the difficulty at the exercise (9 in all). What to ask behind a right answer: why a power
+Points are the difficulty at the exercise (12 in all). To ask behind a right answer: why a power
 of two changes no digit of a gradient; why bf16 needs no loss scale and fp16 with masters still
 does; what is read again from the 16-bit weights after the first step (nothing); which of the 16
 bytes an optimizer could do without, and what that costs.
@@ -24,7 +25,7 @@ from shared.errors import InputError
 from shared.ranks.group import current_world_size
 from shared.training.precision import DynamicLossScaler, MasterWeightAdamW
 
-__all__ = ["DynamicLossScaler", "MasterWeightAdamW", "accumulate"]
+__all__ = ["DynamicLossScaler", "MasterWeightAdamW", "accumulate", "float8_linear"]
 
 
 def accumulate(
@@ -64,6 +65,31 @@ def accumulate(
     return torch.stack(parts).sum()
 
 
+def float8_linear(
+    x: Float[Tensor, "rows width"],
+    weight: Float[Tensor, "out width"],
+    dtype: torch.dtype = torch.float8_e4m3fn,
+    by_row: bool = False,
+) -> Float[Tensor, "rows out"]:
+    """x @ weight.T of factors in 8 bits, added up and returned in float32.
+
+    A factor is divided by its scale, so that the largest of its numbers in size becomes the
+    format's largest, and cast; the product is multiplied by both scales. A factor has one scale, or
+    `by_row` one for each of its rows. Rows of zeros give zeros.
+    """
+    (a, scale_a), (b, scale_b) = (_in_8_bits(each, dtype, by_row) for each in (x, weight))
+    return (a.float() @ b.float().T) * scale_a * scale_b.T
+
+
+def _in_8_bits(
+    factor: Float[Tensor, "rows width"], dtype: torch.dtype, by_row: bool
+) -> tuple[Float[Tensor, "rows width"], Float[Tensor, "scales 1"]]:
+    """The factor over its scale, in the format; and the scale, or those of its rows."""
+    largest = factor.float().abs().amax(1 if by_row else (0, 1), keepdim=True)
+    scale = torch.where(largest > 0, largest / torch.finfo(dtype).max, 1.0)
+    return (factor.float() / scale).to(dtype), scale
+
+
 NOTES = {
     "09.1": """
 DynamicLossScaler: 3 points, 30 minutes. Equal to GradScaler 1, skip and growth 1, ranks 1.
@@ -86,5 +112,12 @@ decay added to the gradient (Adam, not AdamW).
 accumulate: 2 points, 20 minutes. Look for: one number reduced before the first backward, the last
 micro-batch outside no_sync, a backward for each micro-batch (so that its activations are freed).
 Common mistakes: loss / len(micro_batches); this rank's tokens only; the factor world_size.
+""",
+    "09.4": """
+float8_linear: 3 points, 20 minutes. Look for: abs() before amax; keepdim, so that the rows' scales
+fit both sides (the weight's are transposed); sums of float32 numbers, not of 8-bit ones. Ask why
+scales may go by rows of both factors and not by columns: a scale has to be the same for all numbers
+that are added up, or it cannot be taken out of the sum.
+Common mistakes: no scale, which loses small weights in silence; a division by a row of zeros.
 """,
 }

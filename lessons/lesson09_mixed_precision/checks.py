@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from lessons.lesson09_mixed_precision.laboratory import accumulating, masters
+from lessons.lesson09_mixed_precision.laboratory import accumulating, eight_bits, masters
 from lessons.lesson09_mixed_precision.laboratory import loss_scales as lab
 from shared.exercises.checks import checks_for
 from shared.exercises.expecting import (
@@ -723,3 +723,94 @@ def expect_sent_once(seen, size: int, mean: float) -> None:
         seen=f"messages of {seen[0]['sizes']} and {seen[1]['sizes']} bytes",
         hint="no_sync() around forward and backward of all but the last",
     )
+
+
+exercise_09_4 = checks_for(
+    "09.4",
+    name="float8_linear",
+    difficulty=3,
+    minutes=20,
+    hint=(
+        "scale = the largest number in size / torch.finfo(dtype).max; (factor / scale).to(dtype); "
+        "then .float() on both, their product, times both scales."
+    ),
+    forbidden=("torch._scaled_mm", "torch.nn.functional.scaled_mm"),
+)
+ONE_SCALE = {
+    "no scale: what is small beside the format's range becomes 0": "unscaled",
+    "the product is that of the scaled factors: it has to be multiplied by both scales": (
+        "left scaled"
+    ),
+    "the product is multiplied by the scale of x alone": "one back",
+    "the scale goes by the largest number, not by the largest in size: abs() first": "signed",
+    "the largest number becomes 1, where it should become the format's largest": "to one",
+    "x is not rounded to 8 bits": "whole x",
+    "weight is not rounded to 8 bits": "whole weight",
+    "the product is rounded to 16 bits": "16 bits",
+}
+SHARED = {"both factors are divided by one scale: each has its own": "shared"}
+COLUMNS = {
+    "the scales go by columns: these numbers are added up, so they need one scale": "by column"
+}
+
+
+def same_as_scaled_mm(float8_linear, by_row: bool) -> None:
+    """Both formats, odd sizes; all rows and columns of the product are brought to one size."""
+    for dtype in (eight_bits.E4M3, eight_bits.E5M2):
+        (x, rows), (weight, columns) = (
+            eight_bits.factor(fresh_seed(), *shape) for shape in ((5, 24, 0), (7, 24, 6))
+        )
+        by = partial(eight_bits.by_formula, x, weight, dtype, by_row)
+        other = {eight_bits.E4M3, eight_bits.E5M2} - {dtype}
+        ways = ONE_SCALE | (COLUMNS if by_row else SHARED)
+        looks_like = {words: by(way) for words, way in ways.items()}
+        looks_like |= {
+            f"the factors are rounded to another format than {dtype}": (
+                eight_bits.by_torch(x, weight, other.pop(), by_row)
+            ),
+            "one scale a factor, where by_row asks for one a row"
+            if by_row
+            else "a scale for each row, where by_row is False": (
+                eight_bits.by_torch(x, weight, dtype, not by_row)
+            ),
+        }
+        sizes = rows * columns.T
+        got = float8_linear(x, weight, dtype, by_row)
+        expect_equal(getattr(got, "dtype", None), torch.float32, what="the dtype of the result")
+        expect_close(
+            got / sizes,
+            eight_bits.by_torch(x, weight, dtype, by_row) / sizes,
+            what=f"the product of {dtype} factors, over the rows' sizes",
+            looks_like={words: value / sizes for words, value in looks_like.items()},
+        )
+
+
+@exercise_09_4.check("torch._scaled_mm with one scale a factor")
+def one_scale(float8_linear) -> None:
+    same_as_scaled_mm(float8_linear, by_row=False)
+
+
+@exercise_09_4.check("torch._scaled_mm with a scale a row")
+def scale_a_row(float8_linear) -> None:
+    same_as_scaled_mm(float8_linear, by_row=True)
+
+
+@exercise_09_4.check("16-bit factors, rows of zeros, e4m3 where nothing is said")
+def edges_of_8_bits(float8_linear) -> None:
+    (x, _), (weight, _) = (eight_bits.factor(fresh_seed(), *each) for each in ((3, 8), (4, 8)))
+    half = x.bfloat16(), weight.bfloat16()
+    plain = float8_linear(*half)
+    want = eight_bits.by_torch(*half, eight_bits.E4M3, False)
+    expect_equal(getattr(plain, "dtype", None), torch.float32, what="the dtype for bf16 factors")
+    expect_close(plain, want, what="the product of bf16 factors, e4m3, one scale")
+    x[1] = 0.0
+    for by_row, given in ((True, x), (False, torch.zeros_like(x))):
+        got = float8_linear(given, weight, eight_bits.E4M3, by_row)
+        zeros = "a row of zeros" if by_row else "a factor of zeros"
+        recognise(
+            {f"{zeros} is divided by its largest number, which is 0": bool(got[1].isnan().any())},
+            expected=f"zeros for {zeros}",
+            seen="NaN",
+            hint="torch.where(largest > 0, largest / torch.finfo(dtype).max, 1.0)",
+        )
+        expect_close(got[1], torch.zeros(4), what=f"the row of the product that {zeros} gives")

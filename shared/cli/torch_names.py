@@ -26,6 +26,7 @@ PRIVATE = (
     "torch._foreach_mul_",
     "torch._inductor.compile_fx",
     "torch._inductor.utils.run_and_get_code",
+    "torch._scaled_mm",
     "torch._subclasses.fake_tensor.FakeTensor",
     "torch.autograd.Variable._execution_engine.queue_callback",
     "torch.cuda.memory._dump_snapshot",

@@ -240,8 +240,38 @@ def weight_in_backward(model, micro_batches, loss_of, scaler=None):
     return sum(losses)
 
 
+def inverse_scales(x, weight, dtype=torch.float8_e4m3fn, by_row=False):
+    """Factors are multiplied by the inverse of a scale, which is at least a tiny number."""
+    last = torch.finfo(dtype).max
+
+    def inverse(factor):
+        sizes = factor.abs().float()
+        sizes = sizes.max(dim=-1).values if by_row else sizes.max()
+        return last / sizes.clamp(min=1e-30)
+
+    up_x, up_w = inverse(x), inverse(weight)
+    if by_row:
+        a, b = (x * up_x[:, None]).to(dtype), (weight * up_w[:, None]).to(dtype)
+        return torch.einsum("rw,ow->ro", a.float(), b.float()) / up_x[:, None] / up_w
+    a, b = (x * up_x).to(dtype), (weight * up_w).to(dtype)
+    return torch.einsum("rw,ow->ro", a.float(), b.float()) / (up_x * up_w)
+
+
+def scaled_back_first(x, weight, dtype=torch.float8_e4m3fn, by_row=False):
+    """Each factor is rounded and multiplied by its scale before the product, in float64."""
+
+    def kept(factor):
+        wide = factor.double()
+        size = wide.abs().amax(-1, keepdim=True) if by_row else wide.abs().max()
+        scale = torch.finfo(dtype).max / torch.where(size == 0, torch.ones_like(size), size)
+        return (wide * scale).float().to(dtype).double() / scale
+
+    return (kept(x) @ kept(weight).mT).float()
+
+
 ALTERNATIVES = {
     "09.1": [TensorScaler, SummedScaler],
     "09.2": [PlainAdamW, GroupedAdamW],
     "09.3": [counts_in_a_tensor, weight_in_backward],
+    "09.4": [inverse_scales, scaled_back_first],
 }

@@ -283,3 +283,78 @@ def accumulate(model, micro_batches, loss_of, scaler=None):
 @mistake("09.3", says="an fp16 loss is weighted in fp16")
 def accumulate(model, micro_batches, loss_of, scaler=None):
     return weighed_by(model, micro_batches, loss_of, scaler, weight=share, half=True)
+
+
+# 09.4 float8_linear
+
+E4M3 = torch.float8_e4m3fn
+
+
+def eight_bits(x, weight, dtype, by_row, *, largest=None, scale=True, back=True, floor=1e-30):
+    """The reference with parts that can be exchanged; `largest` makes a size from a factor."""
+    largest = largest or (lambda f: f.abs().amax(1 if by_row else (0, 1), keepdim=True))
+    x, weight = x.float(), weight.float()
+    scales = [largest(f).clamp(min=floor) / torch.finfo(dtype).max for f in (x, weight)]
+    scales = scales if scale else [torch.ones(1, 1)] * 2
+    a, b = ((f / s).to(dtype).float() for f, s in zip((x, weight), scales, strict=True))
+    return a @ b.T * scales[0] * scales[1].T if back else a @ b.T
+
+
+@mistake("09.4", says="no scale: what is small")
+def float8_linear(x, weight, dtype=E4M3, by_row=False):
+    return eight_bits(x, weight, dtype, by_row, scale=False)
+
+
+@mistake("09.4", says="it has to be multiplied by both scales")
+def float8_linear(x, weight, dtype=E4M3, by_row=False):
+    return eight_bits(x, weight, dtype, by_row, back=False)
+
+
+@mistake("09.4", says="not by the largest in size")
+def float8_linear(x, weight, dtype=E4M3, by_row=False):
+    dim = 1 if by_row else (0, 1)
+    return eight_bits(x, weight, dtype, by_row, largest=lambda f: f.amax(dim, keepdim=True))
+
+
+@mistake("09.4", says="one scale a factor, where by_row asks")
+def float8_linear(x, weight, dtype=E4M3, by_row=False):
+    return eight_bits(x, weight, dtype, False)
+
+
+@mistake("09.4", says="the factors are rounded to another format")
+def float8_linear(x, weight, dtype=E4M3, by_row=False):
+    return right.float8_linear(x, weight, E4M3, by_row)
+
+
+@mistake("09.4", says="the product is rounded to 16 bits")
+def float8_linear(x, weight, dtype=E4M3, by_row=False):
+    return right.float8_linear(x, weight, dtype, by_row).bfloat16().float()
+
+
+@mistake("09.4", says="both factors are divided by one scale")
+def float8_linear(x, weight, dtype=E4M3, by_row=False):
+    if by_row:
+        return right.float8_linear(x, weight, dtype, True)
+    largest = torch.maximum(x.abs().amax(), weight.abs().amax()).float().view(1, 1)
+    return eight_bits(x, weight, dtype, by_row, largest=lambda f: largest)
+
+
+@mistake("09.4", says="the scales go by columns")
+def float8_linear(x, weight, dtype=E4M3, by_row=False):
+    if not by_row:
+        return right.float8_linear(x, weight, dtype)
+    (a, sa), (b, sb) = (right._in_8_bits(f.T, dtype, True) for f in (x, weight))
+    return (a.float() * sa).T @ (b.float() * sb)
+
+
+@mistake("09.4", says="the largest number becomes 1")
+def float8_linear(x, weight, dtype=E4M3, by_row=False):
+    (a, sa), (b, sb) = (right._in_8_bits(f, dtype, by_row) for f in (x, weight))
+    largest = torch.finfo(dtype).max
+    a, b = ((f.float() / (s * largest)).to(dtype) for f, s in ((x, sa), (weight, sb)))
+    return a.float() @ b.float().T * (sa * largest) * (sb * largest).T
+
+
+@mistake("09.4", says="is divided by its largest number, which is 0")
+def float8_linear(x, weight, dtype=E4M3, by_row=False):
+    return eight_bits(x, weight, dtype, by_row, floor=0.0)
