@@ -72,7 +72,9 @@ def loads(rank: int, config: dict[str, Any], folder: str) -> dict[str, dict[str,
 def built(rank: int, config: dict[str, Any], early: bool) -> dict[str, Any]:
     """The bytes a parameter that this rank holds of a model built before `zero.Init`, or inside.
 
-    And what `load_state_dict` of a whole matrix says to the first layer then.
+    And what `load_state_dict` of a whole matrix says to the first layer then; the layer's shape
+    beside, inside and after `GatheredParameters`, and what this rank reads of it in a second one
+    when rank 0 has written sevens in the first.
     """
     if early:
         model = stack(LAYERS, WIDTH)
@@ -83,7 +85,18 @@ def built(rank: int, config: dict[str, Any], early: bool) -> dict[str, Any]:
     parts: list[Any] = [getattr(p, "ds_tensor", None) for p in model.parameters()]
     held += sum(part.nbytes for part in parts if part is not None)
     empty = torch.nn.Linear(WIDTH, WIDTH, bias=False).state_dict()
+    weight = model[0].weight
+    shapes = [list(weight.shape)]
+    with deepspeed.zero.GatheredParameters(weight, modifier_rank=0):
+        shapes.append(list(weight.shape))
+        if rank == 0:
+            torch.nn.init.constant_(weight, 7.0)
+    shapes.append(list(weight.shape))
+    with deepspeed.zero.GatheredParameters(weight):
+        read = weight.detach().flatten()[-1:].tolist()
     return {
+        "shapes": shapes,
+        "read": read,
         "bytes a parameter": held / (LAYERS * WIDTH * WIDTH),
         "load_state_dict": error_of(lambda: model[0].load_state_dict(empty)),
     }
