@@ -14,7 +14,7 @@ from lessons.lesson15_pipeline_parallel.experiments.runs import (
 )
 from shared.measuring.live import count_live_bytes
 from shared.pipeline.executor import Pipeline
-from shared.pipeline.schedules import Cell, Table, prerequisites
+from shared.pipeline.schedules import Cell, Table, prerequisites, timetable
 from shared.pipeline.stages import parts_of, split_stages
 
 
@@ -41,6 +41,18 @@ def most_kept(
         pipeline.clock = lambda: between.append(live.now()) or 0.0
         pipeline.train_step(table, batches, sum_loss)
     return max([*between, *(alive for _, alive in live.at_collectives)])
+
+
+def deeper_schedule(num_stages: int, num_micro_batches: int) -> Table:
+    """1F1B with twice its warm-up: stage s begins with 2 (p - 1 - s) forwards, p = num_stages."""
+    orders = []
+    for s in range(num_stages):
+        forwards = [Cell("F", m, s) for m in range(num_micro_batches)]
+        backwards = [Cell("B", m, s) for m in range(num_micro_batches)]
+        depth = min(2 * (num_stages - 1 - s), num_micro_batches)
+        turns = [cell for pair in zip(forwards[depth:], backwards, strict=False) for cell in pair]
+        orders.append(forwards[:depth] + turns + backwards[num_micro_batches - depth :])
+    return timetable(orders)
 
 
 def simulate(table: Table, backward: float = 1.0, message: float = 0.0) -> tuple[float, float]:
