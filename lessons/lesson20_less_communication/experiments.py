@@ -23,6 +23,7 @@ from shared.model.config import TransformerConfig
 from shared.model.language_model import LanguageModel
 from shared.plots import MEANING, VARIANTS
 from shared.ranks import collectives
+from shared.ranks.links import sent_by_card
 from shared.training.language_recipes import Recipe, load_tokens, rows
 from shared.training.schedules import set_learning_rate
 
@@ -51,28 +52,22 @@ def load_task() -> Task:
 
 @dataclass
 class Run:
-    """One training to the fixed loss: losses over all ranks, seconds, and some steps' messages."""
+    """One training to the fixed loss: losses over all ranks, and some steps' messages."""
 
     losses: list[float]
-    seconds: list[float]  # of the steps, without what brings the ranks' losses together
     calls: list[list[Call]]  # of EVERY steps afterwards, where they were counted
 
 
-def train(
-    rank: int, task: Task, wrap: Callable[..., Any], name: str, seed: int, target: float
-) -> Run:
-    """Train on this rank's rows until the mean of the last ten losses is at the target.
+def stepper(
+    task: Task, wrap: Callable[..., Any], name: str, seed: int, mine: slice
+) -> Callable[[int], Tensor]:
+    """A fresh model's steps on the rows `mine` of each batch: number in, loss of these rows out.
 
-    `wrap(name, model)` gives a model and what follows each step. Ends at RECIPE.steps at the
-    latest. The messages of seed 0 are counted in steps of their own: counting slows a step down.
+    `wrap(name, model)` gives a model and what follows each step.
     """
-    ranks = dist.get_world_size()
     torch.manual_seed(seed)
     model, after = wrap(name, LanguageModel(task.config))
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95))
-    share = RECIPE.batch // ranks
-    mine = slice(share * rank, share * (rank + 1))
-    run = Run([], [], [])
 
     def work(step: int) -> Tensor:
         tokens, follow = rows(task.ids, step, seed, RECIPE.batch, RECIPE.length, mine)
@@ -82,12 +77,24 @@ def train(
         loss.backward()
         optimizer.step()
         after()
-        return loss.detach() / ranks
+        return loss.detach()
 
+    return work
+
+
+def train(
+    rank: int, task: Task, wrap: Callable[..., Any], name: str, seed: int, target: float
+) -> Run:
+    """Train on this rank's rows until the mean of the last ten losses is at the target.
+
+    Ends at RECIPE.steps at the latest. The messages of seed 0 are counted in steps of their own.
+    """
+    ranks = dist.get_world_size()
+    share = RECIPE.batch // ranks
+    work = stepper(task, wrap, name, seed, slice(share * rank, share * (rank + 1)))
+    run = Run([], [])
     while len(run.losses) < RECIPE.steps and steps_to(run.losses, target) is None:
-        began = time.perf_counter()
-        loss = work(len(run.losses) + 1)
-        run.seconds.append(time.perf_counter() - began)
+        loss = work(len(run.losses) + 1) / ranks
         dist.all_reduce(loss)
         run.losses.append(loss.item())
     for step in range(EVERY if seed == 0 else 0):
@@ -95,6 +102,24 @@ def train(
             work(len(run.losses) + 1 + step)
         run.calls.append(traffic.calls)
     return run
+
+
+def computing_seconds(
+    rank: int, task: Task, wrap: Callable[..., Any], ranks: int, steps: int
+) -> dict[str, float]:
+    """Each method's processor seconds of a step without messages: on a group of one, by turns.
+
+    The step of one of `ranks` ranks, with its rows, and what the method does to a message.
+    """
+    mine = slice(RECIPE.batch // ranks)
+    work = {name: stepper(task, wrap, name, 0, mine) for name in METHODS}
+    seconds: dict[str, list[float]] = {name: [] for name in METHODS}
+    for step in range(1, repetitions(steps) + 3):
+        for name in METHODS:
+            began = time.process_time()
+            work[name](step)
+            seconds[name].append(time.process_time() - began)
+    return {name: statistics.median(taken[2:]) for name, taken in seconds.items()}
 
 
 def states() -> dict[str, Any]:
@@ -138,7 +163,7 @@ def steps_to(losses: Sequence[float], target: float) -> int | None:
 def message_seconds(
     rank: int, calls: Mapping[str, list[list[Call]]], repeats: int
 ) -> dict[str, float]:
-    """For each method the seconds of the messages of a step, the median of some repeats.
+    """For each method the seconds of the messages of a step, the least of some repeats.
 
     The same operations with as many bytes, over whatever link there is. A message beforehand
     empties the link's bucket, which would let 256 KiB through at once.
@@ -153,7 +178,7 @@ def message_seconds(
             for call in (call for step in steps for call in step):
                 _send_again(call)
             taken.append((time.perf_counter() - began) / len(steps))
-        seconds[name] = statistics.median(taken)
+        seconds[name] = min(taken)
     return seconds
 
 
@@ -176,18 +201,11 @@ def sent_by_node(answer: Callable[..., Any], numbers: int) -> int:
     x = torch.ones(numbers)
     answer(x.clone())  # connections are made
     dist.barrier()
-    before = _card()
+    before = sent_by_card()
     dist.barrier()
     answer(x)
     dist.barrier()
-    return _card() - before
-
-
-def _card() -> int:
-    """The bytes that eth0 has sent so far. Source: man 5 proc, /proc/net/dev."""
-    with open("/proc/self/net/dev") as table:
-        line = next(line for line in table if line.strip().startswith("eth0:"))
-    return int(line.split(":")[1].split()[8])
+    return sent_by_card() - before
 
 
 def cluster_row(

@@ -20,7 +20,7 @@ from shared.parallel3d.engine import Parallel3D
 from shared.parallel3d.mesh import build_mesh, make_groups
 from shared.planner.specs import ModelSpec, Plan
 from shared.ranks.forked import run_ranks
-from shared.ranks.links import throttled_links
+from shared.ranks.links import sent_by_card, throttled_links
 from shared.sharding.counting import ring_bytes
 from shared.training.engine import train_step
 
@@ -85,20 +85,32 @@ def run_plan(table: ModelTable, plan: Plan) -> Counted:
     return Counted(max(kept for kept, _ in seen), max(sent for _, sent in seen))
 
 
-def step_seconds(table: ModelTable, plan: Plan, mbit: float | None, steps: int = 3) -> float:
-    """The median step of the slowest rank; with `mbit` every rank is a node on such a link."""
+def step_seconds(
+    table: ModelTable, plan: Plan, mbit: float | None, steps: int = 3
+) -> tuple[float, float]:
+    """The median step of the slowest rank, and the most bytes that a rank's card sends in a step.
 
-    def work(rank: int) -> float:
+    With `mbit` every rank is a node on such a link; without, no card is counted.
+    """
+
+    def work(rank: int) -> tuple[float, float]:
         engine, batch = engine_of(table, plan)
-        taken = []
+        taken, sent = [], []
         for _ in range(repetitions(steps + 1)):
             dist.barrier()
             began = time.perf_counter()
             train_step(engine, batch)
             taken.append(time.perf_counter() - began)
-        return statistics.median(taken[-steps:])  # the first has what later ones find ready
+            sent.append(0 if mbit is None else sent_by_card())
+        return (  # the first step has what later ones find ready
+            statistics.median(taken[-steps:]),
+            (sent[-1] - sent[0]) / max(1, len(sent) - 1),
+        )
 
     if mbit is None:
-        return max(run_ranks(work, plan.num_gpus, timeout=120))
-    with throttled_links(plan.num_gpus, mbit) as slow:
-        return max(run_ranks(work, plan.num_gpus, before=slow.enter, timeout=120))
+        seen = run_ranks(work, plan.num_gpus, timeout=120)
+    else:
+        with throttled_links(plan.num_gpus, mbit) as slow:
+            seen = run_ranks(work, plan.num_gpus, before=slow.enter, timeout=120)
+    seconds, cards = zip(*seen, strict=True)
+    return max(seconds), max(cards)
