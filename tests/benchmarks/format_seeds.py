@@ -1,6 +1,6 @@
 """Lesson 09's experiments from five sets of initial weights: what each 16-bit format costs.
 
-python tests/benchmarks/format_seeds.py     some seven minutes on two cores
+python tests/benchmarks/format_seeds.py     some nine minutes on two cores
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,10 +29,13 @@ SEEDS = (None, 0, 1, 2, 3)  # None: the weights of the reference run
 
 
 class Kahan:
-    """Rounds to bf16, and keeps what was cut off in a second bf16 number for the next step."""
+    """Rounds to bf16, and keeps what was cut off in a second number for the next step.
 
-    def __init__(self) -> None:
-        self.cut_off: list[Tensor] = []
+    A second number of bf16 is Kahan's sum; with one of float32 the two together are a master.
+    """
+
+    def __init__(self, rest: torch.dtype) -> None:
+        self.rest, self.cut_off = rest, list[Tensor]()
 
     @torch.no_grad()
     def __call__(self, parameters: Sequence[Tensor], dtype: torch.dtype) -> None:
@@ -41,7 +44,7 @@ class Kahan:
         for parameter, rest in zip(parameters, self.cut_off, strict=True):
             whole = parameter + rest
             parameter.copy_(whole.to(dtype))
-            rest.copy_((whole - parameter).to(dtype))
+            rest.copy_((whole - parameter).to(self.rest))
 
 
 def arithmetic(seed: int | None) -> dict[str, float]:
@@ -65,7 +68,8 @@ def storage(seed: int | None, rate: float | None, steps: int = STEPS) -> dict[st
         "fp16": (FP16, round_weights),
         "bf16": (BF16, round_weights),
         "bf16 stochastic": (BF16, lambda weights, _: round_stochastically(weights, draw)),
-        "bf16 Kahan": (BF16, Kahan()),
+        "bf16 Kahan": (BF16, Kahan(BF16)),
+        "bf16 masters": (BF16, Kahan(FP32)),
     }
     runs = {
         name: train_stored_in(dtype, steps, rate, seed, keep)
