@@ -1,10 +1,14 @@
 """The script: every engine trains the same model and keeps what the formula says; bad input."""
 
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
+import torch
 
 from lessons.lesson13_fsdp.experiments import results
+from shared.ranks.group import Rank
+from shared.training.language_recipes import RECIPES
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "lessons" / "lesson13_fsdp" / "train.py"
@@ -69,3 +73,14 @@ def test_the_search_does_not_fill_the_cpu(monkeypatch):
     results.check_the_cpu(3 * 10**9)
     with pytest.raises(MemoryError):
         results.check_the_cpu(4 * 10**9)
+
+
+def test_the_searchs_headline_says_where_the_cpus_memory_ended_it(monkeypatch):
+    rank, ends = Rank(0, 0, 1, torch.device("cuda"), "nccl"), iter(["GPU", "GPU", "", "CPU"])
+    monkeypatch.setattr(results, "largest_that_fits", lambda fits, most: (9, next(ends)))
+    for name in ("destroy_process_group", "init_process_group"):
+        monkeypatch.setattr(results.dist, name, lambda *_, **__: None)
+    said: list[str] = []
+    monkeypatch.setattr(results, "write_results", lambda *_, headline, **__: said.append(headline))
+    results.search(Namespace(search=8), rank, RECIPES["tiny"], build=None)
+    assert "by_hand 0.5, fsdp2 0.5 (or more), fsdp2, offloaded 0.5 (until the CPU's" in said[0]
