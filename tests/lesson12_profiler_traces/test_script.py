@@ -1,11 +1,16 @@
 """The script: traces of 1, 2 and 4 ranks, faults that are recognised, bad input."""
 
 import json
+from argparse import Namespace
+from unittest import mock
 
 import pytest
+import torch
 
+from lessons.lesson12_profiler_traces.experiments import report
 from lessons.lesson12_profiler_traces.laboratory import made_traces as made
 from shared.exercises.lessons import ROOT
+from shared.ranks.group import Rank
 from solutions.lesson12_profiler_traces import overlap_fraction
 
 SCRIPT = ROOT / "lessons" / "lesson12_profiler_traces" / "train.py"
@@ -31,6 +36,17 @@ def test_each_rank_writes_a_trace_and_all_are_merged(on_ranks):
             assert names == traces | {"merged.json", "memory.png"}
             merged = json.loads((out / run / "merged.json").read_text())
             assert {event["pid"] for event in merged["traceEvents"]} == set(range(ranks))
+
+
+def test_mfu_is_a_share_of_the_peak_of_the_runs_own_precision(monkeypatch):
+    """Of float32's, a GPU's run in bf16 would have six times as much."""
+    peak_of = mock.Mock()
+    monkeypatch.setattr(report, "peak_of", peak_of)
+    monkeypatch.setattr(report, "dist", mock.Mock())
+    rank = Rank(1, 1, 2, torch.device("cpu"), "gloo")  # which writes nothing
+    run = mock.Mock(seconds=1.0, memory=1, losses=torch.zeros(1))
+    report.conclude(Namespace(precision="bf16"), rank, [run], mock.Mock(), mock.Mock())
+    peak_of.assert_called_once_with(rank, "bf16")
 
 
 @pytest.mark.full
