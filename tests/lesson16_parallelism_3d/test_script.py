@@ -1,4 +1,4 @@
-"""The script: meshes that share the curve, a checkpoint that changes its mesh; bad input."""
+"""The script: meshes that share the curve, a disk that is full; bad input."""
 
 import errno
 import json
@@ -26,23 +26,17 @@ def test_one_process_is_a_mesh_of_one(metrics_of, tmp_path):
 
 
 @pytest.mark.full
-def test_a_run_is_continued_on_another_mesh_with_the_same_curve(launch_on, metrics_of, tmp_path):
-    alone = []  # the same two runs on a mesh of one: the rates follow each one's own --steps
-    for more in (("--steps", "2", "--save"), ("--steps", "4", "--resume")):
-        alone += metrics_of(SCRIPT, *TINY, *more, tmp_path / "alone")["losses"]
-    half = ("--steps", "2", "--save", str(tmp_path / "half"))
-    _, first = launch_on(SCRIPT, (4,), *TINY, *half)[4]
-    (row,) = first["table"]
+def test_four_ranks_are_a_mesh_and_share_the_curve(launch_on, metrics_of):
+    """One is continued on other ranks in tests/training/test_resumed_scripts.py."""
+    args = (*TINY, "--steps", "2")
+    metrics = launch_on(SCRIPT, (4,), *args)[4][1]
+    (row,) = metrics["table"]
     assert row["mesh"] == "dp 1 x tp 2 x pp 2"
     assert row["bubble by formula, %"] == pytest.approx(20)  # 1 / (4 + 1)
     assert row["dp messages"] == 0
     assert min(row["tp messages"], row["pp messages"]) > 0
-    assert first["memory"]["measured"] == first["memory"]["predicted"]
-    rest = ("--resume", str(tmp_path / "half"), "--steps", "4", "--zero", "3", "--dp", "2")
-    _, second = launch_on(SCRIPT, (2,), *TINY, *rest)[2]
-    assert second["table"][0]["mesh"] == "dp 2 x tp 1 x pp 1"
-    assert second["memory"]["measured"] == second["memory"]["predicted"]
-    assert first["losses"] + second["losses"] == pytest.approx(alone, abs=1e-4)
+    assert metrics["memory"]["measured"] == metrics["memory"]["predicted"]
+    assert metrics["losses"] == pytest.approx(metrics_of(SCRIPT, *args)["losses"], abs=1e-4)
 
 
 def test_a_full_disk_costs_the_new_checkpoint_alone(tmp_path, run_script, monkeypatch):

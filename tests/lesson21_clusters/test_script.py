@@ -16,10 +16,6 @@ TINY = ("--preset", "tiny")
     ("ranks", "args", "words"),
     [
         (3, ("--fault", "none"), "nothing found"),
-        pytest.param(3, ("--fault", "mismatch", "--timeout", "4"), "call no. 21: rank 2 and",
-                     marks=pytest.mark.full),
-        pytest.param(3, ("--fault", "blocked_port"), "is not reached by [0, 1]",
-                     marks=pytest.mark.full),
         pytest.param(1, ("--fault", "full_disk"), "rank 0 said: OSError", marks=pytest.mark.full),
     ],
 )  # fmt: skip
