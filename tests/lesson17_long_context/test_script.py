@@ -10,12 +10,6 @@ SCRIPT = ROOT / "lessons" / "lesson17_long_context" / "train.py"
 TINY = ("--preset", "tiny", "--device", "cpu", "--dataset", str(ROOT / "shared" / "data"))
 
 
-@pytest.fixture(scope="module")
-def alone(launch_on):
-    """The losses of one process."""
-    return launch_on(SCRIPT, (1,), *TINY, "--steps", "3", "--engine", "single")[1][1]["losses"]
-
-
 @pytest.mark.parametrize(
     ("ranks", "args"),
     [
@@ -25,7 +19,8 @@ def alone(launch_on):
         pytest.param(2, ("--precision", "bf16"), marks=pytest.mark.full),
     ],
 )
-def test_ranks_share_the_sequence_and_not_the_curve(ranks, args, alone, launch_on):
+def test_ranks_share_the_sequence_and_not_the_curve(ranks, args, metrics_of, launch_on):
+    alone = metrics_of(SCRIPT, *TINY, "--steps", "3", "--engine", "single")["losses"]
     out, metrics = launch_on(SCRIPT, (ranks,), *TINY, "--steps", "3", *args)[ranks]
     (row,) = metrics["table"]
     assert (row["ranks"], row["positions a rank"]) == (ranks, 120 // ranks)
