@@ -14,37 +14,34 @@ TINY = ("--preset", "tiny", "--device", "cpu")
 
 @pytest.fixture(scope="module")
 def trained(launch_on):
-    """Folders and metrics of the tiny preset on 1 and 4 ranks."""
-    return launch_on(SCRIPT, (1, 4), *TINY)
+    """Folder and metrics of the tiny preset on 4 ranks."""
+    return launch_on(SCRIPT, (4,), *TINY)[4]
 
 
-def test_ranks_share_one_run(trained):
-    alone = trained[1][1]["losses"]
+def test_ranks_share_one_run(trained, metrics_of):
+    alone = metrics_of(SCRIPT, *TINY)["losses"]
     assert len(alone) == 10
     assert alone[-1] < alone[0]
-    assert trained[4][1]["world_size"] == 4
-    torch.testing.assert_close(trained[4][1]["losses"], alone, rtol=1e-3, atol=1e-3)
+    assert trained[1]["world_size"] == 4
+    torch.testing.assert_close(trained[1]["losses"], alone, rtol=1e-3, atol=1e-3)
 
 
 def test_what_a_run_leaves_behind(trained):
-    for out, metrics in trained.values():
-        assert {path.name for path in out.iterdir()} == {
-            "metrics.json",
-            "training.png",
-            "translator.pt",
-        }
-        assert json.loads((out / "metrics.json").read_text()) == metrics
-        assert [row["score"] for row in metrics["scores"]][-1] == "exact match, %"
-        assert all(row["signature"] for row in metrics["scores"][:-1])
-        assert all(metrics["table"][0][name] > 0 for name in ("tokens/s", "ms a step", "peak MiB"))
-        assert metrics["examples"][0].keys() == {"source", "translation", "reference"}
-        assert not load_translator(out / "translator.pt")[0].training
+    out, metrics = trained
+    written = {"metrics.json", "training.png", "translator.pt"}
+    assert {path.name for path in out.iterdir()} == written
+    assert json.loads((out / "metrics.json").read_text()) == metrics
+    assert [row["score"] for row in metrics["scores"]][-1] == "exact match, %"
+    assert all(row["signature"] for row in metrics["scores"][:-1])
+    assert all(metrics["table"][0][name] > 0 for name in ("tokens/s", "ms a step", "peak MiB"))
+    assert metrics["examples"][0].keys() == {"source", "translation", "reference"}
+    assert not load_translator(out / "translator.pt")[0].training
 
 
 def test_it_translates_with_what_it_has_saved(trained, run_script):
     sentences = ["The man sleeps.", "Today the woman buys a book."]
     for beam in (1, 3):
-        args = ("--out", trained[4][0], "--beam", beam, "--translate", *sentences)
+        args = ("--out", trained[0], "--beam", beam, "--translate", *sentences)
         status, out, err = run_script(SCRIPT, *args)
         assert (status, err) == (0, "")
         assert len(out.splitlines()) >= 1
@@ -52,7 +49,7 @@ def test_it_translates_with_what_it_has_saved(trained, run_script):
 
 @pytest.mark.full
 def test_bad_input_is_one_line(trained, tmp_path, refused):
-    out = trained[1][0]
+    out, _ = trained
     words = ("--translate", "The man sleeps.")
     said = refused(SCRIPT, "--out", tmp_path / "mistyped", *words)
     assert "no checkpoint" in said and "train first" in said

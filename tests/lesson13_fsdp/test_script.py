@@ -15,15 +15,15 @@ SCRIPT = ROOT / "lessons" / "lesson13_fsdp" / "train.py"
 TINY = ("--preset", "tiny", "--steps", "4")
 
 
-def test_by_hand_on_one_and_four_ranks(launch_on):
-    by_hand = launch_on(SCRIPT, (1, 4), *TINY)
-    for ranks, (out, metrics) in by_hand.items():
-        (row,) = metrics["table"]
-        assert metrics["world_size"] == ranks
+def test_by_hand_on_one_and_four_ranks(launch_on, metrics_of):
+    (out, metrics), alone = launch_on(SCRIPT, (4,), *TINY)[4], metrics_of(SCRIPT, *TINY)
+    for ranks, each in ((1, alone), (4, metrics)):
+        (row,) = each["table"]
+        assert each["world_size"] == ranks
         assert row["bytes a parameter"] == pytest.approx(12 / ranks, abs=0.05)
         assert (row["all_gather"], row["reduce_scatter"], row["all_reduce"]) == (10, 5, 0)
-        assert {path.name for path in out.iterdir()} == {"metrics.json", "fsdp.png"}
-    assert by_hand[4][1]["losses"] == pytest.approx(by_hand[1][1]["losses"], abs=1e-4)
+    assert metrics["losses"] == pytest.approx(alone["losses"], abs=1e-4)
+    assert {path.name for path in out.iterdir()} == {"metrics.json", "fsdp.png"}
 
 
 @pytest.mark.full
