@@ -13,7 +13,6 @@ same each time.
 import argparse
 import csv
 import hashlib
-import random
 import shutil
 import subprocess
 import sys
@@ -25,8 +24,9 @@ from pathlib import Path
 
 import psutil
 
-from solutions.grading.intake.known import KnownAnswers, hand_in
+from solutions.grading.intake.known import hand_in
 from solutions.grading.intake.lesson import read_lessons
+from solutions.rehearsal import mixed_class
 
 COURSE = Path(__file__).resolve().parents[2]
 TARGET_RATE, TARGET_MIB, CLASS = 24, 300, 200
@@ -35,19 +35,8 @@ TARGET_RATE, TARGET_MIB, CLASS = 24, 300, 200
 def make_class(folder: Path, number: str, count: int, copies: int, seed: int) -> None:
     """Store `count` notebooks, each exercise right, mistaken or untouched; the last are copies."""
     lesson = read_lessons(COURSE, [number])[number]
-    known = KnownAnswers(COURSE, lesson)
-    references = {each.exercise: each for each in known.references()}
-    mistakes = list(known.mistakes())
-    pristine = (COURSE / "lessons" / lesson.folder / "lesson.ipynb").read_bytes()
-    chance, last = random.Random(seed), b""
-    for place in range(count):
-        cells = {}
-        for exercise in lesson.exercises:
-            wrong = chance.choice([each for each in mistakes if each.exercise == exercise.id])
-            [one] = chance.choices([references[exercise.id], wrong, None], [6, 3, 1])
-            cell = known.cell(one) if one else lesson.stubs[exercise.id]
-            # Equal answers are graded once, and a class would not be as kind.
-            cells[exercise.id] = f"# submission {place}\n{cell}"
+    pristine, last = (COURSE / "lessons" / lesson.folder / "lesson.ipynb").read_bytes(), b""
+    for place, (cells, _) in enumerate(mixed_class(COURSE, lesson, count, seed)):
         path = folder / f"student {place:03d}" / f"{number}.ipynb"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(last := hand_in(pristine, cells) if place < count - copies else last)
