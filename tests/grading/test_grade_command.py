@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+import zipfile
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -123,6 +124,29 @@ def test_every_student_has_points_or_a_reason_a_page_and_a_place_in_all_tables(
     assert "notebooks run: 2; known from an earlier run: 0" in printed
     assert everything(a_class) == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
+
+
+def test_bad_input_has_a_line_each_and_the_others_are_graded(a_class, tmp_path, capsys):
+    with (a_class / "Ed__02.ipynb").open("wb") as file:
+        file.truncate(100_000_000)  # no bytes of it are on the disk
+    with zipfile.ZipFile(a_class / "Fy.zip", "w") as archive:
+        archive.writestr("../../02.ipynb", PRISTINE)
+    table = tmp_path / "class.csv"
+    table.write_bytes("name;id\nAda;1\nBo;2\nZoë;3\n".encode("cp1252"))
+    status, judge = run(a_class, tmp_path / "out", "--roster", str(table))
+    assert (status, sorted(judge.graded)) == (0, ["Ada", "Bo"])
+    said, found = capsys.readouterr().out, rows(tmp_path / "out")
+    assert "larger than 20 MB" in found["Ed", "02.2"][1]
+    assert "'../../02.ipynb', which leads out" in found["Fy", "02.2"][1]
+    assert "handed in nothing: Zoë\nnot in the roster: Cy\n" in said
+    points = (tmp_path / "out/points.csv").read_text(encoding="utf-8-sig").splitlines()
+    assert points[0] == "student,id,email,lesson 02 of 13,all of 13"
+    assert (points[1], points[-1]) == ("Ada,1,,1,1", "Zoë,3,,,")
+
+    table.write_text("name,id\nAda,1\nAda,2\n")
+    assert run(a_class, tmp_path / "new", "--roster", str(table))[0] == grade.USAGE
+    assert capsys.readouterr().err.endswith("line 3: 'Ada' is there twice\n")
+    assert not (tmp_path / "new").exists(), "refused before anything is written"
 
 
 def test_a_later_run_grades_what_changed_and_leaves_nothing_of_who_left(a_class, tmp_path, capsys):

@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 from shared.exercises.lessons import ROOT, load_checks
-from solutions import grade, student_edition
+from solutions import grade, rehearsal, student_edition
 from solutions.grading.results import Limits
 
 GUIDE = (ROOT / "solutions" / "README.md").read_text()
@@ -19,6 +19,7 @@ LESSONS = sorted(
 PARSERS = {
     "solutions.grade": grade.make_parser(),
     "solutions.student_edition": student_edition.make_parser(),
+    "solutions.rehearsal": rehearsal.make_parser(),
 }
 
 
