@@ -4,9 +4,9 @@
 engines of this course keep of a `LanguageModel` with fused attention and norms, on a CPU.
 """
 
-from collections import Counter
 from functools import cache
 
+from shared.planner.simulation import order_of
 from shared.planner.specs import ModelSpec, Plan
 
 
@@ -18,7 +18,8 @@ def tokens(model: ModelSpec, plan: Plan) -> int:
 def is_ours(model: ModelSpec, plan: Plan) -> bool:
     """Whether this is a model of the course in float32, whose bytes are known exactly."""
     same = not model.gated and model.bias and model.norm == "layer" and model.fused_attention
-    return plan.precision == "float32" and same and model.kv_heads == model.num_heads
+    same = same and model.kv_width == model.d_model and model.num_experts == 1
+    return plan.precision == "float32" and same and not model.qk_norm
 
 
 def spread(model: ModelSpec, plan: Plan, whole: int) -> int:
@@ -40,7 +41,8 @@ def layer_bytes(model: ModelSpec, plan: Plan) -> int:
         return spread(model, plan, whole) + tokens(model, plan) * cut // plan.tp
     size = 2 if plan.precision == "mixed" else 4
     whole = size * 4 * d + 2 * d * model.dropout
-    cut = size * (2 * d + 2 * model.kv_width + (3 if model.gated else 2) * f)
+    inner = (3 if model.gated else 2) * f * model.top_k
+    cut = size * (2 * model.width + 2 * model.kv_width + inner)
     cut += 4 * model.num_heads if model.fused_attention else 0
     return (
         spread(model, plan, whole) + tokens(model, plan) * cut // plan.tp + score_bytes(model, plan)
@@ -109,12 +111,9 @@ def in_flight(plan: Plan, rank: int) -> frozenset[tuple[int, ...]]:
 
 @cache
 def _interleaved(pp: int, batches: int, chunks: int, rank: int) -> frozenset[tuple[int, ...]]:
-    forwards = [k % (pp * chunks) // pp for k in range(batches * chunks)]
-    backwards = [chunks - 1 - chunk for chunk in forwards]
-    warmup = (chunks - 1) * pp + 2 * (pp - 1 - rank)
-    alive, seen = Counter[int](), set[tuple[int, ...]]()
-    for k, backward in enumerate(backwards):
-        alive.update(forwards[: warmup + 1] if k == 0 else forwards[warmup + k : warmup + k + 1])
-        seen.add((*(alive[chunk] for chunk in range(chunks)), backward))
-        alive[backward] -= 1
+    alive, seen = [0] * chunks, set[tuple[int, ...]]()
+    for kind, _, stage in order_of(pp, batches, chunks, rank):
+        if kind == "B":
+            seen.add((*alive, stage // pp))
+        alive[stage // pp] += 1 if kind == "F" else -1
     return frozenset(seen)

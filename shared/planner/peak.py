@@ -67,7 +67,9 @@ def layer_kept(model: ModelSpec, plan: Plan, held: Held) -> tuple[int, int]:
         return spread(model, plan, 4 * d) // half, whole // half + masks
     matrices = 5 if model.gated else 4
     whole = 2 * 4 * d + 16 + 2 * matrices * d
-    cut = 2 * (2 * d + 2 * model.kv_width) + 4 * model.num_heads
-    cut += 2 * (4 if model.gated else 1) * f  # of SwiGLU: both inputs, the SiLU and the product
+    cut = 2 * (2 * model.width + 2 * model.kv_width) + 4 * model.num_heads
+    cut += (
+        2 * (4 if model.gated else 1) * f * model.top_k
+    )  # of SwiGLU: both inputs, the SiLU and the product
     kept = spread(model, plan, whole) + tokens(model, plan) * cut // plan.tp
     return spread(model, plan, 4 * d), kept + masks

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple, get_args
 
 from shared.errors import InputError
 from shared.planner.checking import at_least, one_of, yes_or_no
+from shared.planner.machines import Cluster as Cluster
 
 Checkpoint = Literal["none", "selective", "full"]
 Precision = Literal["mixed", "float32"]
@@ -36,6 +37,9 @@ class ModelSpec:
     gain. `tied`: embedding and output matrix are one. `num_positions`: rows of learned positions,
     0 for sinusoidal or rotary ones. `dropout`: whether masks are kept for backward.
     `fused_attention`: the kernel keeps no matrix of scores and skips what a causal mask hides.
+    `head_dim` None: d_model / num_heads. `qkv_bias`: biases of queries, keys and values alone;
+    `qk_norm`: an RMS norm over each head of queries and of keys. `num_experts`: feed-forwards of
+    `d_ff` in place of one, with a router (lesson 18), of which a token goes through `top_k`.
 
     Raises InputError, naming the field and the value, for anything that cannot be built.
     """
@@ -54,14 +58,34 @@ class ModelSpec:
     num_positions: int = 0
     dropout: bool = False
     fused_attention: bool = True
+    head_dim: int | None = None
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    num_experts: int = 1
+    top_k: int = 1
 
     def __post_init__(self) -> None:
-        names = ("num_layers", "d_model", "num_heads", "d_ff", "vocab_size", "seq_len")
+        names = (
+            "num_experts",
+            "top_k",
+            "num_layers",
+            "d_model",
+            "num_heads",
+            "d_ff",
+            "vocab_size",
+            "seq_len",
+        )
         at_least(self, names, 1)
         at_least(self, ("num_positions",), 0)
+        if self.top_k > self.num_experts:
+            raise InputError(f"top_k {self.top_k} is more than {self.num_experts} experts")
         one_of(self, "norm", get_args(Norm))
-        yes_or_no(self, ("gated", "bias", "tied", "dropout", "fused_attention"))
-        if self.d_model % self.num_heads:
+        yes_or_no(
+            self, ("gated", "bias", "tied", "dropout", "fused_attention", "qkv_bias", "qk_norm")
+        )
+        if self.head_dim is not None:
+            at_least(self, ("head_dim",), 1)
+        elif self.d_model % self.num_heads:
             raise InputError(
                 f"d_model {self.d_model} cannot be shared out evenly over {self.num_heads} heads"
             )
@@ -82,7 +106,12 @@ class ModelSpec:
     @property
     def kv_width(self) -> int:
         """Width of all keys of a token, and of all values."""
-        return self.d_model // self.num_heads * self.kv_heads
+        return self.width // self.num_heads * self.kv_heads
+
+    @property
+    def width(self) -> int:
+        """Width of all queries of a token, which is the residual stream's but for `head_dim`."""
+        return self.d_model if self.head_dim is None else self.head_dim * self.num_heads
 
     @property
     def norm_parameters(self) -> int:
@@ -92,9 +121,13 @@ class ModelSpec:
     @property
     def layer(self) -> Parameters:
         """Parameters of one layer. Whole are the norms and the biases of the row-parallel parts."""
-        biases = self.d_model + 2 * self.kv_width + (2 if self.gated else 1) * self.d_ff
-        cut = self.layer_matrices + self.bias * biases
-        return Parameters(cut, 2 * self.norm_parameters + self.bias * 2 * self.d_model)
+        queries = self.width + 2 * self.kv_width
+        inner = (2 if self.gated else 1) * self.d_ff
+        cut = self.layer_matrices + (self.bias or self.qkv_bias) * queries + self.bias * inner
+        cut += (self.num_experts - 1) * self.feed_forward
+        router = self.num_experts * self.d_model if self.num_experts > 1 else 0
+        norms = 2 * self.norm_parameters + self.qk_norm * 2 * self.width // self.num_heads
+        return Parameters(cut, norms + router + self.bias * 2 * self.d_model)
 
     @property
     def embeddings(self) -> Parameters:
@@ -113,12 +146,20 @@ class ModelSpec:
         return total - self.tied * self.vocab_size * self.d_model
 
     @property
+    def feed_forward(self) -> int:
+        """Weights of the matrices of one feed-forward."""
+        return (3 if self.gated else 2) * self.d_model * self.d_ff
+
+    def adapters(self, rank: int) -> int:
+        """Parameters of LoRA's two factors beside each matrix of one layer (lesson 19)."""
+        d, inner = self.d_model, (2 if self.gated else 1) * (self.d_model + self.d_ff)
+        attention = 2 * (d + self.width) + 2 * (d + self.kv_width)
+        return rank * (attention + self.num_experts * (inner + self.d_ff + d))
+
+    @property
     def layer_matrices(self) -> int:
-        """Weights of a layer's matrices, without biases."""
-        inner = 2 if self.gated else 1  # matrices up to d_ff
-        return 2 * self.d_model * (self.d_model + self.kv_width) + (
-            (inner + 1) * self.d_model * self.d_ff
-        )
+        """Weights of a layer's matrices, without biases, of one expert where there are several."""
+        return 2 * self.d_model * (self.width + self.kv_width) + self.feed_forward
 
     @property
     def layer_flops(self) -> int:
@@ -127,12 +168,14 @@ class ModelSpec:
         A fused attention skips the upper triangle, half of the products of queries and keys and
         of weights and values.
         """
-        return 2 * self.layer_matrices + self.attention_flops
+        router = self.num_experts * self.d_model if self.num_experts > 1 else 0
+        weights = self.layer_matrices + (self.top_k - 1) * self.feed_forward + router
+        return 2 * weights + self.attention_flops
 
     @property
     def attention_flops(self) -> int:
         """The part of `layer_flops` that grows with the sequence."""
-        return (2 if self.fused_attention else 4) * self.seq_len * self.d_model
+        return (2 if self.fused_attention else 4) * self.seq_len * self.width
 
     @property
     def head_flops(self) -> int:
@@ -159,7 +202,10 @@ class Plan:
     in backward ("selective": attention's scores alone, Korthikanti et al. 2022), `precision` what
     the states are kept in (`STATE_BYTES`). `cp` cuts the sequence over ranks that otherwise are
     data-parallel (lesson 17). `cut`: the layers of each of the pp x chunks stages in order, None
-    for `stage_layers`. `overlap`: gradients travel while backward computes, not after it.
+    for `stage_layers`. `overlap`: messages over dp travel while something computes, not after it;
+    `tp_overlap`: so do tp's, behind the products of their layer. `fused`: what is no product runs
+    in fused operations (torch.compile, Megatron's kernels), not one by one. `lora`: the rank of
+    adapters on all matrices of the layers (lesson 19), the only weights that are trained; 0: all.
 
     Raises InputError, naming the field and the value, for what no model could be trained by.
     """
@@ -177,11 +223,15 @@ class Plan:
     cp: int = 1
     cut: tuple[int, ...] | None = None
     overlap: bool = True
+    tp_overlap: bool = False
+    fused: bool = True
+    lora: int = 0
 
     def __post_init__(self) -> None:
         sizes = ("dp", "tp", "pp", "chunks", "micro_batch", "num_micro_batches", "cp")
         at_least(self, sizes, 1)
-        yes_or_no(self, ("sequence_parallel", "overlap"))
+        at_least(self, ("lora",), 0)
+        yes_or_no(self, ("sequence_parallel", "overlap", "tp_overlap", "fused"))
         one_of(self, "zero", (0, 1, 2, 3))
         one_of(self, "checkpoint", get_args(Checkpoint))
         one_of(self, "precision", get_args(Precision))
@@ -222,46 +272,6 @@ class Plan:
         """
         counts = self.cut or stage_layers(model.num_layers, self.num_stages)
         return _by_rank(counts, self.pp)
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """The machines: bytes, FLOP/s, bytes/s in one direction a GPU, seconds a message.
-
-    `inner` is the link between the GPUs of a node, `outer` a GPU's share of the node's link to
-    others; `memory_bandwidth` is that of a GPU's own memory. `achievable`: the share of
-    `peak_flops` that large matrix products reach on this GPU, as measured by others.
-    """
-
-    gpus: int
-    memory: float
-    peak_flops: float
-    gpus_per_node: int
-    inner: float
-    outer: float
-    memory_bandwidth: float
-    latency: float = 5e-6
-    achievable: float = 1.0
-
-    def link(self, size: int, stride: int) -> float:
-        """Bytes/s a GPU between `size` ranks that stand `stride` apart.
-
-        A group that spans nodes has the network cards of all its GPUs in a node.
-        """
-        if size * stride <= self.gpus_per_node:
-            return self.inner
-        inside = max(1, min(size, self.gpus_per_node // stride))
-        return min(self.inner, self.outer * inside)
-
-    def __post_init__(self) -> None:
-        at_least(self, ("gpus", "gpus_per_node"), 1)
-        rates = ("memory", "peak_flops", "inner", "outer", "memory_bandwidth", "achievable")
-        at_least(self, ("latency", *rates), 0)
-        for name in rates:
-            if not getattr(self, name):
-                raise InputError(f"{name} must be above 0, got {getattr(self, name)}")
-        if self.achievable > 1:
-            raise InputError(f"achievable is a share of the peak, 1 at most, got {self.achievable}")
 
 
 @cache

@@ -2,11 +2,14 @@
 
 import json
 import re
-from dataclasses import MISSING, Field, fields
+from collections.abc import Callable
+from dataclasses import MISSING, Field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from shared.errors import InputError
+from shared.planner.hugging_face import from_config
 from shared.planner.specs import Cluster, ModelSpec
 
 BYTES = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
@@ -52,9 +55,19 @@ def quantity(given: object, kind: str, name: str) -> float:
     return number * UNITS[kind][found[2]]
 
 
-def read_model(path: Path) -> ModelSpec:
-    """A model from a JSON object with the fields of ModelSpec; InputError for what is wrong."""
-    return _build(ModelSpec, _load(path), path)
+def read_model(path: Path, seq_len: int | None = None) -> ModelSpec:
+    """A model from a JSON object with the fields of ModelSpec, or a Hugging Face config.json.
+
+    With `seq_len` tokens a sequence, where given. Raises InputError for what is wrong.
+    """
+    values = _load(path)
+    if "model_type" in values:
+        return _named(path, partial(from_config, values, seq_len))
+    model = _build(ModelSpec, values, path)
+    if seq_len is None:
+        return model
+    positions = max(model.num_positions, seq_len) if model.num_positions else 0
+    return replace(model, seq_len=seq_len, num_positions=positions)
 
 
 def read_cluster(path: Path, gpus: int | None = None) -> Cluster:
@@ -91,8 +104,12 @@ def _build(kind: type[Spec], values: dict[str, Any], path: Path) -> Spec:
     missing = [name for name, each in known.items() if _needed(each) and name not in values]
     if missing:
         raise InputError(f"{path}: {', '.join(missing)} must be given")
+    return _named(path, partial(kind, **values))
+
+
+def _named(path: Path, make: Callable[[], Spec]) -> Spec:
     try:
-        return kind(**values)
+        return make()
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 

@@ -1,6 +1,5 @@
 """What a schedule costs: the bytes that a rank keeps, and the time that it waits for messages."""
 
-from collections import deque
 from functools import partial
 
 import torch.distributed as dist
@@ -14,8 +13,9 @@ from lessons.lesson15_pipeline_parallel.experiments.runs import (
 )
 from shared.measuring.live import count_live_bytes
 from shared.pipeline.executor import Pipeline
-from shared.pipeline.schedules import Cell, Table, prerequisites, timetable
+from shared.pipeline.schedules import Cell, Table, timetable
 from shared.pipeline.stages import parts_of, split_stages
+from shared.planner import simulation
 
 
 def most_kept(
@@ -58,19 +58,9 @@ def deeper_schedule(num_stages: int, num_micro_batches: int) -> Table:
 def simulate(table: Table, backward: float = 1.0, message: float = 0.0) -> tuple[float, float]:
     """The time of a step in forwards, and the share of it in which ranks wait.
 
-    Every rank keeps to its order and begins as soon as its inputs have arrived. A backward takes
-    `backward` forwards, a message `message`; sending takes no time of the rank's.
+    By the simulator that lesson 16's planner has its seconds of a pipeline from.
     """
-    rows = [deque(cell for cell in row if cell) for row in table]
-    stages = 1 + max(cell.stage for row in rows for cell in row)
-    free, ends, work = [0.0] * len(rows), dict[Cell, float](), 0.0
-    while any(rows):
-        for rank, row in enumerate(rows):
-            while row and (needs := prerequisites(row[0], stages)) <= ends.keys():
-                cell = row.popleft()
-                ready = [ends[each] + message * (each.stage != cell.stage) for each in needs]
-                took = backward if cell.kind == "B" else 1.0
-                ends[cell] = free[rank] = max([free[rank], *ready]) + took
-                work += took
-    whole = max(free)
-    return whole, 1 - work / (whole * len(rows))
+    orders = [[cell for cell in row if cell] for row in table]
+    whole = simulation.simulate(orders, backward, message)
+    work = sum(backward if cell.kind == "B" else 1.0 for order in orders for cell in order)
+    return whole, 1 - work / (whole * len(orders))
