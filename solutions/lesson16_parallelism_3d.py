@@ -4,7 +4,7 @@ The lesson's one idea: the axes of a mesh differ in what they send and how often
 a link of its own: tensor parallelism, which sends several times in every layer, inside a node; data
 parallelism, which sends once a step, anywhere; the pipeline, which sends little, furthest apart.
 What a plan needs and takes can be written down before anything is run. The bytes are exact; the
-seconds are a model with three fitted numbers, and the lesson shows where it misses.
+seconds are a model with eight fitted numbers, and the lesson shows where it misses.
 
 The engine is shared/parallel3d, the planner shared/planner, which needs no torch. 16.3 puts the
 pieces of lessons 14 and 15 together in the plainest way; the engine does the same with ZeRO. 16.4a

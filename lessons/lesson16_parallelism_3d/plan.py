@@ -4,11 +4,16 @@ r"""Plan a training run: how to lay a model over GPUs, what it needs, how fast i
     python lessons/lesson16_parallelism_3d/plan.py --model gpt3-175b --gpus 1024 --gpu h100 \
         --link "400 Gbit/s" --batch 1536
     python lessons/lesson16_parallelism_3d/plan.py --model my_model.json --cluster my_cluster.json
+    python lessons/lesson16_parallelism_3d/plan.py --model 8b --gpus 128 --tokens 15e12 --price 2.5
+    python lessons/lesson16_parallelism_3d/plan.py --model 8b --gpus 128 --measured 6667 \
+        --of "dp 8 x tp 1 x pp 1, ZeRO-3, 1 x 2, checkpoint full"
+    python lessons/lesson16_parallelism_3d/plan.py --model config.json --sequence 4096 --lora 16
 
 Prints the five best layouts, each with its best variant: bytes by kind, seconds by kind, what
-limits it; then why other plans do not fit, and everything that is assumed. Arithmetic alone: it
-needs neither a GPU nor torch. Plans a few percent apart are equally good: see the assumptions.
-A model file has fields of `ModelSpec`, a cluster file of `Cluster` (shared/planner/specs.py):
+limits it; then why other plans do not fit, and everything that is assumed. Without --gpus: on the
+fewest that a plan fits on. Arithmetic alone: it needs neither a GPU nor torch. Plans a few percent
+apart are equally good: see the assumptions. A model file is a Hugging Face config.json or has
+fields of `ModelSpec`, a cluster file of `Cluster` (shared/planner/specs.py, machines.py):
     {"num_layers": 32, "d_model": 4096, "num_heads": 32, "d_ff": 11008, "vocab_size": 32000,
      "seq_len": 4096, "gated": true, "bias": false, "norm": "rms", "tied": false}
     {"gpus": 64, "memory": "80 GB", "peak_flops": "989 TFLOP/s", "achievable": 0.8, "inner":
@@ -25,16 +30,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it need not be i
 
 from shared.errors import InputError
 from shared.planner.limits import check_shape
+from shared.planner.measured import pace_of, read_plan
 from shared.planner.models import GPUS, MODELS
 from shared.planner.report import (
     assumptions,
     best_of_layouts,
+    costs,
+    firsts,
     headline,
     near_miss,
     refusals,
     table,
 )
-from shared.planner.search import none_fits, survey
+from shared.planner.search import fewest_gpus, none_fits, survey
 from shared.planner.specs import Cluster, ModelSpec, Plan
 from shared.planner.units import quantity, read_cluster, read_model
 from shared.planner.variants import Asked
@@ -66,21 +74,25 @@ def parser() -> argparse.ArgumentParser:
         add(f"--{axis}", type=int, help="if it is decided already")
     add("--zero", type=int, choices=range(4), help="if it is decided already")
     add("--checkpointing", choices=("none", "selective", "full"), help="if it is decided already")
-    more = "also ZeRO-2 and 3 in a pipeline, which DeepSpeed refuses"
-    add("--pipeline-zero", action="store_true", help=more)
+    add("--deepspeed", action="store_true", help="no ZeRO-2 and 3 in a pipeline: it refuses them")
+    add("--eager", action="store_true", help="operations are not fused: no torch.compile")
+    add("--lora", type=int, default=0, help="rank of adapters, the only weights that are trained")
+    add("--measured", type=float, help="tokens/s a GPU of a run that you did of this model, and")
+    add("--of", help="its plan in the words printed here (plan 1)")
+    add("--tokens", type=float, help="of the whole training: prints days and GPU hours")
+    add("--price", type=float, help="of a GPU hour")
     add("--count", type=int, default=5, help="plans to print (5)")
     return found
 
 
 def choose_model(args: argparse.Namespace) -> ModelSpec:
     """The model by its name or from its file, with the sequence that was asked for."""
-    if args.model in MODELS:
-        model = MODELS[args.model]
-    elif args.model.endswith(".json"):
-        model = read_model(Path(args.model))
-    else:
+    if args.model.endswith(".json"):
+        return read_model(Path(args.model), args.sequence)
+    if args.model not in MODELS:
         known = ", ".join(MODELS)
         raise InputError(f"unknown model {args.model!r}: known are {known}, and files *.json")
+    model = MODELS[args.model]
     if args.sequence is None:
         return model
     positions = max(model.num_positions, args.sequence) if model.num_positions else 0
@@ -91,13 +103,11 @@ def choose_cluster(args: argparse.Namespace) -> Cluster:
     """The machines by the GPU's name or from their file, with what flags say of them."""
     if args.cluster is not None:
         cluster = read_cluster(args.cluster, args.gpus)
-    elif args.gpus is None:
-        raise InputError("--gpus or --cluster must say how many GPUs there are")
     elif args.gpu not in GPUS:
         known = ", ".join(GPUS)
         raise InputError(f"unknown GPU {args.gpu!r}: known are {known}; describe others by a file")
     else:
-        cluster = GPUS[args.gpu](args.gpus)
+        cluster = GPUS[args.gpu](1 if args.gpus is None else args.gpus)
     if args.memory is not None:
         number = args.memory.lstrip("-").replace(".", "", 1).isdecimal()
         text = f"{args.memory} GB" if number else args.memory
@@ -111,10 +121,15 @@ def choose_cluster(args: argparse.Namespace) -> Cluster:
 
 def check_asked(model: ModelSpec, cluster: Cluster, args: argparse.Namespace) -> Asked:
     """What is decided already; raises InputError where that alone cannot be."""
-    for flag in ("tp", "pp", "micro_batch", "batch", "count"):
+    for flag in ("tp", "pp", "micro_batch", "batch", "count", "tokens", "price"):
         value = getattr(args, flag)
-        if value is not None and value < 1:
-            raise InputError(f"--{flag.replace('_', '-')} must be 1 or more, got {value}")
+        if value is not None and not value >= (0 if flag == "price" else 1):
+            least = 0 if flag == "price" else 1
+            raise InputError(f"--{flag.replace('_', '-')} must be {least} or more, got {value:g}")
+    if args.lora < 0:
+        raise InputError(f"--lora must be 0 or more, got {args.lora}")
+    if args.of is not None and args.measured is None:
+        raise InputError("--of is the plan of a run whose tokens/s --measured says")
     if args.checkpointing == "selective" and model.fused_attention:
         raise InputError(
             "--checkpointing selective leaves out scores, which this model's fused attention does "
@@ -122,37 +137,67 @@ def check_asked(model: ModelSpec, cluster: Cluster, args: argparse.Namespace) ->
         )
     tp, pp = args.tp or 1, args.pp or 1
     check_shape(model, Plan(tp=tp, pp=pp))
-    if tp * pp > cluster.gpus:
+    given = args.gpus is not None or args.cluster is not None
+    if given and tp * pp > cluster.gpus:
         raise InputError(f"tp {tp} x pp {pp} are {tp * pp} GPUs, here are {cluster.gpus}")
-    if cluster.gpus % (tp * pp):
+    if given and cluster.gpus % (tp * pp):
         over = cluster.gpus % (tp * pp)
         raise InputError(
             f"tp {tp} x pp {pp} does not divide {cluster.gpus} GPUs: {over} are left over"
         )
-    if pp > 1 and (args.zero or 0) > 1 and not args.pipeline_zero:
+    if pp > 1 and (args.zero or 0) > 1 and args.deepspeed:
         raise InputError(
             f"--zero {args.zero} with --pp {pp}: DeepSpeed refuses ZeRO-2 and 3 in a pipeline; "
-            "take --zero 1, or --pipeline-zero for an engine that allows it"
+            "take --zero 1, or leave --deepspeed out for an engine that allows it"
         )
     wanted = args.tp, args.pp, args.zero, args.checkpointing, args.micro_batch, args.precision
-    return Asked(*wanted, pipeline_zero=args.pipeline_zero)
+    return Asked(*wanted, args.deepspeed, not args.eager, args.lora)
+
+
+def own_pace(
+    model: ModelSpec, cluster: Cluster, asked: Asked, first: Plan, args: argparse.Namespace
+) -> float:
+    """What the run that was measured took, as a multiple of what is predicted; 1 without one."""
+    if args.measured is None:
+        return 1.0
+    like = Plan(precision=args.precision, fused=asked.fused, lora=asked.lora)
+    plan = first if args.of is None else read_plan(args.of, model, like)
+    return pace_of(model, plan, cluster, args.measured)
+
+
+def step_rows(model: ModelSpec, args: argparse.Namespace) -> int:
+    """Sequences of a step."""
+    return args.batch or max(1, TOKENS // model.seq_len)
 
 
 def main() -> None:
     args = parser().parse_args()
     model, cluster = choose_model(args), choose_cluster(args)
-    asked = check_asked(model, cluster, args)
-    batch = args.batch or max(1, TOKENS // model.seq_len)
+    asked, batch = check_asked(model, cluster, args), step_rows(model, args)
+    least = None
+    if args.gpus is None and args.cluster is None:
+        least = fewest_gpus(model, lambda n: replace(cluster, gpus=n), batch, asked)
+        cluster = replace(cluster, gpus=least or 16_384)
     gpu = args.gpu if args.cluster is None else args.cluster.stem
     print(headline(args.model, model, gpu, cluster, batch), end="\n\n")
     found = survey(model, cluster, batch, asked)
     if not found.choices:
         raise InputError(none_fits(found, cluster))
+    pace = own_pace(model, cluster, asked, found.choices[0].plan, args)
+    found.choices[:] = [replace(each, time=each.time.scaled(pace)) for each in found.choices]
+    if least is not None:
+        print(f"{least} GPUs are the fewest, of 1, 2, 4 ..., on which a plan fits\n")
     best = best_of_layouts(found.choices, args.count)
-    print(*table(model, best, cluster), sep="\n", end="\n\n")
+    print(*table(model, best, cluster), *firsts(model, found, cluster), sep="\n", end="\n\n")
+    if args.tokens is not None:
+        print(costs(model, best[0], args.tokens, args.price, cluster.gpus), end="\n\n")
     print(*refusals(found), *near_miss(model, found, cluster), sep="\n", end="\n\n")
     print("assumptions:")
     print(*(f"  {each}" for each in assumptions(model, cluster, best[0].plan)), sep="\n")
+    if args.measured is not None:
+        print(
+            f"  all seconds are {pace:.2f} times those predicted, as of the run that was measured"
+        )
     if args.precision == "float32":
         print("  float32: products in TF32, at half of the peak")
 

@@ -1,6 +1,7 @@
-"""The three numbers of `step_time`, fitted to timed runs by least squares."""
+"""The numbers of `step_time`, fitted to timed runs by least squares."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -28,8 +29,7 @@ class Run(Protocol):
 
 def errors(runs: Sequence[Run], fitted: Fitted) -> list[float]:
     """By run, how much more FLOP/s are predicted than were published, as a share of the latter."""
-    predicted = [step_time(run.model, run.plan, run.cluster, fitted).total for run in runs]
-    return [run.seconds / each - 1 for run, each in zip(runs, predicted, strict=True)]
+    return [run.seconds / total(run, fitted) - 1 for run in runs]
 
 
 def mean_error(runs: Sequence[Run], fitted: Fitted) -> float:
@@ -37,29 +37,113 @@ def mean_error(runs: Sequence[Run], fitted: Fitted) -> float:
     return sum(map(abs, errors(runs, fitted))) / len(runs)
 
 
-def fit(runs: Sequence[Run], rounds: int = 8) -> Fitted:
-    """The numbers with the least squares of relative errors in seconds (Gauss-Newton).
+# Where each number begins, and the least and the most it can be.
+BOUNDS = {
+    "matmul": (0.8, 0.1, 1.0),
+    "link": (0.5, 0.05, 1.0),
+    "traffic": (2.0, 0.0, 50.0),
+    "throttled": (0.9, 0.1, 1.0),
+    "attention": (0.6, 0.1, 1.0),
+    "eager": (1.0, 0.0, 50.0),
+    "hidden": (0.5, 0.0, 1.0),
+    "tp_hidden": (0.5, 0.0, 1.0),
+}
+THREE = ("matmul", "link", "traffic")
 
-    Seconds are linear in 1 / matmul, 1 / link and traffic, but for what overlap hides. No share is
-    above 1 and no traffic below 0: what would be is held there, and the others are solved anew.
+
+def fit(
+    runs: Sequence[Run],
+    names: Sequence[str] = THREE,
+    weights: Sequence[float] | None = None,
+    rounds: int = 20,
+) -> Fitted:
+    """The numbers of these names with the least squares of log(predicted / published seconds).
+
+    Gauss-Newton with a step that shrinks where it would make things worse (Levenberg-Marquardt). A
+    number that leaves its bounds is put back on them, and the others are solved without it. Numbers
+    not named are `Fitted`'s own. `weights` of the runs, 1 if None.
     """
+    start, least, most = np.array([BOUNDS[name] for name in names]).T
+    given = {"matmul": 1.0, "link": 1.0, "traffic": 0.0}
+    root = np.sqrt(np.ones(len(runs)) if weights is None else np.array(weights))
 
     def off(x: np.ndarray) -> np.ndarray:
-        fitted = Fitted(1 / x[0], 1 / x[1], x[2])
-        totals = [step_time(run.model, run.plan, run.cluster, fitted).total for run in runs]
-        return np.array([t / run.seconds - 1 for t, run in zip(totals, runs, strict=True)])
+        fitted = Fitted(**given | dict(zip(names, x.tolist(), strict=True)))
+        return root * np.array([np.log(total(run, fitted) / run.seconds) for run in runs])
 
-    x, step, least = np.array([1.25, 2.0, 2.0]), 1e-4, np.array([1.0, 1.0, 0.0])
+    x, here, damping = start, off(start), 1e-3
     for _ in range(rounds):
-        here = off(x)
-        slopes = np.stack([(off(x + step * each) - here) / step for each in np.eye(3)], axis=1)
-        free, best = np.ones(3, dtype=bool), least
-        while free.any():
-            wanted = slopes @ x - here - slopes[:, ~free] @ least[~free]
-            best = least.copy()
-            best[free] = np.linalg.lstsq(slopes[:, free], wanted, rcond=None)[0]
-            if (best >= least).all():
+        steps = np.where(x + 1e-4 > most, -1e-4, 1e-4) * np.maximum(1.0, x)
+        slopes = np.stack([(off(x + step) - here) / step.sum() for step in np.diag(steps)], axis=1)
+        downhill = -slopes.T @ here
+        free = ~((x <= least) & (downhill < 0) | (x >= most) & (downhill > 0))
+        square, before = slopes[:, free].T @ slopes[:, free], here @ here
+        while damping < 1e6:
+            ridge = damping * np.diag(np.diag(square) + 1e-12)
+            new = x.copy()
+            new[free] += np.linalg.solve(square + ridge, downhill[free])
+            new = np.clip(new, least, most)
+            then = off(new)
+            if then @ then <= before:
+                x, here, damping = new, then, damping / 5
                 break
-            free &= best >= least
-        x = np.maximum(best, least)
-    return Fitted(float(1 / x[0]), float(1 / x[1]), float(x[2]))
+            damping *= 5
+        if before - here @ here < 1e-6 * before:
+            break
+    return Fitted(**given | dict(zip(names, x.tolist(), strict=True)))
+
+
+def total(run: Run, fitted: Fitted) -> float:
+    """Predicted seconds of a step."""
+    return step_time(run.model, run.plan, run.cluster, fitted).total
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A family's errors by numbers that were fitted to the others: the planner's, a constant's.
+
+    The constant is a share of the peak, of all FLOPs that are computed, recomputed ones too.
+    """
+
+    planner: list[float]
+    constant: list[float]
+
+    @property
+    def mean(self) -> float:
+        """The planner's mean error."""
+        return sum(map(abs, self.planner)) / len(self.planner)
+
+    @property
+    def mean_constant(self) -> float:
+        """The constant's."""
+        return sum(map(abs, self.constant)) / len(self.constant)
+
+
+def fit_families(given: Mapping[str, Sequence[Run]]) -> Fitted:
+    """All numbers, fitted to families that count equally however many runs each has."""
+    runs = [run for family in given.values() for run in family]
+    weights = [1 / len(family) for family in given.values() for _ in family]
+    return fit(runs, tuple(BOUNDS), weights)
+
+
+def left_out(given: Mapping[str, Sequence[Run]]) -> dict[str, LeftOut]:
+    """Each family by what is fitted to all others."""
+    found = {}
+    for name, family in given.items():
+        rest = {other: runs for other, runs in given.items() if other != name}
+        shares = [sum(map(share_of_peak, runs)) / len(runs) for runs in rest.values()]
+        constant = sum(shares) / len(shares)
+        off = [constant / share_of_peak(run) - 1 for run in family]
+        found[name] = LeftOut(errors(family, fit_families(rest)), off)
+    return found
+
+
+def share_of_peak(run: Run) -> float:
+    """Of a GPU's peak, what a run reached, with recomputed FLOPs counted."""
+    model, flops = run.model, run.model.flops
+    if run.plan.checkpoint == "full":
+        flops += model.num_layers * model.layer_flops
+    elif run.plan.checkpoint == "selective":
+        flops += model.num_layers * model.attention_flops
+    tokens = model.seq_len * run.plan.batch / run.plan.num_gpus
+    return flops * tokens / run.seconds / run.cluster.peak_flops

@@ -28,7 +28,9 @@ def memory_per_rank(model: ModelSpec, plan: Plan) -> Memory:
     (`in_flight`). Where backward computes again, the bytes of one layer come on top, when those of
     the head, on the last stage, have just been freed.
 
-    In float32, for a model of the course, this is what its engines keep, to the byte.
+    With `plan.lora` gradients and optimizer are those of the adapters alone; frozen weights have 2
+    bytes (4 in float32). In float32, for a model of the course that is trained whole, this is what
+    its engines keep, to the byte.
     Raises InputError for a model that cannot be cut so (`check_shape`).
     """
     check_shape(model, plan)
@@ -46,11 +48,13 @@ def _of_rank(model: ModelSpec, plan: Plan, rank: int, activations: int) -> Memor
     whole, flat, part = _numbers(model, plan, rank)
     # Parameters are cut from stage 3 on, gradients from 2, the optimizer from 1. Stages 1 and 2
     # have parameters in what is cut, a flat tensor with its padding.
-    numbers = (
-        part if plan.zero == 3 else flat if plan.zero else whole,
-        part if plan.zero >= 2 else whole,
-        part if plan.zero else whole,
-    )
+    parameters = part if plan.zero == 3 else flat if plan.zero and not plan.lora else whole
+    trained, own = whole, part
+    if plan.lora:
+        trained = sum(plan.layers(model)[rank]) * model.adapters(plan.lora) // plan.tp
+        own = -(-trained // (plan.dp * plan.cp))
+        parameters += own if plan.zero == 3 else trained
+    numbers = parameters, own if plan.zero >= 2 else trained, own if plan.zero else trained
     sizes = STATE_BYTES[plan.precision]
     states = [size * number for size, number in zip(sizes, numbers, strict=True)]
     return Memory(*states, activations=activations, rank=rank)

@@ -58,12 +58,12 @@ def a100(gpus: int) -> Cluster:
 
 def h100(gpus: int) -> Cluster:
     """H100 80 GB SXM: eight a node with NVLink, one 400 Gbit/s card each."""
-    return Cluster(gpus, 80e9, 989e12, 8, 450e9, 50e9, 3.35e12, achievable=794.5 / 989)
+    return Cluster(gpus, 80e9, 989e12, 8, 450e9, 50e9, 3.35e12, 5e-6, 794.5 / 989, throttled=True)
 
 
 def h200(gpus: int) -> Cluster:
     """H200: an H100 with 141 GB of faster memory."""
-    return Cluster(gpus, 141e9, 989e12, 8, 450e9, 50e9, 4.8e12, achievable=794.5 / 989)
+    return Cluster(gpus, 141e9, 989e12, 8, 450e9, 50e9, 4.8e12, 5e-6, 794.5 / 989, throttled=True)
 
 
 # Peaks are NVIDIA's dense bf16, `achievable` what large products reach at best (stas00,

@@ -1,7 +1,7 @@
 """What the planner says of a plan: its bytes, its seconds, and both together."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shared.planner.specs import Plan
 
@@ -28,19 +28,28 @@ class Memory:
 
 @dataclass(frozen=True)
 class Fitted:
-    """The three numbers that are fitted to published runs (`shared/planner/fit.py`).
+    """The numbers that are fitted to published runs (`shared/planner/fit.py`).
 
-    `matmul`: the share of `cluster.achievable` that matrix products reach in a training step.
-    `link`: the share of a link's bytes/s that collectives reach. `traffic`: how often each byte
-    that a layer keeps for backward goes through the GPU's memory, in forward and again in backward.
+    `matmul`: the share of `cluster.achievable` that matrix products reach in a training step;
+    `throttled`: the share of that which a GPU keeps whose clock its power limits; `attention`: the
+    share of that which a fused attention's products reach. `link`: the share of a link's bytes/s
+    that collectives reach. `traffic`: how often each byte that a layer keeps for backward goes
+    through the GPU's memory, in forward and again in backward, and `eager`: how often more where
+    operations are not fused. `hidden`: the share of the messages over dp that can hide behind
+    compute; `tp_hidden`: the share of tp's that do where a plan overlaps them.
     """
 
     matmul: float
     link: float
     traffic: float
+    throttled: float = 1.0
+    attention: float = 1.0
+    eager: float = 0.0
+    hidden: float = 1.0
+    tp_hidden: float = 0.0
 
 
-FITTED = Fitted(matmul=0.90, link=0.45, traffic=3.6)
+FITTED = Fitted(0.86, 0.74, 4.3, 0.88, 0.69, eager=2.8, hidden=0.54, tp_hidden=0.81)
 
 
 @dataclass(frozen=True)
@@ -63,6 +72,11 @@ class StepTime:
         """Seconds of a step."""
         parts = (self.compute, self.tensor_parallel, self.pipeline, self.bubble)
         return sum(parts) + self.data_parallel
+
+    def scaled(self, by: float) -> "StepTime":
+        """The same with all seconds multiplied."""
+        kinds = ("compute", "tensor_parallel", "pipeline", "bubble", "data_parallel")
+        return replace(self, **{kind: by * getattr(self, kind) for kind in kinds})
 
     @property
     def achieved_flops(self) -> float:

@@ -1,11 +1,12 @@
 """All plans of a cluster: which fit, fastest first, and which limit stops the others."""
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 from shared.errors import InputError
 from shared.planner.limits import misfits
 from shared.planner.memory import gathered_bytes, memory_per_rank
-from shared.planner.outcomes import Choice, Memory
+from shared.planner.outcomes import FITTED, Choice, Memory
 from shared.planner.seconds import exposed_seconds, step_time
 from shared.planner.specs import Cluster, ModelSpec, Plan
 from shared.planner.variants import USABLE, Asked, layouts, variants
@@ -24,7 +25,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Survey:
-    """All plans of a cluster: those that fit, fastest first (`best_plans`), and the others."""
+    """All plans of a cluster: those that fit, fastest first, and the others."""
 
     choices: list[Choice] = field(default_factory=list)
     refused: list[Refusal] = field(default_factory=list)
@@ -40,9 +41,9 @@ def best_plans(model: ModelSpec, cluster: Cluster, batch: int, count: int = 5) -
     """Return the `count` fastest plans that fit, for steps of `batch` sequences on all GPUs.
 
     Of `layouts` and their `variants` those fit whose fullest rank needs at most `USABLE` of a GPU's
-    memory, by `memory_per_rank` and, with ZeRO-3, `gathered_bytes`. Fastest by `exposed_seconds`:
-    `step_time` where no message hides behind compute, since how much hides is the planner's weakest
-    guess. Of equally fast plans the one that needs less memory comes first.
+    memory, by `memory_per_rank` and, with ZeRO-3, `gathered_bytes`. Fastest by `exposed_seconds`,
+    the worst case: `step_time` where no message hides behind compute (`survey` ranks by
+    `step_time`). Of equally fast plans the one that needs less memory comes first.
 
     Raises InputError where none fits: it names the plan that misses the least, what it needs, how
     much that is too much, and which kind of bytes is most of it; where no layout is possible, the
@@ -51,7 +52,7 @@ def best_plans(model: ModelSpec, cluster: Cluster, batch: int, count: int = 5) -
     found = survey(model, cluster, batch)
     if not found.choices:
         raise InputError(none_fits(found, cluster))
-    return found.choices[:count]
+    return sorted(found.choices, key=lambda each: slowness(model, each, cluster))[:count]
 
 
 def survey(model: ModelSpec, cluster: Cluster, batch: int, asked: Asked | None = None) -> Survey:
@@ -72,13 +73,30 @@ def survey(model: ModelSpec, cluster: Cluster, batch: int, asked: Asked | None =
                 found.refused.append(Refusal(plan, "memory", words, missing, memory))
             else:
                 found.choices.append(Choice(plan, memory, step_time(model, plan, cluster)))
-    found.choices.sort(key=lambda each: slowness(model, each, cluster))
+    found.choices.sort(key=lambda each: (each.time.total, each.memory.total))
     return found
 
 
 def slowness(model: ModelSpec, choice: Choice, cluster: Cluster) -> tuple[float, int]:
-    """What plans are ranked by: seconds with nothing hidden, then bytes."""
+    """The worst case: seconds with nothing hidden, then bytes."""
     return exposed_seconds(model, choice.plan, cluster, choice.time), choice.memory.total
+
+
+def bounds(model: ModelSpec, choice: Choice, cluster: Cluster) -> tuple[float, float]:
+    """Seconds of a step if all of what can hide behind compute does, and if nothing does."""
+    times = [
+        step_time(model, choice.plan, cluster, replace(FITTED, hidden=share)).total
+        for share in (FITTED.hidden, 1.0, 0.0)
+    ]
+    return times[1] / times[0] * choice.time.total, times[2] / times[0] * choice.time.total
+
+
+def fewest_gpus(
+    model: ModelSpec, gpu: Callable[[int], Cluster], batch: int, asked: Asked | None = None
+) -> int | None:
+    """Of 1, 2, 4 and so on to 16,384 GPUs the fewest that a plan fits on; None for no number."""
+    counts = (2**power for power in range(15))
+    return next((n for n in counts if survey(model, gpu(n), batch, asked).choices), None)
 
 
 def first_limit(
@@ -87,7 +105,7 @@ def first_limit(
     """What of the model, the nodes or the batch a layout cannot share out, or None."""
     for misfit in misfits(model, layout):
         return Refusal(layout, misfit.limit, misfit.words)
-    if layout.pp > 1 and (asked.zero or 0) > 1 and not asked.pipeline_zero:
+    if layout.pp > 1 and (asked.zero or 0) > 1 and asked.deepspeed:
         return Refusal(layout, "ZeRO", f"ZeRO-{asked.zero} in a pipeline: DeepSpeed refuses it")
     if layout.tp > cluster.gpus_per_node and asked.tp is None:
         words = f"tp {layout.tp} is more than the {cluster.gpus_per_node} GPUs of a node"
@@ -132,6 +150,8 @@ def describe(plan: Plan) -> str:
     words.append(f"ZeRO-{plan.zero}")
     words.append(f"{plan.num_micro_batches} x {plan.micro_batch}")
     words.append(f"checkpoint {plan.checkpoint}")
+    words += [f"LoRA {plan.lora}"] if plan.lora else []
+    words += ["not for DeepSpeed"] if plan.pp > 1 < plan.zero else []
     return ", ".join(words)
 
 

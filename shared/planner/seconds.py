@@ -1,8 +1,7 @@
-"""Seconds of a step by kind: a roofline of compute, memory and links, with three fitted numbers.
+"""Seconds of a step by kind: a roofline of compute, memory and links, with eight fitted numbers.
 
-Left out: how well a kernel suits its shapes (one share of the peak for all), kernel launches,
-stragglers, data loading, the optimizer's update, messages that slow each other down, and the
-overlap of tensor-parallel messages with compute.
+Left out: how well a kernel suits its shapes (one share of the peak for all products), kernel
+launches, stragglers, data loading, the optimizer's update, messages that slow each other down.
 """
 
 from dataclasses import replace
@@ -12,6 +11,7 @@ from shared.planner.activations import layer_bytes, score_bytes, tokens
 from shared.planner.limits import check_shape
 from shared.planner.memory import unit_sizes
 from shared.planner.outcomes import FITTED, Fitted, StepTime
+from shared.planner.simulation import schedule_time
 from shared.planner.specs import STATE_BYTES, Cluster, ModelSpec, Plan
 
 
@@ -22,8 +22,8 @@ def step_time(model: ModelSpec, plan: Plan, cluster: Cluster, fitted: Fitted = F
     backward twice, and once more where backward computes again; and what a layer keeps for
     backward, through the GPU's memory. Tensor parallelism: 4 all-reduces of the stream's vectors a
     layer (6 where the layer is computed again), each 2 (t - 1) / t of their bytes; with `cp`, keys
-    and values are gathered. Pipeline: vectors received forwards and gradients backwards, for each
-    stage of the rank, each of tp ranks a part. These three, times (p - 1) / (v m), are the bubble.
+    and values are gathered. These, times (p - 1) / (v m), are the bubble. Pipeline: what the
+    messages between stages, forwards and backwards, make the schedule longer (`schedule_time`).
     Data parallelism: see `gradient_seconds`.
 
     Raises InputError for a model that cannot be cut so, and for more GPUs than there are.
@@ -34,39 +34,45 @@ def step_time(model: ModelSpec, plan: Plan, cluster: Cluster, fitted: Fitted = F
         raise InputError(f"the plan needs {plan.num_gpus} GPUs, the cluster has {cluster.gpus}")
     batches = plan.num_micro_batches
     each = compute_seconds(model, plan, cluster, fitted)
-    compute = batches * each
-    tensor_parallel = batches * layer_message_seconds(model, plan, cluster, fitted)
-    pipeline = batches * pipeline_seconds(model, plan, cluster, fitted)
+    messages = layer_message_seconds(model, plan, cluster, fitted)
     return StepTime(
-        compute=compute,
-        tensor_parallel=tensor_parallel,
-        pipeline=pipeline,
-        bubble=plan.bubble * (compute + tensor_parallel + pipeline),
+        compute=batches * each,
+        tensor_parallel=batches * messages,
+        pipeline=pipeline_seconds(model, plan, cluster, fitted, (each, messages)),
+        bubble=plan.bubble * batches * (each + messages),
         data_parallel=gradient_seconds(model, plan, cluster, fitted, each),
         model_flops=model.flops * model.seq_len * plan.batch / plan.num_gpus,
         peak_flops=cluster.peak_flops,
     )
 
 
-def exposed_seconds(model: ModelSpec, plan: Plan, cluster: Cluster, time: StepTime) -> float:
+def exposed_seconds(
+    model: ModelSpec, plan: Plan, cluster: Cluster, time: StepTime, fitted: Fitted = FITTED
+) -> float:
     """Seconds of a step in which nothing hides behind compute, given `step_time` of the plan."""
-    each = compute_seconds(model, plan, cluster, FITTED)
-    bare = gradient_seconds(model, replace(plan, overlap=False), cluster, FITTED, each)
+    each = compute_seconds(model, plan, cluster, fitted)
+    bare = gradient_seconds(model, replace(plan, overlap=False), cluster, fitted, each)
     return time.total - time.data_parallel + bare
 
 
 def compute_seconds(model: ModelSpec, plan: Plan, cluster: Cluster, fitted: Fitted) -> float:
     """Forward and backward of one micro-batch on the pipeline rank with the most work."""
     n, moved = tokens(model, plan), layer_bytes(model, plan)
-    flops, traffic = 3 * model.layer_flops, 2 * moved
+    trained = 2 if plan.lora else 3  # frozen weights need no gradients of their own
+    passes, scores, traffic = trained, 3, 2 * moved
     if plan.checkpoint == "full":
-        flops, traffic = flops + model.layer_flops, traffic + moved
+        passes, scores, traffic = trained + 1, 4, traffic + moved
     elif plan.checkpoint == "selective" and not model.fused_attention:
-        flops, traffic = flops + model.attention_flops, traffic + score_bytes(model, plan)
+        scores, traffic = 4, traffic + score_bytes(model, plan)
+    products = passes * (model.layer_flops - model.attention_flops)
+    reached = fitted.attention if model.fused_attention else 1.0
+    attention = scores * model.attention_flops / reached
     rate = cluster.peak_flops * cluster.achievable * fitted.matmul * plan.tp
-    layer = n * flops / rate + fitted.traffic * traffic / cluster.memory_bandwidth
+    rate *= fitted.throttled if cluster.throttled else 1.0
+    often = fitted.traffic + (0.0 if plan.fused else fitted.eager)
+    layer = n * (products + attention) / rate + often * traffic / cluster.memory_bandwidth
     work = [sum(counts) * layer for counts in plan.layers(model)]
-    work[-1] += n * 3 * model.head_flops / rate
+    work[-1] += n * trained * model.head_flops / rate
     return max(work)
 
 
@@ -78,6 +84,7 @@ def layer_message_seconds(model: ModelSpec, plan: Plan, cluster: Cluster, fitted
     if t > 1:
         rate = cluster.link(t, 1) * fitted.link
         seconds += passes * (2 * (t - 1) / t * vectors / rate + cluster.latency)
+        seconds *= 1 - (fitted.tp_hidden if plan.tp_overlap else 0.0)
     if plan.cp > 1:  # keys and values in forward and again in backward, their gradients back
         whole = 2 * plan.micro_batch * model.seq_len * model.kv_width * size // t
         rate = cluster.link(plan.cp, t) * fitted.link
@@ -86,18 +93,28 @@ def layer_message_seconds(model: ModelSpec, plan: Plan, cluster: Cluster, fitted
     return max(map(sum, plan.layers(model))) * seconds
 
 
-def pipeline_seconds(model: ModelSpec, plan: Plan, cluster: Cluster, fitted: Fitted) -> float:
-    """Vectors and gradients that one micro-batch sends through the stages of a rank.
+def pipeline_seconds(
+    model: ModelSpec, plan: Plan, cluster: Cluster, fitted: Fitted, work: tuple[float, float]
+) -> float:
+    """By how much messages between stages make a step longer.
 
-    Where a node holds several stages of one pipeline, a border between nodes is taken to have the
-    cards of all of them, which is too fast: it has one.
+    `work`: seconds of a micro-batch's compute and messages within layers, on the slowest rank, for
+    all ranks. A step takes at least as long as a rank's messages one after the other. Where a node
+    holds several stages of one pipeline, a border between nodes is taken to have the cards of all
+    of them, which is too fast: it has one.
     """
     if plan.pp == 1:
         return 0.0
     vectors = tokens(model, plan) * model.d_model * _size(plan) / plan.tp
     stride = plan.num_gpus // plan.pp  # stages are furthest apart
-    rate = cluster.link(plan.pp, stride) * fitted.link
-    return 2 * plan.chunks * (vectors / rate + cluster.latency)
+    message = vectors / (cluster.link(plan.pp, stride) * fitted.link) + cluster.latency
+    backward = 3.0 if plan.checkpoint == "full" else 2.0
+    forward = sum(work) / plan.chunks / (1 + backward)
+    shape = plan.pp, plan.num_micro_batches, plan.chunks, backward
+    # To a thousandth of a forward, so that plans that differ in ZeRO alone are simulated once.
+    longer = schedule_time(*shape, round(message / forward, 3)) - schedule_time(*shape, 0.0)
+    busy = plan.num_micro_batches * (2 * plan.chunks * message - work[0])
+    return max(forward * longer, busy)
 
 
 def gradient_seconds(
@@ -109,23 +126,28 @@ def gradient_seconds(
     reduces gradients (both) once a step, ZeRO-1 reduce-scatters them and gathers parameters,
     ZeRO-2 reduce-scatters after every micro-batch, ZeRO-3 gathers parameters in forward and in
     backward of every micro-batch as well. With `overlap` gradients travel behind one micro-batch's
-    backward, 2/3 of its `compute`, ZeRO-3's messages behind all of it, the others behind nothing.
+    backward, 2/3 of its `compute`, ZeRO-3's messages behind all of it, the others behind nothing;
+    of all these the share `fitted.hidden`, the rest behind nothing either.
     """
     n = plan.dp * plan.cp
     if n == 1:
         return 0.0
     most = max(sum(unit_sizes(model, plan, rank)) for rank in range(plan.pp))
+    if plan.lora and plan.zero < 3:  # frozen weights do not travel
+        most = max(map(sum, plan.layers(model))) * model.adapters(plan.lora) // plan.tp
     byte = (n - 1) / n * most / (cluster.link(n, plan.tp) * fitted.link)  # seconds of 1 B a weight
     weight, gradient, _ = STATE_BYTES[plan.precision]
-    backward = 2 / 3 * compute if plan.overlap else 0.0
+    share = fitted.hidden if plan.overlap else 0.0
+
+    def left(seconds: float, behind: float) -> float:
+        return (1 - share) * seconds + share * max(0.0, seconds - behind)
+
     if plan.zero == 0:
-        return max(0.0, 2 * gradient * byte - backward)
+        return left(2 * gradient * byte, 2 / 3 * compute)
     if plan.zero == 3:
-        hidden = compute if plan.overlap else 0.0
-        each = (2 * weight + gradient) * byte - hidden
-        return plan.num_micro_batches * max(0.0, each)
+        return plan.num_micro_batches * left((2 * weight + gradient) * byte, compute)
     times = plan.num_micro_batches if plan.zero == 2 else 1
-    return times * max(0.0, gradient * byte - backward) + weight * byte
+    return times * left(gradient * byte, 2 / 3 * compute) + weight * byte
 
 
 def _size(plan: Plan) -> int:

@@ -26,9 +26,10 @@ def simulate(
             while place < len(order):
                 kind, batch, stage = work = order[place]
                 other = ("F", batch, stage - 1) if kind == "F" else ("B", batch, stage + 1)
-                if kind == "B" and (own := ends.get(("F", batch, stage))) is None:
+                own = now if kind == "F" else ends.get(("F", batch, stage))
+                if own is None:
                     break
-                begin = now if kind == "F" else max(now, own)
+                begin = max(now, own)
                 if stage != (0 if kind == "F" else last):
                     arrived = ends.get(other)
                     if arrived is None:

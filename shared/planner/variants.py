@@ -22,7 +22,9 @@ class Asked:
     checkpoint: Checkpoint | None = None
     micro_batch: int | None = None
     precision: Precision = "mixed"
-    pipeline_zero: bool = False  # ZeRO-2 and 3 in a pipeline as well, which DeepSpeed refuses
+    deepspeed: bool = False  # whose pipelines refuse ZeRO-2 and 3
+    fused: bool = True
+    lora: int = 0
 
 
 def layouts(cluster: Cluster, asked: Asked = Asked()) -> Iterator[Plan]:
@@ -36,15 +38,15 @@ def layouts(cluster: Cluster, asked: Asked = Asked()) -> Iterator[Plan]:
 def variants(model: ModelSpec, layout: Plan, batch: int, asked: Asked = Asked()) -> Iterator[Plan]:
     """A layout with every micro-batch, ZeRO stage, checkpointing and number of chunks.
 
-    In a pipeline ZeRO-0 and 1 alone, unless `asked.pipeline_zero`: DeepSpeed refuses the others
-    (`PipelineEngine`, runtime/pipe/engine.py). Interleaved are stages of equally many layers, the
-    first and the last of which may have one less (`shorter_ends`).
+    With `asked.deepspeed` a pipeline has ZeRO-0 or 1: its `PipelineEngine` refuses the others
+    (runtime/pipe/engine.py). Interleaved are stages of equally many layers, the first and the last
+    of which may have one less (`shorter_ends`).
     """
     rows = batch // layout.dp
     micro = MICRO_BATCHES if asked.micro_batch is None else (asked.micro_batch,)
     zeros = (0, 1, 2, 3) if layout.dp > 1 else (0,)
     zeros = zeros if asked.zero is None else (asked.zero,)
-    if layout.pp > 1 and not asked.pipeline_zero:
+    if layout.pp > 1 and asked.deepspeed:
         zeros = tuple(zero for zero in zeros if zero < 2)
     again: tuple[Checkpoint, ...] = ("none", "selective", "full")
     if model.fused_attention:
@@ -69,6 +71,8 @@ def variants(model: ModelSpec, layout: Plan, batch: int, asked: Asked = Asked())
             checkpoint=checkpoint,
             sequence_parallel=layout.tp > 1 and model.seq_len % layout.tp == 0,
             cut=cut,
+            fused=asked.fused,
+            lora=asked.lora,
         )
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -21,27 +22,24 @@ from shared.pipeline.schedules import (
     peak_in_flight,
 )
 from shared.planner.activations import in_flight, layer_bytes
-from shared.planner.fit import errors, fit, mean_error
+from shared.planner.fit import errors, fit, fit_families, left_out, mean_error
 from shared.planner.limits import check_shape
+from shared.planner.measured import days_and_hours, pace_of, read_plan
 from shared.planner.memory import activation_bytes, gathered_bytes, memory_per_rank, unit_sizes
 from shared.planner.models import GPUS, MODELS, a100, h100, megatron, spec_of
-from shared.planner.published import (
-    korthikanti,
-    narayanan,
-    nemo,
-    published_runs,
-    runs_not_fitted,
-    torchtitan_selective,
-)
-from shared.planner.report import TOO_MANY, assumptions, near_miss, table
-from shared.planner.search import USABLE, best_plans, describe, survey
+from shared.planner.published import families, published
+from shared.planner.report import LIKELY, TOO_MANY, assumptions, firsts, near_miss, table
+from shared.planner.search import USABLE, best_plans, bounds, describe, fewest_gpus, survey
 from shared.planner.seconds import FITTED, Fitted, step_time
+from shared.planner.simulation import order_of, schedule_time, simulate
 from shared.planner.specs import Cluster, ModelSpec, Plan, stage_layers
 from shared.planner.units import quantity, read_cluster, read_model
 from shared.planner.variants import Asked, shorter_ends
 
 SCRIPT = Path(__file__).resolve().parents[2] / "lessons" / "lesson16_parallelism_3d" / "plan.py"
 GPT3 = megatron(96, 12_288, 96)
+NARAYANAN = published("Narayanan")
+PAPERS = NARAYANAN + published("Korthikanti")[:8] + published("Llama")
 SMALL = ModelSpec(4, 32, 4, 48, 60, 20)
 
 
@@ -67,7 +65,7 @@ def test_parameters_are_those_of_the_language_model(tied, positions):
 
 
 def test_parameters_of_published_models_are_as_printed():
-    for run in narayanan():
+    for run in NARAYANAN:
         assert f"{run.model.num_parameters / 1e9:.1f}B" == run.name
     sizes = {"gpt3-175b": 174.6, "8b": 8.03, "70b": 70.55, "405b": 405.85}
     for name, billions in sizes.items():
@@ -87,12 +85,12 @@ def test_every_parameter_is_on_some_rank_and_a_tied_matrix_on_two():
 
 
 def test_flops_are_those_of_the_papers():
-    for run in narayanan():  # formula 3 of section 5.1, with recomputation
+    for run in NARAYANAN:  # formula 3 of section 5.1, with recomputation
         m, b = run.model, run.plan.batch
         s, n, h, v = m.seq_len, m.num_layers, m.d_model, m.vocab_size
         paper = 96 * b * s * n * h**2 * (1 + s / (6 * h) + v / (16 * n * h))
         assert run.flops * run.cluster.gpus == pytest.approx(paper, rel=1e-12)
-    present = [run for run in korthikanti() if run.name.endswith("present")]
+    present = [run for run in published("Korthikanti") if run.name.endswith("present")]
     for run, percent in zip(present, (41.5, 51.4, 56.0, 56.3), strict=True):  # table 5
         assert 100 * run.published / 312e12 == pytest.approx(percent, abs=0.2)
 
@@ -247,7 +245,45 @@ def test_the_bubble_is_that_of_the_schedules():
     for pp, batches, chunks in [(1, 4, 1), (4, 8, 1), (4, 8, 2), (8, 64, 3)]:
         plan = Plan(pp=pp, num_micro_batches=batches, chunks=chunks)
         time = step_time(GPT3, plan, a100(64))
-        assert time.bubble / time.total == pytest.approx(bubble(pp, batches, chunks))
+        whole = time.total - time.pipeline  # what messages add comes on top
+        assert time.bubble / whole == pytest.approx(bubble(pp, batches, chunks))
+
+
+def test_a_schedule_of_the_planner_is_that_of_the_pipelines():
+    for pp, batches, chunks in [(1, 3, 1), (3, 7, 1), (4, 2, 1), (2, 8, 2), (4, 8, 3)]:
+        table = interleaved_schedule(pp, batches, chunks) if chunks > 1 else None
+        table = table or one_f_one_b_schedule(pp, batches)
+        orders = [[cell for cell in row if cell] for row in table]
+        assert orders == [order_of(pp, batches, chunks, rank) for rank in range(pp)]
+
+
+def test_many_micro_batches_are_told_from_few():
+    for pp, chunks, batches in itertools.product((2, 4), (1, 2, 3), (8, 24, 36)):
+        orders = [order_of(pp, batches, chunks, rank) for rank in range(pp)]
+        for backward, message in ((2.0, 0.0), (2.0, 0.3), (3.0, 1.0)):
+            whole = simulate(orders, backward, message)
+            assert schedule_time(pp, batches, chunks, backward, message) == pytest.approx(whole)
+
+
+def test_interleaving_hides_messages_as_in_lesson_15():
+    """4 ranks, 32 micro-batches, a message of a tenth of a forward: 12.9 % of waiting and 5.8."""
+    model, slow = replace(GPT3, vocab_size=1), replace(a100(4), gpus_per_node=1, latency=0.0)
+    shares = []
+    for chunks in (1, 2, 4):
+        plan = Plan(pp=4, chunks=chunks, num_micro_batches=32)
+        forward = step_time(model, plan, slow).compute / 32 / 3
+        sent = 2 * 2048 * model.d_model / (0.1 * forward * FITTED.link)
+        time = step_time(model, plan, replace(slow, outer=sent, inner=1e15))
+        shares.append((time.bubble + time.pipeline) / time.total)
+    assert shares == pytest.approx([0.129, 0.058, 0.052], abs=1e-3)
+
+
+def test_a_pipeline_waits_for_its_links_where_nothing_is_computed():
+    """The capstone's promise: all messages of a rank, one after the other."""
+    cluster = Cluster(4, 1e9, 1e18, 4, 1e6, 1e6, 1e18, latency=0.0)
+    plan = Plan(pp=4, num_micro_batches=8, precision="float32")
+    time = step_time(SMALL, plan, cluster, Fitted(1.0, 1.0, 0.0))
+    assert time.pipeline == pytest.approx(8 * 2 * 4 * 20 * 32 / 1e6)
 
 
 def test_messages_within_a_layer_are_those_of_the_paper():
@@ -301,30 +337,61 @@ def test_a_group_within_a_node_has_the_inner_link_and_one_across_all_its_cards()
 # Published runs
 
 
-def test_published_runs_are_met_within_ten_percent():
-    runs = published_runs()
-    assert [len(narayanan()), len(korthikanti()), len(runs)] == [10, 8, 21]
-    assert mean_error(runs, FITTED) <= 0.10
-    assert max(map(abs, errors(runs, FITTED))) <= 0.10
+@pytest.fixture(scope="module")
+def unseen():
+    """Each family by numbers that are fitted to all others."""
+    return left_out(families())
+
+
+def test_every_family_is_met_by_numbers_that_have_not_seen_it(unseen):
+    """12 % on average, and nearer than the best constant: each family left out of the fit."""
+    found = unseen
+    assert sum(len(each.planner) for each in found.values()) == 100
+    for each in found.values():
+        assert each.mean <= 0.12
+        assert each.mean < each.mean_constant
+
+
+def test_what_no_family_claims_is_named_with_its_error():
+    off = {name: errors(runs, FITTED) for name, runs in families(False).items()}
+    small, older = off["below a billion"], off["MT-NLG 530B, A100"]
+    assert max(map(abs, small)) < 0.20
+    assert 0.25 < min(older) < max(older) < 0.33  # too fast: nobody knows why
+
+
+def test_the_published_models_have_the_parameters_that_are_printed():
+    printed = {"1b": 1_315_950_592, "7b": 6_658_859_008, "30b": 29_975_214_080}
+    printed |= {"13b": 12_853_954_560, "70b": 64_862_437_376}
+    for run in published("MosaicML, H100"):
+        name = run.name.removeprefix("MPT-").split()[0]
+        if run.model.seq_len == 2048:
+            assert run.model.num_parameters == printed[name]
+    for run in published("KempnerForge"):
+        billions = {"7B": 8.03, "13B": 14.84, "70B": 70.55}[run.name.split()[0]]
+        assert run.model.num_parameters / 1e9 == pytest.approx(billions, abs=0.005)
+
+
+def test_published_runs_are_met_within_twelve_percent():
+    runs = PAPERS
+    assert len(runs) == 21
+    assert mean_error(runs, FITTED) <= 0.05
+    assert max(map(abs, errors(runs, FITTED))) <= 0.12
 
 
 def test_gradients_overlap_where_the_authors_scripts_say_so():
     """--DDP-impl torch in the first four rows of NVIDIA/Megatron-LM's run_table_1.sh."""
-    assert [run.plan.overlap for run in narayanan()] == [True] * 4 + [False] * 6
-    assert not any(run.plan.overlap for run in korthikanti())
+    assert [run.plan.overlap for run in NARAYANAN] == [True] * 4 + [False] * 6
+    assert not any(run.plan.overlap for run in published("Korthikanti"))
 
 
-def test_the_three_numbers_are_those_of_the_fit():
-    fitted = fit(published_runs())
-    assert fitted.matmul == pytest.approx(FITTED.matmul, abs=0.01)
-    assert fitted.link == pytest.approx(FITTED.link, abs=0.01)
-    assert fitted.traffic == pytest.approx(FITTED.traffic, abs=0.1)
-    assert fitted.matmul < 1
-    assert fitted.link < 1
+def test_the_numbers_are_those_of_the_fit():
+    fitted = fit_families(families())
+    for name, value in vars(FITTED).items():
+        assert getattr(fitted, name) == pytest.approx(value, abs=0.06 if value > 1 else 0.006)
 
 
 def test_a_fit_on_half_of_the_runs_predicts_the_other_half():
-    runs = published_runs()
+    runs = PAPERS
     halves = [(runs[::2], runs[1::2]), (runs[:10], runs[10:])]  # every other row; one paper alone
     for one, other in halves:
         assert mean_error(other, fit(one)) <= 0.10
@@ -336,59 +403,63 @@ def test_a_number_at_its_bound_does_not_spoil_the_others():
         return step_time(run.model, run.plan, run.cluster, fitted).total
 
     def squares(fitted):
-        return sum((total(run, fitted) / run.seconds - 1) ** 2 for run in runs)
+        return sum(math.log(total(run, fitted) / run.seconds) ** 2 for run in runs)
 
     plain, more = Fitted(0.7, 0.5, 0.0), Fitted(0.7, 0.5, 0.3)  # the best traffic is about -0.3
-    runs = [replace(r, seconds=2 * total(r, plain) - total(r, more)) for r in published_runs()]
+    runs = [replace(r, seconds=2 * total(r, plain) - total(r, more)) for r in PAPERS]
     found = fit(runs)
     assert found.traffic == 0
     for name, share in itertools.product(("matmul", "link"), (0.98, 1.02)):
         assert squares(found) < squares(replace(found, **{name: share * getattr(found, name)}))
 
 
-def test_what_the_report_says_of_its_errors_is_so():
-    runs = published_runs()
+def test_what_the_report_says_of_its_errors_is_so(unseen):
     words = " ".join(assumptions(MODELS["70b"], h100(8), Plan()))
-    mean, worst = mean_error(runs, FITTED), max(map(abs, errors(runs, FITTED)))
-    assert f"{len(runs)} published runs (mean error {100 * mean:.1f} %" in words
-    assert f"worst {100 * worst:.0f} %)" in words
-    *titan, replicas = errors(runs_not_fitted(), FITTED)
-    assert f"{100 * min(titan):.0f} to {100 * max(titan):.0f} %" in words
-    assert abs(replicas) < 0.02
-    assert "longer than predicted so, those of its 8B on H100s 31 % or more" in words
+    found = unseen
+    means = [100 * each.mean for each in found.values()]
+    constants = [100 * each.mean_constant for each in found.values()]
+    assert f"is {min(means):.0f} to {max(means):.0f} % off" in words
+    assert f"(the best constant: {min(constants):.0f} to {max(constants):.0f} %)" in words
+    small, older = (errors(runs, FITTED) for runs in families(False).values())
+    assert f"predicted {100 * min(older):.0f} to {100 * max(older):.0f} % too fast" in words
+    assert f"billion parameters up to {100 * max(map(abs, small)):.0f} %" in words
+    reached = sorted(1 / (1 + off) for each in found.values() for off in each.planner)
+    tenth = len(reached) // 10
+    assert pytest.approx((reached[tenth], reached[-1 - tenth]), abs=0.005) == LIKELY
 
 
-def test_nvidias_runs_are_off_by_what_the_report_says():
-    words = " ".join(assumptions(MODELS["70b"], h100(8), Plan()))
-    runs = nemo()
-    off = {
-        run.name: round(100 * each) for run, each in zip(runs, errors(runs, FITTED), strict=True)
-    }
-    by_model = {name: [] for name in ("8b", "70b", "gpt3-175b", "340b", "405b")}
-    for name, percent in off.items():
-        by_model[name.split()[0]].append(percent)
-    large = by_model["gpt3-175b"] + by_model["340b"] + by_model["405b"]
-    assert f"of {len(runs)} runs of NVIDIA's NeMo" in words
-    assert f"the mean error is {100 * mean_error(runs, FITTED):.0f} %" in words
-    assert f"8B {min(by_model['8b'])} to {max(by_model['8b'])} % too fast" in words
-    assert f"70B {-max(by_model['70b'])} to {-min(by_model['70b'])} % and" in words
-    assert f"175B to 405B {-max(large)} to {-min(large)} % too slow" in words
+def test_a_run_of_ones_own_helps_where_model_and_layout_are_the_same(unseen):
+    """5 % off without it, 2 with it: the pairs of published runs, fitted to other families."""
+    before, after = [], []
+    for name, runs in families().items():
+        off = {run.name: 1 + error for run, error in zip(runs, unseen[name].planner, strict=True)}
+        pairs = [
+            (off[one.name], off[other.name])
+            for one, other in itertools.permutations(runs, 2)
+            if one.model == other.model
+            and one.cluster.achievable == other.cluster.achievable
+            and all(
+                getattr(one.plan, key) == getattr(other.plan, key)
+                for key in ("tp", "pp", "checkpoint", "fused")
+            )
+        ]
+        if pairs:
+            before.append(sum(abs(other - 1) for _, other in pairs) / len(pairs))
+            after.append(sum(abs(other / one - 1) for one, other in pairs) / len(pairs))
+    assert sum(before) / len(before) == pytest.approx(0.054, abs=0.006)
+    assert sum(after) / len(after) == pytest.approx(0.024, abs=0.006)
 
 
 def test_nvidias_plans_have_the_batches_of_its_recipes_and_all_but_one_fits():
-    batches = {run.name: run.plan.batch for run in nemo()}
+    batches = {run.name: run.plan.batch for run in published("NVIDIA")}
     assert batches["8b 8"] == batches["70b 64"] == 128
     assert (batches["405b 576"], batches["gpt3-175b 128"], batches["340b 128"]) == (252, 256, 32)
-    assert all(run.plan.num_gpus == run.cluster.gpus for run in nemo())
-    large = [run.name for run in nemo() if memory_per_rank(run.model, run.plan).total > 80e9]
+    assert batches["15b 16"] == 64
+    assert all(run.plan.num_gpus == run.cluster.gpus for run in published("NVIDIA"))
+    large = [
+        run.name for run in published("NVIDIA") if memory_per_rank(run.model, run.plan).total > 80e9
+    ]
     assert large == ["340b 128"]  # it ran: what is counted is too much
-
-
-def test_with_messages_hidden_and_in_the_open_nvidias_large_models_lie_between():
-    for run in nemo()[2:]:
-        time = step_time(run.model, run.plan, run.cluster)
-        hidden = time.total - (1 + run.plan.bubble) * time.tensor_parallel
-        assert 1.03 * hidden < run.seconds < time.total
 
 
 def test_the_table_says_what_a_plan_hides_behind_compute_and_gathers():
@@ -396,14 +467,29 @@ def test_the_table_says_what_a_plan_hides_behind_compute_and_gathers():
     found = survey(model, cluster, 512).choices
     sharded = next(each for each in found if each.plan.zero == 3)
     bare = step_time(model, replace(sharded.plan, overlap=False), cluster).total
-    assert bare > 1.1 * sharded.time.total
+    hidden = step_time(model, sharded.plan, cluster, replace(FITTED, hidden=1.0)).total
+    assert hidden < sharded.time.total < bare
+    assert bounds(model, sharded, cluster) == pytest.approx((hidden, bare))
     lines = table(model, [sharded], cluster)
-    assert f"{bare:.2f} s with nothing hidden behind compute" in lines[1]
+    assert f"{hidden:.2f} s with everything hidden behind compute, {bare:.2f} with" in lines[1]
     assert f"and {gathered_bytes(model, sharded.plan) / 1e9:.1f} for two units" in lines[2]
     alone = next(each for each in found if each.plan.dp == 1)
     words = " ".join(table(model, [alone], cluster))
     assert "hidden" not in words
     assert "gathered" not in words
+
+
+def test_a_speed_is_printed_with_the_range_of_runs_that_the_fit_had_not_seen():
+    model = MODELS["8b"]
+    choice = survey(model, h100(8), 512).choices[0]
+    tokens = choice.plan.batch * 8192 / 8 / choice.time.total
+    line = table(model, [choice], h100(8))[1]
+    assert f"({0.9 * tokens:,.0f} to {1.11 * tokens:,.0f} in 80 of 100 runs)" in line
+    mfu = 100 * choice.time.mfu
+    assert f"MFU {mfu:.1f}% ({0.9 * mfu:.0f} to {1.11 * mfu:.0f})" in line
+    assert 5_762 < tokens < 10_153 * 1.01  # torchtitan's at 500 W, NVIDIA's NeMo
+    small = table(MODELS["gpt2"], survey(MODELS["gpt2"], h100(1), 8).choices[:1], h100(1))
+    assert "unproven for below a billion parameters" in small[1]
 
 
 def test_what_is_assumed_of_a_cluster_and_of_tp_is_said():
@@ -416,11 +502,6 @@ def test_what_is_assumed_of_a_cluster_and_of_tp_is_said():
     assert "reach 80% of the peak, those" in words
 
 
-def test_even_with_more_recomputation_torchtitans_8b_is_predicted_too_fast():
-    found = errors(torchtitan_selective(), FITTED)
-    assert [round(100 * each) for each in found] == [12, 31, 34]
-
-
 # The search
 
 
@@ -428,10 +509,12 @@ def test_best_plans_fit_and_are_the_fastest_first():
     model, cluster = MODELS["8b"], h100(8)
     best, everything = best_plans(model, cluster, batch=16), survey(model, cluster, 16).choices
     assert len(best) == 5
-    bare = [replace(each.plan, overlap=False) for each in everything]
-    times = [step_time(model, plan, cluster).total for plan in bare]
-    assert times == pytest.approx(sorted(times))
-    assert best == everything[:5]
+    times = [each.time.total for each in everything]
+    assert times == sorted(times)
+    worst = [bounds(model, each, cluster)[1] for each in best]
+    assert worst == pytest.approx(
+        sorted(bounds(model, each, cluster)[1] for each in everything)[:5]
+    )
     for each in everything:
         assert each.plan.num_gpus == 8
         assert each.plan.batch == 16
@@ -441,15 +524,98 @@ def test_best_plans_fit_and_are_the_fastest_first():
         assert needed <= USABLE * cluster.memory
 
 
-def test_plans_that_deepspeed_refuses_are_tried_on_request_alone():
-    """ZeRO-2 and 3 in a pipeline: PipelineEngine asserts against them."""
+def test_what_deepspeed_refuses_is_left_out_on_request_alone():
+    """ZeRO-2 and 3 in a pipeline: PipelineEngine asserts against them; torchtitan does so."""
     model, cluster = MODELS["8b"], h100(8)
-    plans = [each.plan for each in survey(model, cluster, 16).choices]
-    assert max(plan.zero for plan in plans if plan.pp > 1) == 1
-    assert max(plan.zero for plan in plans if plan.pp == 1) == 3
-    more = survey(model, cluster, 16, Asked(pipeline_zero=True)).choices
-    assert max(each.plan.zero for each in more if each.plan.pp > 1) == 3
-    assert {each.plan for each in more} > set(plans)
+    every = [each.plan for each in survey(model, cluster, 16).choices]
+    assert max(plan.zero for plan in every if plan.pp > 1) == 3
+    sharded = next(plan for plan in every if plan.pp > 1 and plan.zero == 3)
+    assert describe(sharded).endswith("not for DeepSpeed")
+    fewer = [each.plan for each in survey(model, cluster, 16, Asked(deepspeed=True)).choices]
+    assert max(plan.zero for plan in fewer if plan.pp > 1) == 1
+    assert max(plan.zero for plan in fewer if plan.pp == 1) == 3
+    assert set(fewer) < set(every)
+
+
+@pytest.mark.parametrize("gpus", [8, 16, 64])
+def test_an_8b_on_a_node_or_a_few_is_not_told_to_pipeline(gpus):
+    """And no plan below the first is faster by the numbers that are printed."""
+    model, cluster = MODELS["8b"], h100(gpus)
+    found = survey(model, cluster, 512)
+    first = found.choices[0]
+    assert (first.plan.pp, first.plan.tp, first.plan.dp) == (1, 1, gpus)
+    assert first.time.total == min(each.time.total for each in found.choices)
+    spans = [bounds(model, each, cluster) for each in found.choices]
+    hidden, bare = firsts(model, found, cluster)
+    assert f"{min(best for best, _ in spans):.2f} s" in hidden
+    assert f"{min(worst for _, worst in spans):.2f} s" in bare
+
+
+def test_of_two_schedules_the_interleaved_one_is_faster_as_torchtitan_measured():
+    """405B, FSDP 8, tp 8, pp 8, 512 H100: 100 and 128 tokens/s a GPU (benchmarks/ at b5bcd76)."""
+    plan = Plan(8, 8, 8, 1, 1, 32, 1, "full", sequence_parallel=True)
+    plain = step_time(MODELS["405b"], plan, h100(512)).total
+    for chunks, gain in ((2, 1.10), (8, 1.18)):
+        time = step_time(MODELS["405b"], replace(plan, chunks=chunks), h100(512))
+        assert plain / time.total == pytest.approx(gain, abs=0.01)
+
+
+def test_the_fewest_gpus_are_found():
+    model = MODELS["70b"]
+    assert fewest_gpus(model, h100, 512) == 32
+    assert fewest_gpus(model, h100, 512, Asked(lora=16)) == 4
+    assert fewest_gpus(model, h100, 512, Asked(tp=3)) is None
+
+
+def test_lora_keeps_states_of_its_adapters_alone():
+    """Hu et al. 2021: rank (d_in + d_out) parameters a matrix; of Llama 3 8B at 16, 42 million."""
+    model, rank = MODELS["8b"], 16
+    adapters = 32 * rank * (2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 14_336))
+    assert 32 * model.adapters(rank) == adapters == 41_943_040
+    memory = memory_per_rank(model, Plan(lora=rank, checkpoint="full"))
+    assert memory.parameters == 2 * (model.num_parameters + adapters)
+    assert (memory.gradients, memory.optimizer) == (2 * adapters, 12 * adapters)
+    whole = step_time(model, Plan(), h100(1), Fitted(1.0, 1.0, 0.0))
+    less = step_time(model, Plan(lora=rank), h100(1), Fitted(1.0, 1.0, 0.0))
+    products = model.layer_flops - model.attention_flops
+    saved = 8192 * (32 * products + model.head_flops) / (989e12 * 794.5 / 989)
+    assert whole.compute - less.compute == pytest.approx(saved)
+
+
+# A run of one's own
+
+
+def test_a_measured_run_shifts_what_is_predicted():
+    model, cluster = MODELS["8b"], h100(128)
+    words = "dp 8 x tp 1 x pp 1, ZeRO-3, 1 x 2, checkpoint full"
+    plan = read_plan(words, model, Plan())
+    assert plan == Plan(dp=8, micro_batch=2, zero=3, checkpoint="full")
+    pace = pace_of(model, plan, cluster, 6667.0)
+    assert pytest.approx(pace * step_time(model, plan, h100(8)).total) == 2 * 8192 / 6667
+    more = replace(plan, dp=128)
+    predicted = 2 * 8192 / (pace * step_time(model, more, cluster).total)
+    assert predicted == pytest.approx(6514, rel=0.03)  # as torchtitan measured it
+
+
+def test_a_plan_is_read_in_the_words_that_are_printed():
+    for found in (survey(MODELS["405b"], h100(16_384), 2048), survey(MODELS["8b"], h100(16), 64)):
+        for each in found.choices[::7]:
+            assert read_plan(describe(each.plan), MODELS["405b"], Plan()) == each.plan
+    with pytest.raises(InputError, match=r"a plan in words is .* not 'dp 8'"):
+        read_plan("dp 8", MODELS["8b"], Plan())
+
+
+@pytest.mark.parametrize(
+    ("layers", "width", "heads", "gpus", "tera", "tokens", "days"),
+    [(96, 12_288, 96, 1024, 140, 300e9, 34), (128, 25_600, 160, 3072, 163, 450e9, 84)],
+)
+def test_days_are_those_of_the_paper(layers, width, heads, gpus, tera, tokens, days):
+    """Narayanan et al. 2021, section 5.10: GPT-3 in 34 days, a trillion parameters in 84."""
+    model = megatron(layers, width, heads)
+    each = model.flops + layers * model.layer_flops  # with recomputation, as its FLOP/s
+    found, hours = days_and_hours(tokens, gpus, tera * 1e12 / each)
+    assert found == pytest.approx(days, rel=0.06)
+    assert hours == pytest.approx(24 * gpus * found)
 
 
 def test_the_first_and_the_last_stage_may_have_a_layer_less():
@@ -460,7 +626,7 @@ def test_the_first_and_the_last_stage_may_have_a_layer_less():
 
 def test_llama_3s_plan_is_tried_and_misses_the_memory_alone():
     """The report names it, since it is faster than the first that fits."""
-    theirs = next(run for run in published_runs() if run.name == "405B 16384 x 8192")
+    theirs = next(run for run in PAPERS if run.name == "405B 16384 x 8192")
     found = survey(theirs.model, theirs.cluster, theirs.plan.batch)
     assert found.choices[0].time.achieved_flops > 0.75 * theirs.published
     (refused,) = (each for each in found.refused if each.plan == theirs.plan)
@@ -494,7 +660,7 @@ def test_where_nothing_fits_the_nearest_plan_says_what_is_missing():
 @pytest.mark.parametrize(("name", "gpus"), [("a100", 64), ("h100", 256)])
 def test_70b_on_64_and_256_gpus_beside_a_published_configuration(name, gpus):
     """torchtitan trained it so (FSDP, and FSDP 32 x TP 8): it fits, and is no better than ours."""
-    model, run = MODELS["70b"], next(r for r in runs_not_fitted() if f"70b {gpus}" in r.name)
+    model, run = MODELS["70b"], next(r for r in published("torchtitan") if f"70b {gpus}" in r.name)
     found = survey(model, GPUS[name](gpus), run.plan.batch)
     theirs = next(each for each in found.choices if each.plan == run.plan)  # it fits
     best = found.choices[0]
@@ -647,9 +813,11 @@ def test_the_script_prints_plans_without_torch(tmp_path):
         (["--model", "70b", "--gpus", "8", "--gpu", "b9"], "unknown GPU 'b9': known are a100"),
         (["--model", "71b", "--gpus", "8"], "unknown model '71b': known are gpt2"),
         (["--model", "none.json", "--gpus", "8"], "none.json cannot be read"),
-        (["--model", "70b"], "--gpus or --cluster must say"),
+        (["--model", "70b", "--tp", "3"], "64 heads cannot be shared out evenly"),
+        (["--model", "8b", "--gpus", "8", "--of", "dp 8"], "whose tokens/s --measured says"),
+        (["--model", "8b", "--gpus", "8", "--measured", "0"], "more than 0 tokens/s a GPU, got 0"),
         (
-            ["--model", "70b", "--gpus", "64", "--zero", "2", "--pp", "4"],
+            ["--model", "70b", "--gpus", "64", "--zero", "2", "--pp", "4", "--deepspeed"],
             "--zero 2 with --pp 4: DeepSpeed refuses",
         ),
     ],
@@ -668,3 +836,42 @@ def test_a_model_and_a_cluster_of_ones_own(run_script, tmp_path):
     assert "4 c GPUs" in ended.out
     assert "\n2. dp " in ended.out
     assert "\n3. dp " not in ended.out
+
+
+def test_what_people_ask_beside_a_plan(run_script, tmp_path):
+    """A config.json, a run of one's own, days and a price; without --gpus, how many it takes."""
+    config = {"model_type": "llama", "hidden_size": 256, "num_hidden_layers": 4}
+    config |= {"num_attention_heads": 4, "intermediate_size": 512, "vocab_size": 8192}
+    path = written(tmp_path / "config.json", config)
+    flags = ["--sequence", 1024, "--batch", 64, "--count", 1, "--tokens", 1e9, "--price", 2]
+    ended = run_script(SCRIPT, "--model", path, *flags, "--measured", 1000)
+    assert ended.status == 0, ended.err
+    assert "1 GPUs are the fewest, of 1, 2, 4 ..., on which a plan fits" in ended.out
+    assert ", 1,000 tokens/s a GPU (unproven for below a billion parameters)" in ended.out
+    assert "1e+09 tokens by plan 1: 11.6 days, 278 GPU hours, 556 at 2 an hour" in ended.out
+    assert "times those predicted, as of the run that was measured" in ended.out
+
+
+# One convention in all lessons
+
+
+def test_lessons_divide_messages_by_compute_by_one_convention():
+    """Tokens a GPU above which messages hide: F reached over the B of full links (lesson 06)."""
+    lessons = SCRIPT.parents[1]
+    reached, links = 0.4 * 989e12, {"NVLink": 450e9, "a card": 50e9, "eight cards": 400e9}
+    limits = {name: reached / rate for name, rate in links.items()}
+
+    def text(folder):
+        return (lessons / folder / "lesson.ipynb").read_text(encoding="utf-8")
+
+    ddp = text("lesson06_ddp")
+    assert f"hidden from {limits['NVLink']:9,.0f} tokens" in ddp
+    assert f"{100 * FITTED.link:.0f} %, and each limit a third higher" in ddp
+    assert 1 / FITTED.link == pytest.approx(4 / 3, abs=0.05)
+    fsdp = text("lesson13_fsdp")
+    for name in ("a card", "eight cards"):
+        assert f"{round(limits[name], -3):,.0f}" in fsdp
+    assert f"about {round(limits['NVLink'], -2):,.0f} inside one node" in fsdp
+    ring = text("lesson17_long_context")
+    assert f"{round(2 * limits['NVLink'], -2):,.0f} over NVLink" in ring
+    assert f"{round(2 * limits['a card'], -3):,.0f} over 50 GB/s" in ring
