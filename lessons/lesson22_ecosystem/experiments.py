@@ -110,7 +110,8 @@ def draw_messages(rows: Sequence[Mapping[str, Any]], parameters: int) -> Figure:
     left.barh(names, sent, color=MEANING["communication"])
     left.axvline(4 * parameters / 2**10, color="black", linestyle="--")
     left.set(
-        xlabel="KiB a rank sends in a step", title="Sent; the line: one all-reduce of the gradients"
+        xlabel="KiB a rank sends in a step, round a ring",
+        title="Sent; the line: one all-reduce of the gradients",
     )
     right.barh(names, kept, color=MEANING["optimizer states"])
     right.axvline(12, color="black", linestyle="--")
