@@ -233,7 +233,7 @@ def test_a_checkpoint_of_another_model_is_refused_and_kept(run_script, tmp_path)
     for part in (tmp_path / "torn").rglob("*.distcp"):
         part.write_bytes(part.read_bytes()[:1000])
     torn = arguments(tmp_path, "--steps", 4, "--resume", tmp_path / "torn")
-    assert "step_00000003 cannot be read: " in refused(run_script(SCRIPT, *torn), tmp_path)
+    assert "step_00000003 is cut short: " in refused(run_script(SCRIPT, *torn), tmp_path)
     nothing = arguments(tmp_path, "--resume", tmp_path / "nothing")
     assert "no folder of a run's checkpoint" in refused(run_script(SCRIPT, *nothing), tmp_path)
     after = sorted((p.name, p.read_bytes()) for p in save.rglob("*") if p.is_file())
