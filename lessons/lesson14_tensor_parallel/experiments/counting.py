@@ -11,7 +11,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 from shared.measuring.live import count_live_bytes, settle
 from shared.measuring.traffic import Traffic, count_traffic
@@ -92,7 +97,7 @@ def pair_traffic(rank: int, tokens: int, width: int) -> dict[str, Pair]:
     """
     n, whole = dist.get_world_size(), Replicate()
     column, row = ColwiseParallel(output_layouts=whole), RowwiseParallel(input_layouts=whole)
-    kinds = {
+    kinds: dict[str, dict[str, ParallelStyle]] = {
         "parts stay parts": {"0": ColwiseParallel(), "2": RowwiseParallel()},
         "gathered, and cut again": {"0": column, "2": row},
     }
