@@ -20,7 +20,7 @@ from lessons.lesson19_lora.experiments.engines import (
 from shared.errors import InputError
 from shared.lora.counting import Tuning, counted_bytes, predicted_bytes
 from shared.lora.layers import LoRALinear, add_lora, merge
-from shared.lora.nf4 import dequantize_nf4, quantize_nf4
+from shared.lora.nf4 import dequantize_nf4, dequantize_scales, double_quantize, quantize_nf4
 from shared.lora.qlora import NF4Weight, QLoRALinear
 from shared.ranks.forked import run_ranks
 
@@ -73,6 +73,12 @@ def test_codes_and_scales_are_those_of_bitsandbytes(dtype, numel):
     back = ops.dequantize_4bit.default(want, scales, 64, "nf4", weight.shape, dtype)
     ours = dequantize_nf4(want.flatten(), own, weight.shape, dtype)
     assert torch.equal(ours, back.view_as(ours))
+
+
+def test_scales_in_eighths_are_off_by_half_a_step_at_most():
+    scales = quantize_nf4(torch.randn(130, 7))[1]
+    kept = dequantize_scales(*double_quantize(scales))
+    assert ((kept - scales).abs() <= (scales - scales.mean()).abs().max() / 28 + 1e-6).all()
 
 
 def test_a_cast_model_keeps_its_scales():
