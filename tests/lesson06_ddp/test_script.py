@@ -113,8 +113,6 @@ def test_the_curve_wants_ranks_that_divide_its_batches(tmp_path):
         (("--bucket-mb", "0"), "--bucket-mb must be above 0"),
         (("--curve", "--precision", "bf16"), "--curve compares in float32"),
         (("--max-tokens", "3"), "budget of 3"),
-        (("--dataset", "nowhere"), "nowhere"),
-        (("--mine",), "no exercise"),
     ],
 )
 def test_bad_input_is_one_line(args, words, refused):

@@ -40,8 +40,6 @@ def test_each_precision_trains(precision, engine, size, metrics_of):
     [
         (("--micro-batches", "0"), "whole number from 1 up"),
         (("--precision", "fp8"), "invalid choice"),
-        (("--dataset", "nowhere"), "nowhere"),
-        (("--mine",), "no exercise"),
     ],
 )
 def test_bad_input_is_said_in_one_line(args, words, refused):

@@ -45,8 +45,6 @@ def test_less_memory_for_more_flops_and_the_same_loss(tmp_path, metrics_of):
         (("--budget-mib", "3"), "--budget-mib belong together"),
         (("--checkpointing", "plan", "--budget-mib", "0"), "above 0"),
         (("--checkpointing", "plan", "--budget-mib", "0.01"), "a budget of 10485 bytes"),
-        (("--dataset", "nowhere"), "nowhere"),
-        (("--mine",), "no exercise"),
     ],
 )
 def test_bad_input_is_said_in_one_line(args, words, refused):

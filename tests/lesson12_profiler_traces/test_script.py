@@ -136,9 +136,7 @@ def test_a_profile_of_the_cpu_alone_of_a_run_with_nccl_has_no_overlap(tmp_path, 
         (("--steps", "3"), "the schedule takes 6"),
         (("--slow", "loader", "--pause", "0"), "above 0 seconds"),
         (("--slow", "gremlins"), "invalid choice"),
-        (("--dataset", "nowhere"), "nowhere"),
         (("--dataset", "SHORT"), "is shorter than a sequence of 32"),
-        (("--mine",), "no exercise"),
     ],
 )
 def test_bad_input_is_said_in_one_line(args, words, tmp_path, refused):

@@ -53,7 +53,6 @@ def test_one_process_is_an_engine(on_three, metrics_of):
         (("--tp", "0"), "whole number from 1 up"),
         (("--engine", "megatron"), "invalid choice"),
         (("--sequence-parallel", "--engine", "dtensor"), "leave out --engine dtensor"),
-        (("--dataset", "nowhere"), "nowhere"),
     ],
 )
 def test_bad_input_is_said_in_one_line(args, words, refused):

@@ -43,7 +43,6 @@ def test_of_one_rank_nothing_is_predicted_to_be_sent():
         (("--length", "121"), "121 positions cannot be cut into 2 equal chunks"),
         (("--length", "0"), "whole number from 1 up"),
         (("--engine", "ulysses"), "invalid choice"),
-        (("--dataset", "nowhere"), "nowhere"),
     ],
 )
 def test_bad_input_is_said_in_one_line(args, words, refused):

@@ -52,7 +52,6 @@ def test_every_mesh_and_option_runs(ranks, args, shape, on_two, launch_on):
         (("--experts", "0"), "whole number from 1 up"),
         (("--capacity", "0"), "must be a number above 0, got '0'"),
         (("--balance", "luck"), "invalid choice"),
-        (("--dataset", "nowhere"), "nowhere"),
     ],
 )
 def test_bad_input_is_said_in_one_line(args, words, refused):

@@ -47,7 +47,6 @@ def test_methods_and_engines_have_predicted_bytes_and_one_curve(ranks, args, on_
         (("--names", "w_q", "q_proj"), "no linear layer is called 'q_proj': there are w_q"),
         (("--method", "prefix"), "invalid choice"),
         (("--alpha", "0"), "must be a number above 0"),
-        (("--dataset", "nowhere"), "nowhere"),
     ],
 )
 def test_bad_input_is_said_in_one_line(args, words, refused):
