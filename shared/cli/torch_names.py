@@ -33,6 +33,7 @@ PRIVATE = (
     "torch.cuda.memory._record_memory_history",
     "torch.distributed._DEFAULT_FIRST_BUCKET_BYTES",
     "torch.distributed._compute_bucket_assignment_by_size",
+    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.CheckpointImpl",
     "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.checkpoint_wrapper",
     "torch.distributed.checkpoint.filesystem._StorageInfo",
     "torch.distributed.distributed_c10d._get_default_group",
