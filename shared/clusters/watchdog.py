@@ -61,11 +61,7 @@ def read_log(text: str) -> tuple[list[Recording], list[str]]:
             notes.append(f"rank {rank} timed out in a {_what(work)}, which has no number there")
         elif work and not _is_told(work, rank, groups):
             waiting.setdefault(rank, []).append(work)
-        if stuck := _STUCK.search(line):
-            notes.append(
-                f"rank {rank}'s own {stuck[0]}, in a call of CUDA's or for Python's lock: that says"
-                " nothing of its collectives"
-            )
+        notes += _stuck(line, rank)
         if status is None:
             continue
         named = _GROUP.search(line)
@@ -88,6 +84,12 @@ def read_log(text: str) -> tuple[list[Recording], list[str]]:
         notes.append(f"group {group}: its numbers count messages, and are not compared")
         del groups[group]
     return _recordings(groups), notes
+
+
+def _stuck(line: str, rank: int) -> list[str]:
+    """What is to be said of a line about a watchdog that hangs itself."""
+    words = "in a call of CUDA's or for Python's lock: that says nothing of its collectives"
+    return [f"rank {rank}'s own {found}, {words}" for found in _STUCK.findall(line)]
 
 
 def _is_told(work: re.Match[str], rank: int, groups: dict[str, dict[int, _Said]]) -> bool:
