@@ -23,7 +23,12 @@ def product_flops(
 
 
 def peak_of(rank: Rank, precision: str) -> float:
-    """FLOP/s of large products on all ranks at once, the mean of them: what MFU is a share of."""
+    """FLOP/s of large products on all ranks at once, the mean of them: what MFU is a share of.
+
+    A GPU's peak of memory counts anew behind it: the products are larger than many a run.
+    """
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     found = gathered(product_flops(rank.device, dtype))
+    if rank.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(rank.device)
     return sum(found) / len(found)

@@ -53,6 +53,8 @@ def test_the_capstones_steps_do_not_wait(beside, tmp_path):
     said = beside(1, *run, "--mode", "ddp", "--out", tmp_path / "out")
     # In the second step DDP tells the ranks its new order of gradients, there and back.
     assert "waits 2 0 0 0 0\n" in said
+    metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert metrics["peak_mib"] < 100, "what measures the GPU's arithmetic is no memory of the run"
 
 
 @pytest.fixture

@@ -168,7 +168,7 @@ def conclude(
     losses = {run.slow: run.losses.tolist() for run in runs}
     write_results(
         args, rank, headline=words, table=table, figures={"steps.png": figure}, losses=losses,
-        peak_flops=peak,
+        peak_flops=peak, peak_mib=max(row["peak MiB"] for row in table),
     )  # fmt: skip
 
 
