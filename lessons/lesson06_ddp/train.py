@@ -125,6 +125,7 @@ def main() -> None:
     parser.add_argument("--engine", choices=("all", *ENGINES), default="all", help="(all)")
     parser.add_argument("--bucket-mb", type=float, help="bucket size in MiB (25, the first 1)")
     parser.add_argument("--max-tokens", type=positive_int, help="padded tokens a step, all ranks")
+    parser.add_argument("--weak", action="store_true", help="weak scaling: so many on each rank")
     parser.add_argument("--curve", action="store_true", help="the reference run of lesson 04")
     args = parser.parse_args()
     with process_group(args.device) as rank:

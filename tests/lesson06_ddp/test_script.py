@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from lessons.lesson06_ddp.experiments.engine_comparisons import follow_curve
+from lessons.lesson06_ddp.experiments.engine_comparisons import follow_curve, load_task
 from lessons.lesson06_ddp.experiments.engine_runs import Run, tabulate
 from shared.data.batching import collate
 from shared.ddp.engines import ENGINES
@@ -65,6 +65,26 @@ def test_what_was_not_counted_has_no_number(compared, tmp_path, run_script):
     assert "all-reduces" not in out
     (loss,), (first, *_) = (each["losses"]["single"] for each in (metrics, compared[1]))
     assert loss == pytest.approx(first, abs=1e-4), "ranks do not change the batches"
+
+
+def test_in_weak_scaling_every_rank_has_as_many_tokens_as_one_alone():
+    made = {
+        "preset": "tiny",
+        "device": "cpu",
+        "engine": "all",
+        "steps": 3,
+        "seed": 0,
+        "max_tokens": None,
+    }
+    made |= {"dataset": "grammar", "source": "de", "target": "en", "empty": "drop"}
+    planned, tokens = [], []
+    for ranks, weak in ((1, True), (2, False), (2, True)):
+        args = Namespace(**made, weak=weak)
+        task = load_task(args, Rank(0, 0, ranks, torch.device("cpu"), "gloo"))
+        planned.append(args.max_tokens)
+        tokens.append(sum(task.num_tokens))
+    assert planned[1:] == [planned[0], 2 * planned[0]]
+    assert tokens[2] > 1.5 * tokens[0]
 
 
 def test_a_ratio_that_is_no_quotient_of_the_medians_says_so():

@@ -81,6 +81,8 @@ def load_task(args: argparse.Namespace, rank: Rank, most_steps: int | None = Non
     recipe = choose_preset(args, rank.device, TRANSLATION)
     args.steps = args.steps or min(recipe.steps, most_steps or recipe.steps)
     args.max_tokens = args.max_tokens or recipe.max_tokens
+    if args.weak:  # that was one rank's part
+        args.max_tokens *= rank.world_size
     corpus = load_same_corpus(args, recipe.num_train)
     texts = [text for pair in corpus.train for text in pair]
     tokenizer = Tokenizer.train(texts, recipe.vocab_size)
