@@ -1,13 +1,17 @@
 """Thirty honest notebooks in odd styles and shapes: their answers are read, none is flagged."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from solutions.grading.intake.lesson import read_lessons, take_answers
+from solutions.grading.results import Answers, Limits
+from solutions.grading.sandbox.run import Workspace
 
-LESSON = read_lessons(Path(__file__).resolve().parents[2], ["02"])["02"]
+ROOT = Path(__file__).resolve().parents[2]
+LESSON = read_lessons(ROOT, ["02"])["02"]
 PADDING = '@exercise("02.2")\ndef padding_mask(tokens, pad_id=0):\n    return tokens != pad_id\n'
 DATACLASS = "from dataclasses import dataclass\n@dataclass\nclass A:\n    n: int\n"
 
@@ -98,3 +102,23 @@ def test_outputs_of_megabytes():
     picture = {"output_type": "display_data", "data": {"image/png": "A" * 15_000_000}}
     printed = {"output_type": "stream", "text": ["step 1: 2.0\n"] * 200_000}
     assert is_taken(notebook(code(PADDING, outputs=[picture, printed])), PADDING) is True
+
+
+@pytest.mark.full
+def test_all_of_them_are_judged_as_right():
+    """In one run, as further answers to one exercise."""
+    ready = "return tokens != pad_id", "return (tokens != pad_id)[:, None, None]"
+    walrus = "return (m := tokens != pad_id)", "return (m := tokens != pad_id)[:, None, None]"
+    lines = {"lines of Jupyter": f"%%time\n!ls\n{PADDING}size = %time 3\nif size:\n    %who\n"}
+    cells = {}
+    for case, source in {**STYLES, **lines}.items():
+        source = source.replace(*ready).replace(*walrus)
+        cells[f"02.2 {case}"] = take_answers("Ada", LESSON, notebook(source)).cells["02.2"]
+    [exercise] = [each for each in LESSON.exercises if each.id == "02.2"]
+    exercises = tuple(replace(exercise, id=id, of="02.2") for id in cells)
+    stubs = {**dict.fromkeys(cells, ""), **LESSON.stubs}
+    lesson = replace(LESSON, exercises=exercises, stubs=stubs)
+    with Workspace(ROOT, confined=False) as workspace:
+        verdicts = workspace.grade(Answers("Ada", "02", cells, {}), lesson, Limits())
+    odd = {each.exercise: (each.message, each.flags) for each in verdicts if not each.points}
+    assert odd == {}
