@@ -9,6 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -38,7 +39,7 @@ def search(
             f"here {'are several ranks' if rank.world_size > 1 else 'is none'}, "
             "and a CPU without memory does not say so but stops the process"
         )
-    table = []
+    table: list[dict[str, Any]] = []
     for file in sorted(folder.glob("ds_zero*.json")):
 
         def layers_fit(number: int, file: Path = file) -> None:

@@ -205,7 +205,7 @@ def search(args: argparse.Namespace, rank: Rank, recipe: Recipe, build: Build) -
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     wide, width = replace(recipe, **WIDE), WIDE["d_model"]
-    table = []
+    table: list[dict[str, Any]] = []
     for engine, offload in (("ddp", False), ("by_hand", False), ("fsdp2", False), ("fsdp2", True)):
         if table:
             dist.destroy_process_group()
