@@ -11,6 +11,8 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import profile
 
 from lessons.lesson10_zero.experiments.counting import deepspeed_bytes
 from shared.measuring.live import (
@@ -178,6 +180,30 @@ def _sent(config: dict[str, Any], layers: int, width: int) -> dict[str, float]:
         if call.num_bytes >= NEGLIGIBLE_IN_A_MODEL:
             found[call.op] = found.get(call.op, 0.0) + ring_bytes(Traffic([call])) / unit
     return found
+
+
+def traced(rank: int, configs: list[dict[str, Any] | None]) -> list[dict[str, int]]:
+    """For each configuration (None: torch's DDP) the messages in a trace of a third step.
+
+    By the name of the call ("c10d::...") and of gloo's label ("gloo:...").
+    """
+    found = []
+    for config in configs:
+        engine: Any = _ddp_engine() if config is None else _reference_engine(config)
+        reference_curve(engine, [0, 1])
+        with profile(acc_events=True) as profiler:
+            reference_curve(engine, [2])
+        rows = profiler.key_averages()
+        found.append({r.key: r.count for r in rows if r.key.startswith(("gloo:", "c10d::"))})
+        if config is not None:
+            engine.model.destroy()
+    return found
+
+
+def _ddp_engine() -> DataParallelEngine:
+    model = DistributedDataParallel(reference_model())
+    optimizer = reference_optimizer(list(model.parameters()))
+    return DataParallelEngine(model, optimizer, dist.get_world_size())
 
 
 def refused(rank: int, configs: list[dict[str, Any]]) -> list[str]:
