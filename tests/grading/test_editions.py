@@ -1,5 +1,6 @@
 """A lesson is judged beside what its class has that week: nothing later, no answer of its own."""
 
+import os
 import re
 from pathlib import Path
 
@@ -23,8 +24,18 @@ def lessons():
 
 @pytest.fixture(scope="module")
 def copies(lessons, tmp_path_factory):
-    editions = Editions(tmp_path_factory.mktemp("workspace"), ROOT)
-    return {number: editions.of(lesson) for number, lesson in lessons.items()}
+    """Made by somebody whose files nobody else can read."""
+    before = os.umask(0o077)
+    try:
+        editions = Editions(tmp_path_factory.mktemp("workspace"), ROOT)
+        return {number: editions.of(lesson) for number, lesson in lessons.items()}
+    finally:
+        os.umask(before)
+
+
+def test_the_sandbox_s_own_user_can_read_it(copies):
+    paths = [path for each in copies.values() for path in (each.folder, *each.folder.rglob("*"))]
+    assert [path for path in paths if path.stat().st_mode & 0o044 != 0o044] == []
 
 
 @pytest.mark.parametrize("number", NUMBERS)

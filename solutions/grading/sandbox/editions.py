@@ -50,11 +50,12 @@ class Editions:
         self.fonts = workspace / "caches" / "matplotlib"
         self.fonts.mkdir(parents=True)
         self._prepare(self.whole)
-        for path in workspace.rglob("*"):
-            path.chmod(0o755 if path.is_dir() else 0o644)
 
     def _prepare(self, copy: Path) -> None:
-        """Compile what a run imports; and make matplotlib's list of fonts, which takes a second."""
+        """Compile what a run imports, make matplotlib's list of fonts, let any user read both.
+
+        It takes seconds, and runs are users of their own.
+        """
         subprocess.run(
             [sys.executable, "-c", PREPARE, str(copy)],
             env={**os.environ, "MPLCONFIGDIR": str(self.fonts)},
@@ -62,6 +63,13 @@ class Editions:
             capture_output=True,
             check=False,  # without it each run does it for itself
         )
+        for path in (
+            *self.workspace.glob("caches/**/*"),
+            self.fonts.parent,
+            copy,
+            *copy.rglob("*"),
+        ):
+            path.chmod(0o755 if path.is_dir() else 0o644)
 
     def of(self, lesson: Lesson) -> Copy:
         """The copy that a lesson is judged beside."""
