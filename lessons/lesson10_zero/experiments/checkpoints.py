@@ -85,7 +85,7 @@ def built(rank: int, config: dict[str, Any], early: bool) -> dict[str, Any]:
     parts: list[Any] = [getattr(p, "ds_tensor", None) for p in model.parameters()]
     held += sum(part.nbytes for part in parts if part is not None)
     empty = torch.nn.Linear(WIDTH, WIDTH, bias=False).state_dict()
-    weight = model[0].weight
+    weight: Any = model[0].weight
     shapes = [list(weight.shape)]
     with deepspeed.zero.GatheredParameters(weight, modifier_rank=0):
         shapes.append(list(weight.shape))
