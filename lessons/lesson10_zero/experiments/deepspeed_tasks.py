@@ -141,14 +141,9 @@ def _count(config: dict[str, Any], layers: int, width: int) -> dict[str, Any]:
             engine.step()
             passed("in the step")
         look("at rest")
-    found = {
-        "moments": moments,
-        "peaks": peaks,
-        "clipping": engine.gradient_clipping(),
-        "train batch": engine.train_batch_size(),
-    }
+    found = {"clipping": engine.gradient_clipping(), "train batch": engine.train_batch_size()}
     engine.destroy()
-    return found
+    return found | {"moments": moments, "peaks": peaks}
 
 
 def sent(
