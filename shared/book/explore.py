@@ -8,7 +8,7 @@ from typing import Any
 
 from shared.book.explorables import EXPLORABLES, Explorable
 from shared.book.planned import State
-from shared.cli.command import ROOT
+from shared.exercises.lessons import ROOT
 
 HOW = (
     "Choose, and the picture and its numbers follow. All of it was computed by the course's own"

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import TextIO
 
 from shared.errors import ShortError
@@ -43,7 +43,7 @@ class FirstLines(io.TextIOBase):
 
 
 @contextlib.contextmanager
-def before_a_reader(title: str, *, says_how_to_stop: bool) -> Iterator[None]:
+def before_a_reader(title: str, *, says_how_to_stop: bool) -> Generator[None]:
     """Keep what is printed short. `Stopped` takes the place of an interrupt.
 
     With `says_how_to_stop` a line says after SECONDS that it is still running.

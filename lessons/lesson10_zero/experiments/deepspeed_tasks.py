@@ -130,10 +130,9 @@ def _count(config: dict[str, Any], layers: int, width: int) -> dict[str, Any]:
 
         base.register_step_pre_hook(lambda *_: passed("in the step"))
         base.register_step_post_hook(lambda *_: passed("in AdamW"))
-        dtype = next(model.parameters()).dtype
         peak.take()
         for _ in range(2 * engine.gradient_accumulation_steps()):  # Adam's states: in the first
-            x = torch.randn(1, width, dtype=dtype)
+            x = torch.randn(1, width, dtype=next(model.parameters()).dtype)
             loss = engine(x).float().square().mean()
             look("after forward")
             engine.backward(loss)
