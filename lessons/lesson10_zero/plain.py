@@ -49,6 +49,7 @@ def train() -> None:
     sampler = DistributedSampler(data, drop_last=True)  # each rank its own samples
     rows = engine.train_micro_batch_size_per_gpu()
     loader = DataLoader(data, rows, sampler=sampler, drop_last=True, pin_memory=on_gpu)
+    assert len(loader) % ACCUMULATE == 0, "whole steps alone: take other rows, or another BATCH"
 
     for epoch in range(EPOCHS):
         sampler.set_epoch(epoch)  # or every epoch has the order of the first

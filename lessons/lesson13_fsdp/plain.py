@@ -43,13 +43,14 @@ def train() -> None:
     sampler = DistributedSampler(data, drop_last=True)  # each rank its own samples
     rows = BATCH // world_size // ACCUMULATE
     loader = DataLoader(data, rows, sampler=sampler, drop_last=True, pin_memory=on_gpu)
+    assert len(loader) % ACCUMULATE == 0, "whole steps alone: take other rows, or another BATCH"
 
     for epoch in range(EPOCHS):
         sampler.set_epoch(epoch)  # or every epoch has the order of the first
         total = torch.zeros((), device=device)
         for i, (x, y) in enumerate(loader, start=1):
             x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
-            last = i % ACCUMULATE == 0 or i == len(loader)
+            last = i % ACCUMULATE == 0
             sharded.set_requires_gradient_sync(last)
             loss = F.mse_loss(model(x), y)
             (loss / ACCUMULATE).backward()  # the last one leaves each rank its part of the mean

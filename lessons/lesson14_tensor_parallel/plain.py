@@ -49,13 +49,14 @@ def train() -> None:
     sampler = DistributedSampler(data, num_replicas=1, rank=0)  # every rank the same samples
     rows = BATCH // ACCUMULATE
     loader = DataLoader(data, rows, sampler=sampler, drop_last=True, pin_memory=on_gpu)
+    assert len(loader) % ACCUMULATE == 0, "whole steps alone: take other rows, or another BATCH"
 
     for epoch in range(EPOCHS):
         sampler.set_epoch(epoch)  # or every epoch has the order of the first
         total = torch.zeros((), device=device)
         for i, (x, y) in enumerate(loader, start=1):
             x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
-            last = i % ACCUMULATE == 0 or i == len(loader)
+            last = i % ACCUMULATE == 0
             loss = F.mse_loss(model(x), y)
             (loss / ACCUMULATE).backward()  # gradients are those of this rank's parts
             if last:

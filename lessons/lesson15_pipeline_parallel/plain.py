@@ -50,6 +50,7 @@ def train() -> None:
     sampler = DistributedSampler(data, num_replicas=1, rank=0)  # every rank the same samples
     rows = engine.train_micro_batch_size_per_gpu()
     loader = DataLoader(data, rows, sampler=sampler, drop_last=True, pin_memory=on_gpu)
+    assert len(loader) % ACCUMULATE == 0, "whole steps alone: take other rows, or another BATCH"
 
     for epoch in range(EPOCHS):
         sampler.set_epoch(epoch)  # or every epoch has the order of the first

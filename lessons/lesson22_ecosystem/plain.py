@@ -34,6 +34,7 @@ def train() -> None:
     rows = BATCH // accelerator.num_processes // ACCUMULATE  # of a rank
     loader = DataLoader(data, rows, shuffle=True, drop_last=True, pin_memory=True)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    assert len(loader) % ACCUMULATE == 0, "whole steps alone: take other rows, or another BATCH"
 
     for epoch in range(EPOCHS):
         total = torch.zeros((), device=accelerator.device)
