@@ -86,7 +86,8 @@ function numbers(state) {
 
 function start(root) {
   const data = JSON.parse(root.querySelector("script[type='application/json']").textContent);
-  const asked = new URLSearchParams(location.search);
+  const alone = document.querySelectorAll("[data-explorable]").length === 1; // its keys, its address
+  const asked = new URLSearchParams(alone ? location.search : "");
   const choice = {};
   Object.entries(data.controls).forEach(([name, values], at) => {
     choice[name] = values.includes(asked.get(name)) ? asked.get(name) : data.first[at];
@@ -99,9 +100,9 @@ function start(root) {
   let written, playing;
   const counted = make("output");
   const play = make("button", { type: "button" }, "play");
-  const time = make("label", { class: "explorable-time" }, play, slider, counted);
+  const time = make("span", { class: "explorable-time" }, play, slider, counted);
 
-  const show = () => {
+  const show = (moved) => {
     const state = data.states[Object.values(choice).join("|")];
     const length = state.frames ? state.frames.length : state.grid ? state.grid[0].length : 0;
     const at = Math.max(0, Math.min(step ?? state.begins ?? length - 1, length - 1));
@@ -113,11 +114,11 @@ function start(root) {
     const picture = [...(state.bars ? [bars(state)] : []), ...(length ? [grid(data, state, at)] : [])];
     stage.replaceChildren(...picture, numbers(state));
     says.textContent = Array.isArray(state.says) ? state.says[at] : state.says;
+    if (!moved || !alone || location.protocol === "about:") return; // a notebook's frame has none
     clearTimeout(written); // browsers refuse many changes of the address in a row
     written = setTimeout(() => {
-      if (location.protocol === "about:") return; // a notebook's frame has no address
       const address = new URLSearchParams({ ...choice, ...(length ? { step: at } : {}) });
-      history.replaceState(null, "", `?${address}`);
+      history.replaceState(null, "", `?${address}${location.hash}`);
     }, 300);
   };
   const pause = () => {
@@ -125,7 +126,7 @@ function start(root) {
     playing = undefined;
     play.textContent = "play";
   };
-  const move = (to) => ((step = to), show());
+  const move = (to) => ((step = to), show(true));
   play.addEventListener("click", () => {
     if (playing) return pause();
     if (slider.value === slider.max) move(0);
@@ -136,10 +137,10 @@ function start(root) {
     }, 900);
   });
   slider.addEventListener("input", () => (pause(), move(Number(slider.value))));
-  const alone = document.querySelectorAll("[data-explorable]").length === 1;
   (alone ? document : root).addEventListener("keydown", (event) => {
     const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!by || time.hidden || ["SELECT", "INPUT", "TEXTAREA"].includes(event.target.tagName)) return;
+    if (!by || time.hidden || event.altKey || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    if (["SELECT", "INPUT", "TEXTAREA"].includes(event.target.tagName)) return;
     pause();
     move(Number(slider.value) + by);
     event.preventDefault();
@@ -149,7 +150,7 @@ function start(root) {
   );
   root.replaceChildren(make("div", { class: "explorable-controls" }, ...fields, time), stage, says);
   root.tabIndex = 0;
-  show();
+  show(false);
 }
 
 document.querySelectorAll("[data-explorable]").forEach(start);

@@ -34,9 +34,7 @@ FRAME = """
 """
 GROW = """
 const grow = () => { frameElement.style.height = `${document.body.scrollHeight + 4}px`; };
-for (const event of ["load", "change", "input", "keyup", "resize"]) {
-  addEventListener(event, () => setTimeout(grow)); // when what it is about has been drawn
-}
+new ResizeObserver(grow).observe(document.body);
 """
 
 

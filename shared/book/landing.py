@@ -56,7 +56,7 @@ def landing_page(root: Path, lessons: list[str]) -> str:
 START = """\
 ## Begin
 
-Python 3.11 or newer, Linux or macOS; you know Python and have trained a small network. In a clone
+Python 3.11 to 3.13, Linux or macOS; you know Python and have trained a small network. In a clone
 of the course:
 
 ```bash

@@ -7,7 +7,7 @@ import threading
 import time
 import traceback
 from collections.abc import Generator
-from typing import TextIO
+from typing import Any, TextIO
 
 from shared.errors import ShortError
 from shared.ranks.failures import own_line
@@ -24,11 +24,27 @@ class Stopped(ShortError):
 class FirstLines(io.TextIOBase):
     """Hands on the first lines that are written, none wider than WIDTH, and counts the others."""
 
+    encoding = "utf-8"
+
     def __init__(self, out: TextIO) -> None:
         self.out, self.num_lines, self._column = out, 0, 0
+        self.over = False  # then it hands on all: a logger may have kept it
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.out, name)  # buffer
+
+    def fileno(self) -> int:
+        """As the stream behind it."""
+        return self.out.fileno()
+
+    def isatty(self) -> bool:
+        """As the stream behind it."""
+        return self.out.isatty()
 
     def write(self, text: str, /) -> int:
         """Take any text; returns its length, as a stream does."""
+        if self.over:
+            return self.out.write(text)
         for line in text.splitlines(keepends=True):
             if self.num_lines < NUM_LINES:
                 words, ends = line.rstrip("\n"), line.endswith("\n")
@@ -64,5 +80,6 @@ def before_a_reader(title: str, *, says_how_to_stop: bool) -> Generator[None]:
         raise Stopped(f"{title}, by you after {seconds:.0f} s{where}") from None
     finally:
         timer.cancel()
+        printed.over = True
         if (more := printed.num_lines - NUM_LINES) > 0:
             print(f"(and {more:,} more lines that the answer printed)", file=out)

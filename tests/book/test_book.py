@@ -135,7 +135,7 @@ const texts = (what) => [...root.querySelectorAll(what)].map((element) => elemen
 const fields = [...root.querySelectorAll("select")];
 const look = (began) => {
   const slider = root.querySelector("input");
-  const untimed = root.querySelector("label[hidden]");
+  const untimed = root.querySelector(".explorable-time[hidden]");
   seen.push([fields.map((field) => field.value), began, untimed ? null : +slider.value,
     root.querySelector("output").textContent,
     root.querySelector(".explorable-says").textContent, texts("dd"), texts("td"),
@@ -150,7 +150,7 @@ const move = (at) => {
     slider.value = slider.max;
     slider.dispatchEvent(new Event("input"));
     const last = look(began), key = { key: "ArrowLeft", bubbles: true };
-    for (let step = last; step > 0 && !root.querySelector("label[hidden]"); step--) {
+    for (let step = last; step > 0 && !root.querySelector(".explorable-time[hidden]"); step--) {
       document.body.dispatchEvent(new KeyboardEvent("keydown", key));
       look(began);
     }

@@ -1,6 +1,7 @@
 """Before a reader a check bounds what an answer prints, and can be stopped with a word."""
 
 import signal
+import sys
 import threading
 
 import pytest
@@ -25,6 +26,14 @@ def test_one_long_line_in_many_writes_is_cut(capsys):
         for _ in range(900):
             print(".", end="")
     assert capsys.readouterr().out == "." * waiting.WIDTH
+
+
+def test_a_stream_that_somebody_kept_goes_on_behind_the_check(capsys):
+    with before_a_reader("01.1 f", says_how_to_stop=False):
+        kept = sys.stdout
+        print("\n" * 30)
+    kept.write("a logger's line\n")
+    assert capsys.readouterr().out.endswith("a logger's line\n")
 
 
 def test_an_endless_answer_is_told_how_to_stop_and_stopped_names_its_line(monkeypatch, capsys):
