@@ -75,12 +75,12 @@ def show_looks(notebook: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Print ratios of twelve seeds, the readers of 24 seeds, and the looks of 24 more."""
+    """Print ratios of 24 seeds, the readers of 24 seeds, and the looks of 24 more."""
     torch.set_num_threads(1)
     put_mine_in_place("02", globals(), mine=False)  # in a course without solutions/
     rows = []
     for head_dim in (4, 16, 32, 64, 256, 1024):
-        ratios = [gradient_ratios(head_dim, seed) for seed in range(12)]
+        ratios = [gradient_ratios(head_dim, seed) for seed in range(100, 124)]
         row: dict[str, Any] = {"d_k": head_dim}
         for name, values in zip(KINDS, zip(*ratios, strict=True), strict=True):
             row[f"{name}, unscaled / scaled"] = f"{min(values):.2g} to {max(values):.2g}"
