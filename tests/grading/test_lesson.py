@@ -222,23 +222,25 @@ def test_what_does_no_harm_is_taken_as_it_is(case):
 LINES = ["%%time", "%%capture out", "%matplotlib inline", "%load_ext x", "%pip install x", "?torch"]
 
 
-@pytest.mark.parametrize("line", [*LINES, "!rm -rf ~"])
+@pytest.mark.parametrize("line", [*LINES, "!rm -rf ~", "%time !ls"])
 def test_a_command_that_changes_nothing_is_commented_out(line):
     answers = take_answers("Ada", LESSON, notebook(f"{line}\n{PADDING}"))
     assert answers.cells == {"02.2": f"# {line}\n{PADDING}"}
 
 
 ASKED = f"{PADDING}if True:\n    !ls\n    files = !ls\n    size = %time len('!')\npadding_mask?\n"
+ASKED += "%time table = [3]\n"
 
 
 def test_commands_within_code_leave_it_code():
     (cell,) = take_answers("Ada", LESSON, notebook(ASKED)).cells.values()
-    assert cell.splitlines()[-5:] == [
+    assert cell.splitlines()[-6:] == [
         "if True:",
         "    pass  # !ls",
         "    files = None  # !ls",
         "    size = len('!')",
         "# padding_mask?",
+        "table = [3]",
     ]
 
 

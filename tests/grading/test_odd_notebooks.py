@@ -43,6 +43,8 @@ STYLES = {
     "f-string": PADDING + "x = 3\nprint(f'{x!r:>9} {{x}} {x + 1=}')\n",
     "match": PADDING + "match 3:\n    case int() as n:\n        print(n)\n",
     "imports again": "import math, torch\nfrom torch import nn\nimport numpy as np\n" + PADDING,
+    "a line of != more": with_lines("equal = (", "    tokens", "    != pad_id", ")"),
+    "a line of % more": PADDING + "n = 3\nprint(\n    7\n    % n\n)\n",
     "future": "# mine\nfrom __future__ import annotations\n" + PADDING,
     "pictures": PADDING + "import matplotlib.pyplot as plt\nplt.show()\n",
     "its check below": PADDING + 'check("02.2", padding_mask)\n',
@@ -81,6 +83,12 @@ def is_taken(notebook, cell):
 def test_a_cell_in_an_odd_style(case):
     cells = "!pip install torch", STYLES[case], "%%bash\nls", "n = 3"
     assert is_taken(notebook(*cells), STYLES[case]) is True
+
+
+@pytest.mark.parametrize("case", STYLES)
+def test_the_same_cell_timed(case):
+    cell = f"%%time\n{STYLES[case]}"
+    assert is_taken(notebook(cell), f"# {cell}") is True
 
 
 @pytest.mark.parametrize("case", METADATA)

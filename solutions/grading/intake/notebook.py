@@ -21,12 +21,13 @@ MAX_CODE_CHARACTERS = 2_000_000  # some seconds of reading as Python
 DECORATOR = re.compile(r"^@exercise\(\s*['\"]([0-9]{2}\.[0-9]+[a-z]?)['\"]", re.MULTILINE)
 DEFINITION = re.compile(r"^(?:async +def|def|class) +(\w+)", re.MULTILINE)
 # Jupyter's lines that are no Python: what times or shows things, a command of the system, a
-# question; maybe with a name for what it gives.
+# question; maybe with a name for what it gives. `!= b` and `% n` go on with the line above.
 HARMLESS = re.compile(
     r"^([ \t]*)(?:(\w+)[ \t]*=[ \t]*)?"
-    r"(%%(?:time|capture)\b.*|%(?!%).*|!.*|\?{1,2}[\w.]+[ \t]*|[\w.]+\?{1,2}[ \t]*)$",
+    r"(%%(?:time|capture)\b.*|%(?![%\s]).*|!(?!=).*|\?{1,2}[\w.]+[ \t]*|[\w.]+\?{1,2}[ \t]*)$",
     re.MULTILINE,
 )
+TIMED = re.compile(r"%time[ \t]+(?![-%!])(.+)")  # a statement that does its work
 
 
 class Unreadable(Exception):
@@ -128,7 +129,8 @@ def look(source: str, place: int = 0) -> Cell:
 def _as_python(source: str) -> tuple[str, ast.Module]:
     """A cell as Python, with its tree: Jupyter's own lines commented out, so that the rest stays.
 
-    They change nothing of what a cell defines. What they give a name is None.
+    They change nothing of what a cell defines, but for what %time runs. What they give a name is
+    None.
     """
     try:
         return source, parsed(source)
@@ -141,8 +143,8 @@ def _as_python(source: str) -> tuple[str, ast.Module]:
 
 def _without_effect(line: re.Match[str]) -> str:
     indent, name, command = line.groups()
-    if name and command.startswith("%time "):
-        return f"{indent}{name} = {command[6:]}"
+    if timed := TIMED.fullmatch(command):
+        return f"{indent}{name + ' = ' if name else ''}{timed[1]}"
     if name:
         return f"{indent}{name} = None  # {command}"
     return f"{indent}pass  # {command}" if indent else f"# {command}"
