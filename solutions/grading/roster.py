@@ -38,7 +38,8 @@ def read_roster(path: Path) -> dict[str, Person]:
     """A CSV file with the column name and, in any order, id, email and folder; others are left.
 
     Or as Moodle and Canvas export a class; Canvas's row of "Points Possible" is nobody. Raises
-    InputError, with the line, for a row without a name and for two that are called alike.
+    InputError, with the line, for a row without a name and for two that are called alike unless
+    Canvas's IDs tell them apart.
     """
     found: dict[str, Person] = {}
     try:
@@ -50,15 +51,20 @@ def read_roster(path: Path) -> dict[str, Person]:
         heads = [NAMES.get(each, each) for each in given]
         if not {"name", "last"} & {*heads}:
             raise InputError(f"has no column called name, but {', '.join(filter(None, given))!r}")
-        for row in filter(None, table):
+        gradebook = "sis login id" in given
+        for row in table:
             cells = dict[str, str]()
             for head, cell in zip(heads, row, strict=False):
                 cells.setdefault(head, cell.strip())
             cells.setdefault("name", f"{cells.get('first', '')} {cells.get('last', '')}".strip())
-            if cells["name"] == "Points Possible":
+            gradebook |= (heading := cells["name"] == "Points Possible")
+            if heading or not any(map(cells.get, Person._fields)):  # or Canvas's "Manual Posting"
                 continue
-            person = Person(**{each: cells.get(each, "") for each in Person._fields})
+            kept = Person._fields if gradebook else Person._fields[:4]
+            person = Person(**{each: cells.get(each, "") for each in kept})
             called = printable(person.folder or person.name)  # as a submission's name is
+            if gradebook and person.id not in ("", found.get(called, person).id):
+                called = f"{called} {person.id}"
             if not person.name or called in found:
                 why = f"{called!r} is there twice" if person.name else "there is no name"
                 raise InputError(f"line {table.line_num}: {why}")

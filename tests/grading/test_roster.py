@@ -38,6 +38,8 @@ def test_a_roster_is_read_as_spreadsheets_write_it(tmp_path, code, separator):
         (b"mail,id\nx,1\n", "has no column called name, but 'mail, id'"),
         (b"name,id\n,1\n", "line 2: there is no name"),
         (b"name,id\nJo,1\nJo,2\n", "line 3: 'Jo' is there twice"),
+        (b"name,email\n,jo@x.org\n", "line 2: there is no name"),
+        (b"Student,ID,SIS Login ID\nJo,1,a\nJo,1,b\n", "line 3: 'Jo' is there twice"),
         (b'name,id\n"Jo,1\n', "cannot be read: unexpected end of data"),
         ("name\nJo\n".encode("utf-16"), "cannot be read"),
     ],
@@ -68,10 +70,34 @@ def test_moodle_s_list_of_participants_is_a_roster(tmp_path):
     assert read(tmp_path, text.encode()) == {"Jo Li": Person("Jo Li", "17", "jo@x.org")}
 
 
+def test_a_section_of_a_teacher_s_own_makes_no_gradebook(tmp_path):
+    roster = read(tmp_path, b"name,id,email,section,login\nJo Li,17,jo@x.org,A,jli\n,,,,\n")
+    write_points(tmp_path / "points.csv", [RIGHT], roster)
+    assert (tmp_path / "points.csv").read_text(encoding="utf-8-sig").splitlines() == [
+        "student,id,email,lesson 02 of 3,all of 3",
+        "Jo Li,17,jo@x.org,3,3",
+    ]
+
+
+@pytest.mark.parametrize("login", ["SIS Login ID,", ""])  # not everybody may see it
+def test_canvas_s_ids_tell_two_of_one_name_apart(tmp_path, login):
+    text = f"Student,ID,{login}Section\n    Points Possible\n"
+    text += "".join(f'"Li, Jo",{id},{login and "x,"}A\n' for id in (98765, 98766))
+    (tmp_path / "in").mkdir()
+    for number in ("98765", "98766"):
+        (tmp_path / "in" / f"lijo_{number}_1234567_02.ipynb").write_bytes(b"{}")
+    roster = as_handed_in(read(tmp_path, text.encode()), users(tmp_path / "in"))
+    assert {called: person.id for called, person in roster.items()} == {
+        "lijo 98765": "98765",
+        "lijo 98766": "98766",
+    }
+
+
 def test_canvas_s_gradebook_goes_out_and_comes_back(tmp_path):
     """Its import wants these columns in this order, and finds people by ID; names of files are
     those of its download, with the user's number."""
-    text = "Student,ID,SIS Login ID,Section,Quiz (77)\n    Points Possible,,,,5\n"
+    text = "Student,ID,SIS Login ID,Section,Quiz (77)\n"
+    text += ",,,,Manual Posting\n    Points Possible,,,,5\n"
     text += '"Li, Jo",98765,jli,A,3\n"Bo, Al",98766,abo,A,\n'
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "lijo_LATE_98765_1234567_lesson02.ipynb").write_bytes(b"{}")
