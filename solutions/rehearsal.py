@@ -2,13 +2,14 @@
 
 For each lesson some of them hand in (right answers, known mistakes, untouched stubs, in the shapes
 of learning platforms) and are graded as a class is. Prints how many minutes all of them would take
-on this machine, and what is not as it must be.
+at most on this machine, and what is not as it must be.
 """
 
 import argparse
 import contextlib
 import io
 import json
+import math
 import random
 import sys
 import tempfile
@@ -96,7 +97,8 @@ def not_as_due(grades: Path, kinds: Mapping[str, Kinds]) -> Iterator[str]:
 def rehearse(args: argparse.Namespace, course: Path, open_judge: OpenJudge) -> bool:
     """Play the term; print a line a week, and return whether all was as due."""
     good, minutes = True, 0.0
-    played = min(args.played, args.students)
+    played = min(max(args.played, args.jobs), args.students)  # fewer would leave cores idle
+    waves = math.ceil(args.students / args.jobs) / math.ceil(played / args.jobs)
     print(f"{played} of {args.students} students are graded a week, {args.jobs} at a time")
     with tempfile.TemporaryDirectory() as place, open_judge(course) as judge:
         for number, lesson in read_lessons(course, args.lessons).items():
@@ -111,14 +113,16 @@ def rehearse(args: argparse.Namespace, course: Path, open_judge: OpenJudge) -> b
                     open_judge=lambda _: contextlib.nullcontext(judge),
                     course=course,
                 )
+            if status == grade.INTERRUPTED:  # no second Ctrl-C gets through
+                raise KeyboardInterrupt
             seconds = time.monotonic() - began
-            whole = seconds * args.students / played / 60
+            whole = seconds * waves / 60  # at most: the lesson's copy of the course is made once
             minutes += whole
-            print(f"lesson {number}: {seconds:.0f} s, so {whole:.1f} minutes", flush=True)
+            print(f"lesson {number}: {seconds:.0f} s, so at most {whole:.1f} minutes", flush=True)
             odd = [f"status {status}"] if status else list(not_as_due(out / "grades.json", kinds))
             print(*(f"  {each}" for each in odd), sep="\n", end="\n" if odd else "")
             good = good and not odd
-    print(f"the term: {minutes:.0f} minutes; {'all as due' if good else 'NOT all as due'}")
+    print(f"the term: at most {minutes:.0f} minutes; {'all as due' if good else 'NOT all as due'}")
     return good
 
 
@@ -131,7 +135,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add, theirs = parser.add_argument, grade.make_parser()
     add("--students", type=int, default=30, help="in the class (30)")
-    add("--played", type=int, default=3, help="graded a week; the time is for all of them (3)")
+    add("--played", type=int, default=3, help="graded a week, or --jobs where that is more (3)")
     add("--lessons", help="such as 02,06 (all)")
     add("--jobs", type=int, default=theirs.get_default("jobs"), help="notebooks at a time")
     add("--timeout", type=float, default=theirs.get_default("timeout"), help="seconds an exercise")

@@ -1,8 +1,12 @@
 """A term is played before the class has handed in anything."""
 
+import itertools
+import os
+import signal
 import threading
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -43,6 +47,7 @@ class Judge:
 )
 def test_each_week_has_its_minutes_and_what_is_not_as_due(right, status, said, capsys):
     judge, words = Judge(right), ["--lessons", "01,02", "--students", "60", "--played", "5"]
+    words += ["--jobs", "2"]
     done = rehearsal.main(words, open_judge=lambda _: nullcontext(judge), course=ROOT)
     out = capsys.readouterr().out
     assert (done, judge.graded) == (status, 10)
@@ -52,6 +57,27 @@ def test_each_week_has_its_minutes_and_what_is_not_as_due(right, status, said, c
         "lesson 02:",
     ]
     assert all(each in out for each in said), out
+
+
+@pytest.mark.parametrize(("jobs", "graded", "minutes"), [("8", 8, "8.0"), ("2", 3, "15.0")])
+def test_the_minutes_are_of_as_many_rounds_as_the_class_takes(
+    jobs, graded, minutes, capsys, monkeypatch
+):
+    """One minute is measured: of one round of eight, or of two rounds with three notebooks."""
+    clock = SimpleNamespace(monotonic=itertools.count(step=60).__next__)
+    monkeypatch.setattr(rehearsal, "time", clock)
+    judge, words = Judge(lambda student: True), ["--lessons", "01", "--students", "60"]
+    rehearsal.main([*words, "--jobs", jobs], open_judge=lambda _: nullcontext(judge), course=ROOT)
+    assert judge.graded == graded
+    assert f"lesson 01: 60 s, so at most {minutes} minutes\n" in capsys.readouterr().out
+
+
+def test_ctrl_c_ends_the_term_and_not_the_week(capsys):
+    judge = Judge(lambda student: os.kill(os.getpid(), signal.SIGINT))
+    words = ["--lessons", "01,02", "--jobs", "1"]
+    assert rehearsal.main(words, open_judge=lambda _: nullcontext(judge), course=ROOT) == 130
+    said = capsys.readouterr()
+    assert said.err.endswith("rehearsal: stopped\n") and "lesson" not in said.out
 
 
 def test_a_class_without_students_is_refused_in_a_line(capsys):
