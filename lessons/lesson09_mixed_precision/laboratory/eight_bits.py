@@ -31,11 +31,14 @@ def in_8_bits(x: Tensor, dtype: torch.dtype, by_row: bool) -> tuple[Tensor, Tens
 
 
 def by_torch(x: Tensor, weight: Tensor, dtype: torch.dtype, by_row: bool) -> Tensor:
-    """torch's own product of the two, in float32."""
+    """torch's own product of the two, in float32.
+
+    The scales come after it: an older torch's kernel for a CPU takes none by row.
+    """
     (a, scale_a), (b, scale_b) = (in_8_bits(each, dtype, by_row) for each in (x, weight))
-    return torch._scaled_mm(
-        a, b.T, scale_a=scale_a, scale_b=scale_b.T.contiguous(), out_dtype=torch.float32
-    )
+    one = torch.ones(())
+    out = torch._scaled_mm(a, b.T, scale_a=one, scale_b=one, out_dtype=torch.float32)
+    return out * scale_a * scale_b.T
 
 
 def by_formula(x: Tensor, weight: Tensor, dtype: torch.dtype, by_row: bool, wrong: str) -> Tensor:
