@@ -731,8 +731,8 @@ exercise_09_4 = checks_for(
     difficulty=3,
     minutes=20,
     hint=(
-        "scale = the largest number in size / torch.finfo(dtype).max; (factor / scale).to(dtype); "
-        "then .float() on both, their product, times both scales."
+        "Which numbers are added up, and so need one scale? keepdim=True lets it divide; weight's "
+        "scales lie along the product's columns. And a row of zeros?"
     ),
     forbidden=("torch._scaled_mm", "torch.nn.functional.scaled_mm"),
 )
@@ -749,8 +749,12 @@ ONE_SCALE = {
     "the product is rounded to 16 bits": "16 bits",
 }
 SHARED = {"both factors are divided by one scale: each has its own": "shared"}
-COLUMNS = {
-    "the scales go by columns: these numbers are added up, so they need one scale": "by column"
+BY_ROW = {
+    "the scales go by columns: these numbers are added up, so they need one scale": "by column",
+    **{
+        f"a floor of {floor} under the scale is larger than small rows' scales": f"floor {floor}"
+        for floor in ("1e-12", "1e-10", "1e-8")
+    },
 }
 
 
@@ -762,7 +766,7 @@ def same_as_scaled_mm(float8_linear, by_row: bool) -> None:
         )
         by = partial(eight_bits.by_formula, x, weight, dtype, by_row)
         other = {eight_bits.E4M3, eight_bits.E5M2} - {dtype}
-        ways = ONE_SCALE | (COLUMNS if by_row else SHARED)
+        ways = ONE_SCALE | (BY_ROW if by_row else SHARED)
         looks_like = {words: by(way) for words, way in ways.items()}
         looks_like |= {
             f"the factors are rounded to another format than {dtype}": (

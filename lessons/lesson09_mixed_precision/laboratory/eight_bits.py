@@ -45,7 +45,7 @@ def by_formula(x: Tensor, weight: Tensor, dtype: torch.dtype, by_row: bool, wron
     """The product with one thing wrong.
 
     That is one of: unscaled, left scaled, one back, shared, signed, to one, by column, whole x,
-    whole weight, 16 bits.
+    whole weight, 16 bits, or floor 1e-12: no scale is smaller.
     """
     x, weight = x.float(), weight.float()
     scales = []
@@ -53,6 +53,7 @@ def by_formula(x: Tensor, weight: Tensor, dtype: torch.dtype, by_row: bool, wron
         sizes = each if wrong == "signed" else each.abs()
         dim = (0 if wrong == "by column" else 1) if by_row else (0, 1)
         scale = sizes.amax(dim, keepdim=True) / (1 if wrong == "to one" else torch.finfo(dtype).max)
+        scale = scale.clamp(min=float(wrong[6:])) if wrong.startswith("floor ") else scale
         scales.append(torch.ones(1, 1) if wrong == "unscaled" else scale)
     if wrong == "shared":
         scales = 2 * [torch.maximum(scales[0].amax(), scales[1].amax()).view(1, 1)]
