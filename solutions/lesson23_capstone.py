@@ -34,6 +34,6 @@ of the old cut is not the last part of the new one.
 choose_plan: 3 points, 35 minutes. Bytes 1, seconds 1, the two refusals 1. Ask why ZeRO-2 in a
 pipeline sends more than ZeRO-1 does, and which of the plan's promises will be off by how much.
 Common mistakes: activations or compute in the sums; the plan that keeps the least, however long it
-sends; FITTED, whose links reach 0.45 of what the budget says.
+sends; FITTED, whose links are slower than the budget's.
 """,
 }

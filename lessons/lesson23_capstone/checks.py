@@ -278,7 +278,7 @@ def chosen(choose_plan) -> None:
                 "activations are counted into what is kept: the budget is for model states": (
                     answer.kept == total
                 ),
-                "seconds with FITTED: its links reach 0.45 of the budget's": (
+                f"seconds with FITTED: its links reach {FITTED.link} of the budget's": (
                     math.isclose(answer.seconds, _messages(slow))
                 ),
                 "the bubble is no message: it is counted into the seconds": (
