@@ -33,6 +33,14 @@ NAMES = {  # ours: theirs, the first that is there
     "num_experts": ("num_local_experts", "num_experts"),
     "top_k": ("num_experts_per_tok",),
 }
+EXPERTS = ("num_local_experts or num_experts", "num_experts_per_tok")
+SIZES = {  # what else a file has to say, by model_type; the others have the first kind's
+    "llama": ("intermediate_size",),
+    "gpt2": (),
+    "opt": ("ffn_dim",),
+    "mixtral": ("intermediate_size", *EXPERTS),
+    "qwen3_moe": ("moe_intermediate_size", *EXPERTS),
+}
 LONGEST = 8192  # tokens of a sequence where nobody says
 
 
@@ -51,11 +59,14 @@ def from_config(config: dict[str, Any], seq_len: int | None = None) -> ModelSpec
         values = [config[name] for name in theirs if config.get(name) is not None]
         found |= {ours: values[0]} if values else {}
     missing = [NAMES[name][0] for name in list(NAMES)[:5] if name not in found and name != "d_ff"]
+    for names in SIZES.get(kind, SIZES["llama"]):
+        if all(config.get(name) is None for name in names.split(" or ")):
+            missing.append(names)
     if missing:
         raise InputError(f"{', '.join(missing)} must be given")
-    found.setdefault("d_ff", 4 * found["d_model"])  # as GPT-2 has it
+    found.setdefault("d_ff", 4 * found["d_model"])  # GPT-2's, which may not say
     positions = config.get("max_position_embeddings") or config.get("n_positions") or LONGEST
-    found["seq_len"] = seq_len or min(positions, LONGEST)
+    found["seq_len"] = min(positions, LONGEST) if seq_len is None else seq_len
     if kind in ("gpt2", "opt"):  # learned ones; OPT has two more
         found["num_positions"] = positions + 2 * (kind == "opt")
     refuse(config, found["seq_len"])

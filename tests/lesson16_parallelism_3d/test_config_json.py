@@ -82,6 +82,15 @@ def test_a_token_goes_through_as_many_experts_as_are_chosen():
         ({"model_type": "mistral", "sliding_window": 32}, "sliding_window 32 is shorter than 64"),
         ({"model_type": "llama", "attention_bias": True}, "attention_bias True is not counted"),
         ({"model_type": "llama", "hidden_size": None}, "m.json: hidden_size must be given"),
+        ({"model_type": "llama", "intermediate_size": None}, "intermediate_size must be given"),
+        (
+            {"model_type": "mixtral"},
+            "num_experts, num_experts_per_tok must be given",
+        ),
+        (
+            {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2},
+            "json: moe_intermediate_size must be given",
+        ),
     ],
 )
 def test_what_is_not_counted_is_refused_by_its_name(tmp_path, values, words):
@@ -90,6 +99,11 @@ def test_what_is_not_counted_is_refused_by_its_name(tmp_path, values, words):
     with pytest.raises(InputError, match=words) as caught:
         read_model(path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_sequence_of_0_tokens_is_refused():
+    with pytest.raises(InputError, match="seq_len must be a whole number, 1 or more, got 0"):
+        from_config(SIZES | {"model_type": "llama"}, 0)
 
 
 def test_a_window_as_long_as_the_sequence_changes_nothing(tmp_path):
