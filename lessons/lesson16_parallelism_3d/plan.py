@@ -21,6 +21,7 @@ fields of `ModelSpec`, a cluster file of `Cluster` (shared/planner/specs.py, mac
 """
 
 import argparse
+import math
 import os
 import sys
 from dataclasses import replace
@@ -122,10 +123,12 @@ def choose_cluster(args: argparse.Namespace) -> Cluster:
 def check_asked(model: ModelSpec, cluster: Cluster, args: argparse.Namespace) -> Asked:
     """What is decided already; raises InputError where that alone cannot be."""
     for flag in ("tp", "pp", "micro_batch", "batch", "count", "tokens", "price"):
-        value = getattr(args, flag)
-        if value is not None and not value >= (0 if flag == "price" else 1):
-            least = 0 if flag == "price" else 1
-            raise InputError(f"--{flag.replace('_', '-')} must be {least} or more, got {value:g}")
+        value, least = getattr(args, flag), 0 if flag == "price" else 1
+        if value is not None and not least <= value < math.inf:
+            words = f"--{flag.replace('_', '-')} must be {least} or more"
+            raise InputError(f"{words}{' and finite' * (value == math.inf)}, got {value:g}")
+    if args.price is not None and args.tokens is None:
+        raise InputError("--price needs --tokens: it is that of the whole training")
     if args.lora < 0:
         raise InputError(f"--lora must be 0 or more, got {args.lora}")
     if args.of is not None and args.measured is None:
@@ -154,15 +157,15 @@ def check_asked(model: ModelSpec, cluster: Cluster, args: argparse.Namespace) ->
     return Asked(*wanted, args.deepspeed, not args.eager, args.lora)
 
 
-def own_pace(
+def own_run(
     model: ModelSpec, cluster: Cluster, asked: Asked, first: Plan, args: argparse.Namespace
-) -> float:
-    """What the run that was measured took, as a multiple of what is predicted; 1 without one."""
+) -> tuple[Plan | None, float]:
+    """The plan that was measured and its time as a multiple of the prediction; without, 1."""
     if args.measured is None:
-        return 1.0
+        return None, 1.0
     like = Plan(precision=args.precision, fused=asked.fused, lora=asked.lora)
     plan = first if args.of is None else read_plan(args.of, model, like)
-    return pace_of(model, plan, cluster, args.measured)
+    return plan, pace_of(model, plan, cluster, args.measured)
 
 
 def step_rows(model: ModelSpec, args: argparse.Namespace) -> int:
@@ -183,15 +186,18 @@ def main() -> None:
     found = survey(model, cluster, batch, asked)
     if not found.choices:
         raise InputError(none_fits(found, cluster))
-    pace = own_pace(model, cluster, asked, found.choices[0].plan, args)
+    measured, pace = own_run(model, cluster, asked, found.choices[0].plan, args)
     found.choices[:] = [replace(each, time=each.time.scaled(pace)) for each in found.choices]
     if least is not None:
         print(f"{least} GPUs are the fewest, of 1, 2, 4 ..., on which a plan fits\n")
     best = best_of_layouts(found.choices, args.count)
-    print(*table(model, best, cluster), *firsts(model, found, cluster), sep="\n", end="\n\n")
+    print(
+        *table(model, best, cluster, measured), *firsts(model, found, cluster), sep="\n", end="\n\n"
+    )
     if args.tokens is not None:
-        print(costs(model, best[0], args.tokens, args.price, cluster.gpus), end="\n\n")
-    print(*refusals(found), *near_miss(model, found, cluster), sep="\n", end="\n\n")
+        words = costs(model, best[0], args.tokens, args.price, cluster, measured)
+        print(words, end="\n\n")
+    print(*refusals(found), *near_miss(model, found, cluster, pace), sep="\n", end="\n\n")
     print("assumptions:")
     print(*(f"  {each}" for each in assumptions(model, cluster, best[0].plan)), sep="\n")
     if args.measured is not None:

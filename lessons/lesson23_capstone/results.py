@@ -16,7 +16,7 @@ from shared.measuring.memory import peak_memory
 from shared.planner.models import GPUS
 from shared.planner.outcomes import Choice
 from shared.planner.peak import peak_bytes
-from shared.planner.report import best_of_layouts, headline, likely, near_miss, refusals, table
+from shared.planner.report import best_of_layouts, headline, near_miss, refusals, table, utilization
 from shared.planner.search import describe, none_fits, survey
 from shared.planner.specs import ModelSpec
 from shared.plots import MEANING, use_style
@@ -80,7 +80,7 @@ def print_plan(config: Config, args: argparse.Namespace, rank: Rank) -> None:
             "plan": describe(each.plan),
             "seconds a step": round(each.time.total, 3),
             "GB a GPU": round(each.memory.total / 1e9, 1),
-            "MFU, %": f"{100 * each.time.mfu:.1f} ({likely(100 * each.time.mfu)})",
+            "MFU, %": utilization(spec, each, cluster),
         }
         for each in best
     ]

@@ -108,11 +108,11 @@ def activation_bytes(model: ModelSpec, plan: Plan, rank: int) -> int:
 
 
 def gathered_bytes(model: ModelSpec, plan: Plan) -> int:
-    """Bytes that ZeRO-3 needs beside `memory_per_rank`, for a moment: two units that are whole.
+    """Bytes that ZeRO-3 needs beside `memory_per_rank`, for a moment: what it gathers.
 
-    Parameters and gradients of the largest unit. Source: lesson 13.
+    Parameters of the largest unit, and its gradients where it is trained. Source: lesson 13.
     """
     if plan.zero < 3 or plan.dp * plan.cp == 1:
         return 0
     largest = max(max(unit_sizes(model, plan, rank)) for rank in range(plan.pp))
-    return largest * sum(STATE_BYTES[plan.precision][:2])
+    return largest * sum(STATE_BYTES[plan.precision][: 1 if plan.lora else 2])

@@ -3,9 +3,10 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from shared.planner.measured import days_and_hours, tokens_per_second
+from shared.planner.measured import days_and_hours, like_measured, tokens_per_second
 from shared.planner.memory import gathered_bytes
 from shared.planner.outcomes import FITTED, Choice
+from shared.planner.published import families
 from shared.planner.search import Survey, bounds, describe
 from shared.planner.seconds import step_time
 from shared.planner.specs import STATE_BYTES, Cluster, ModelSpec, Plan
@@ -45,18 +46,24 @@ def best_of_layouts(choices: Sequence[Choice], count: int) -> list[Choice]:
     return list(found.values())[:count]
 
 
-def table(model: ModelSpec, choices: Sequence[Choice], cluster: Cluster) -> list[str]:
-    """Five lines for each choice: plan, speed, bytes by kind, seconds by kind, what limits it."""
+def table(
+    model: ModelSpec, choices: Sequence[Choice], cluster: Cluster, measured: Plan | None = None
+) -> list[str]:
+    """Five lines for each choice: plan, speed, bytes by kind, seconds by kind, what limits it.
+
+    `measured`: the plan of the run by which the seconds are scaled, if they are.
+    """
     lines = []
     for number, choice in enumerate(choices, 1):
         plan, memory, time = choice.plan, choice.memory, choice.time
         units = gathered_bytes(model, plan)
-        more = f", and {units / 1e9:.1f} for two units that are gathered" if units else ""
+        which = "a unit that is" if plan.lora else "two units that are"
+        more = f", and {units / 1e9:.1f} for {which} gathered" if units else ""
         lines += [
             f"{number}. {describe(plan)}",
-            f"   {time.total:.2f} s a step, {speed(model, choice)}, "
-            f"{time.achieved_flops / 1e12:.0f} TFLOP/s a GPU, MFU {time.mfu:.1%}"
-            + ("" if unproven(model, plan) else f" ({likely(100 * time.mfu)})")
+            f"   {time.total:.2f} s a step, {speed(model, choice, cluster, measured)}, "
+            f"{time.achieved_flops / 1e12:.0f} TFLOP/s a GPU, "
+            f"MFU {utilization(model, choice, cluster, measured, '%')}"
             + hiding(model, choice, cluster),
             "   GB of the fullest GPU: "
             + ", ".join(f"{kind} {getattr(memory, kind) / 1e9:.1f}" for kind in BYTES)
@@ -74,49 +81,90 @@ def likely(predicted: float) -> str:
     return f"{least:,.0f} to {most:,.0f}"
 
 
-def unproven(model: ModelSpec, plan: Plan) -> str:
+def unproven(model: ModelSpec, plan: Plan, cluster: Cluster, measured: Plan | None = None) -> str:
     """Why no published run says how wrong the seconds may be; empty where some do."""
-    if model.num_experts > 1:
-        return "experts"
-    if plan.lora:
-        return "LoRA"
-    return "below a billion parameters" if model.num_parameters < 1e9 else ""
+    whys = {
+        "experts": model.num_experts > 1,
+        "LoRA": plan.lora > 0,
+        "below a billion parameters": model.num_parameters < 1e9,
+        "float32": plan.precision == "float32",
+        "this machine": not was_timed(cluster),
+    }
+    if why := next((why for why, holds in whys.items() if holds), ""):
+        return f"unproven for {why}"
+    if measured is None:
+        return ""
+    if like_measured(plan, measured):
+        return "as measured"
+    return "measured elsewhere: may be twice as far off"
 
 
-def speed(model: ModelSpec, choice: Choice) -> str:
+def was_timed(cluster: Cluster) -> bool:
+    """Whether published runs are of such GPUs and of links between the slowest and fastest."""
+    known = [run.cluster for runs in families().values() for run in runs]
+    for name in ("inner", "outer", "memory_bandwidth", "achievable"):
+        values = [getattr(each, name) for each in known]
+        if not min(values) <= getattr(cluster, name) <= max(values):
+            return False
+    return cluster.peak_flops in {each.peak_flops for each in known}
+
+
+def utilization(
+    model: ModelSpec,
+    choice: Choice,
+    cluster: Cluster,
+    measured: Plan | None = None,
+    unit: str = "",
+) -> str:
+    """MFU in percent, with the range of those runs that were tried, where some are like it."""
+    percent = 100 * choice.time.mfu
+    vague = unproven(model, choice.plan, cluster, measured)
+    return f"{percent:.1f}{unit}" + ("" if vague else f" ({likely(percent)})")
+
+
+def speed(model: ModelSpec, choice: Choice, cluster: Cluster, measured: Plan | None = None) -> str:
     """Tokens/s of a GPU, with the range of those runs that were tried."""
-    tokens, why = tokens_per_second(model, choice), unproven(model, choice.plan)
-    words = f"unproven for {why}" if why else f"{likely(tokens)} in 80 of 100 runs"
-    return f"{tokens:,.0f} tokens/s a GPU ({words})"
+    tokens, why = tokens_per_second(model, choice), unproven(model, choice.plan, cluster, measured)
+    return f"{tokens:,.0f} tokens/s a GPU ({why or f'{likely(tokens)} in 80 of 100 runs'})"
 
 
 def hiding(model: ModelSpec, choice: Choice, cluster: Cluster) -> str:
-    """The seconds with everything and with nothing hidden, where that makes a difference."""
+    """The seconds if all of replicas' messages hide, and if none do, where that differs."""
     best, worst = bounds(model, choice, cluster)
     if worst - best < 0.005:
         return ""
-    return f"; {best:.2f} s with everything hidden behind compute, {worst:.2f} with nothing"
+    return (
+        f"; {best:.2f} s with all messages between replicas hidden behind compute, "
+        f"{worst:.2f} with none"
+    )
 
 
 def firsts(model: ModelSpec, survey: Survey, cluster: Cluster) -> list[str]:
-    """Which plans would be first if everything, and if nothing, hid behind compute."""
+    """Which plans would be first if all messages between replicas hid, and if none did."""
     lines = []
-    for end, words in enumerate(("everything", "nothing")):
+    for end, words in enumerate(("all messages", "no messages")):
         spans = [bounds(model, each, cluster)[end] for each in survey.choices]
         at = spans.index(min(spans))
         which = "plan 1" if at == 0 else describe(survey.choices[at].plan)
-        lines.append(f"first if {words} hides behind compute: {which}, {spans[at]:.2f} s")
+        lines.append(f"first if {words} between replicas hide: {which}, {spans[at]:.2f} s")
     return lines
 
 
-def costs(model: ModelSpec, choice: Choice, tokens: float, price: float | None, gpus: int) -> str:
-    """Days and GPU hours of a training run by a plan, each with its range, and what that costs."""
+def costs(
+    model: ModelSpec,
+    choice: Choice,
+    tokens: float,
+    price: float | None,
+    cluster: Cluster,
+    measured: Plan | None = None,
+) -> str:
+    """Days and GPU hours of a training run by a plan, the days with a range, and the price."""
     pace = tokens_per_second(model, choice)
-    days, hours = days_and_hours(tokens, gpus, pace)
+    days, hours = days_and_hours(tokens, cluster.gpus, pace)
     words = f"{tokens:.3g} tokens by plan 1: {days:,.1f} days, {hours:,.0f} GPU hours"
     words += "" if price is None else f", {price * hours:,.0f} at {price:g} an hour"
-    if why := unproven(model, choice.plan):
-        return f"{words} (unproven for {why})"
+    if why := unproven(model, choice.plan, cluster, measured):
+        return f"{words} ({why})"
     fast, slow = (days / share for share in reversed(LIKELY))
     return f"{words} ({fast:,.1f} to {slow:,.1f} days in 80 of 100 runs)"
 
@@ -134,26 +182,27 @@ def limits(choice: Choice, cluster: Cluster, gathered: int = 0) -> str:
     return f"{words}; {share:.0%} of the usable memory is taken, most of it by {fills}"
 
 
-def near_miss(model: ModelSpec, survey: Survey, cluster: Cluster) -> list[str]:
+def near_miss(model: ModelSpec, survey: Survey, cluster: Cluster, pace: float = 1.0) -> list[str]:
     """The fastest plan that misses the memory by little, where it is faster than the first one.
 
-    Published plans ran that the count of bytes has refused, Llama 3's among them.
+    Published plans ran that the count of bytes has refused, Llama 3's among them. `pace`: by what
+    the seconds of the survey's choices are scaled.
     """
     limit = TOO_MANY * USABLE * cluster.memory
     close = [
-        Choice(each.plan, each.memory, step_time(model, each.plan, cluster))
+        Choice(each.plan, each.memory, step_time(model, each.plan, cluster).scaled(pace))
         for each in survey.refused
         if each.memory is not None and each.missing + USABLE * cluster.memory <= limit
     ]
     if not close or not survey.choices:
         return []
     near = min(close, key=lambda each: each.time.total)
-    first = step_time(model, survey.choices[0].plan, cluster)
-    if near.time.total > 0.97 * first.total:
+    if near.time.total > 0.97 * survey.choices[0].time.total:
         return []
     (missing,) = (each.words for each in survey.refused if each.plan == near.plan)
     return [
-        f"worth a try (a plan that ran needs 11 % less than this counts): {describe(near.plan)}",
+        "worth a try (plans that ran are counted at up to 1.11 times 80 GB): "
+        f"{describe(near.plan)}",
         f"   {missing}, {near.time.total:.2f} s a step, "
         f"{near.time.achieved_flops / 1e12:.0f} TFLOP/s a GPU",
     ]
@@ -201,8 +250,9 @@ def assumptions(model: ModelSpec, cluster: Cluster, plan: Plan) -> list[str]:
         "by the other nine, is 3 to 11 % off (the best constant: 4 to 31 %); MT-NLG's 530B, in "
         "none, is predicted 27 to 32 % too fast, four runs below a billion parameters up to 14 %",
         "four published plans that ran in 80 GB need 81 to 89 GB by this count, Llama 3's of the "
-        "405B among them, and are refused here; a plan that takes nearly all of the memory may as "
-        "well not fit: try it before you trust it",
-        "left out: kernels by shape, stragglers, data loading, the optimizer's update, tp's "
-        "messages behind compute, experts on own ranks; FLOPs and MFU without recomputation",
+        "405B among them, and are refused here; and a plan that fits by this count may not: "
+        "KempnerForge's 14 runs held 0.6 to 3.6 times what is counted, 11 of them more",
+        "left out: kernels by shape, stragglers, data loading, the optimizer's update, experts on "
+        "own ranks, and in the search tp's messages behind compute; FLOPs and MFU without "
+        "recomputation",
     ]

@@ -41,9 +41,15 @@ def step_time(model: ModelSpec, plan: Plan, cluster: Cluster, fitted: Fitted = F
         pipeline=pipeline_seconds(model, plan, cluster, fitted, (each, messages)),
         bubble=plan.bubble * batches * (each + messages),
         data_parallel=gradient_seconds(model, plan, cluster, fitted, each),
-        model_flops=model.flops * model.seq_len * plan.batch / plan.num_gpus,
+        model_flops=trained_flops(model, plan) * model.seq_len * plan.batch / plan.num_gpus,
         peak_flops=cluster.peak_flops,
     )
+
+
+def trained_flops(model: ModelSpec, plan: Plan) -> int:
+    """FLOPs of a token in a step without recomputation; frozen weights need no gradients."""
+    products = model.num_layers * (model.layer_flops - model.attention_flops) + model.head_flops
+    return model.flops - (products if plan.lora else 0)
 
 
 def exposed_seconds(
@@ -132,10 +138,12 @@ def gradient_seconds(
     n = plan.dp * plan.cp
     if n == 1:
         return 0.0
-    most = max(sum(unit_sizes(model, plan, rank)) for rank in range(plan.pp))
-    if plan.lora and plan.zero < 3:  # frozen weights do not travel
-        most = max(map(sum, plan.layers(model))) * model.adapters(plan.lora) // plan.tp
-    byte = (n - 1) / n * most / (cluster.link(n, plan.tp) * fitted.link)  # seconds of 1 B a weight
+    trained, frozen = max(sum(unit_sizes(model, plan, rank)) for rank in range(plan.pp)), 0
+    if plan.lora:
+        frozen = trained
+        trained = max(map(sum, plan.layers(model))) * model.adapters(plan.lora) // plan.tp
+    rate = cluster.link(n, plan.tp) * fitted.link
+    byte = (n - 1) / n * trained / rate  # seconds of 1 B a weight
     weight, gradient, _ = STATE_BYTES[plan.precision]
     share = fitted.hidden if plan.overlap else 0.0
 
@@ -145,7 +153,9 @@ def gradient_seconds(
     if plan.zero == 0:
         return left(2 * gradient * byte, 2 / 3 * compute)
     if plan.zero == 3:
-        return plan.num_micro_batches * left((2 * weight + gradient) * byte, compute)
+        whole = (n - 1) / n * frozen / rate  # frozen weights are gathered, and send no gradients
+        sent = (2 * weight + gradient) * byte + 2 * weight * whole
+        return plan.num_micro_batches * left(sent, compute)
     times = plan.num_micro_batches if plan.zero == 2 else 1
     return times * left(gradient * byte, 2 / 3 * compute) + weight * byte
 

@@ -69,11 +69,16 @@ def variants(model: ModelSpec, layout: Plan, batch: int, asked: Asked = Asked())
             num_micro_batches=rows // size,
             zero=zero,
             checkpoint=checkpoint,
-            sequence_parallel=layout.tp > 1 and model.seq_len % layout.tp == 0,
+            sequence_parallel=cuts_sequence(model, layout),
             cut=cut,
             fused=asked.fused,
             lora=asked.lora,
         )
+
+
+def cuts_sequence(model: ModelSpec, plan: Plan) -> bool:
+    """Whether a plan that is tried has sequence parallelism: wherever tp can cut the sequence."""
+    return plan.tp > 1 and model.seq_len % plan.tp == 0
 
 
 def shorter_ends(num_layers: int, num_stages: int) -> tuple[int, ...] | None:

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -27,8 +28,19 @@ from shared.planner.limits import check_shape
 from shared.planner.measured import days_and_hours, pace_of, read_plan
 from shared.planner.memory import activation_bytes, gathered_bytes, memory_per_rank, unit_sizes
 from shared.planner.models import GPUS, MODELS, a100, h100, megatron, spec_of
+from shared.planner.outcomes import Choice
 from shared.planner.published import families, published
-from shared.planner.report import LIKELY, TOO_MANY, assumptions, firsts, near_miss, table
+from shared.planner.report import (
+    LIKELY,
+    TOO_MANY,
+    assumptions,
+    costs,
+    firsts,
+    near_miss,
+    table,
+    unproven,
+    utilization,
+)
 from shared.planner.search import USABLE, best_plans, bounds, describe, fewest_gpus, survey
 from shared.planner.seconds import FITTED, Fitted, step_time
 from shared.planner.simulation import order_of, schedule_time, simulate
@@ -471,7 +483,10 @@ def test_the_table_says_what_a_plan_hides_behind_compute_and_gathers():
     assert hidden < sharded.time.total < bare
     assert bounds(model, sharded, cluster) == pytest.approx((hidden, bare))
     lines = table(model, [sharded], cluster)
-    assert f"{hidden:.2f} s with everything hidden behind compute, {bare:.2f} with" in lines[1]
+    assert (
+        f"{hidden:.2f} s with all messages between replicas hidden behind compute, {bare:.2f} with"
+        in lines[1]
+    )
     assert f"and {gathered_bytes(model, sharded.plan) / 1e9:.1f} for two units" in lines[2]
     alone = next(each for each in found if each.plan.dp == 1)
     words = " ".join(table(model, [alone], cluster))
@@ -580,6 +595,19 @@ def test_lora_keeps_states_of_its_adapters_alone():
     products = model.layer_flops - model.attention_flops
     saved = 8192 * (32 * products + model.head_flops) / (989e12 * 794.5 / 989)
     assert whole.compute - less.compute == pytest.approx(saved)
+    frozen = 8192 * (32 * products + model.head_flops)
+    assert whole.model_flops - less.model_flops == frozen
+
+
+def test_frozen_weights_are_gathered_and_send_no_gradients():
+    model, cluster = MODELS["8b"], h100(64)
+    bare = Fitted(1.0, 1.0, 0.0, hidden=0.0)
+    whole, adapted = Plan(dp=64, zero=3), Plan(dp=64, zero=3, lora=16)
+    share = 63 / 64 / cluster.link(64, 1)
+    adapters = 32 * model.adapters(16)
+    sent = step_time(model, adapted, cluster, bare).data_parallel
+    assert sent == pytest.approx(share * (4 * model.num_parameters + 6 * adapters), rel=1e-6)
+    assert gathered_bytes(model, adapted) == gathered_bytes(model, whole) / 2
 
 
 # A run of one's own
@@ -603,6 +631,48 @@ def test_a_plan_is_read_in_the_words_that_are_printed():
             assert read_plan(describe(each.plan), MODELS["405b"], Plan()) == each.plan
     with pytest.raises(InputError, match=r"a plan in words is .* not 'dp 8'"):
         read_plan("dp 8", MODELS["8b"], Plan())
+
+
+def test_a_plan_is_read_whole_or_refused():
+    words = "dp 8 x tp 1 x pp 1, ZeRO-3, 1 x 2, checkpoint full"
+    model = MODELS["8b"]
+    assert read_plan(f"{words}, LoRA 16", model, Plan()).lora == 16
+    with pytest.raises(InputError, match="a plan in words is"):
+        read_plan(f"{words} and more", model, Plan())
+    odd = replace(model, seq_len=1001)  # tp 2 cannot cut it
+    assert not read_plan(words.replace("tp 1", "tp 2"), odd, Plan()).sequence_parallel
+    short = "dp 1 x tp 1 x pp 4, 3 chunks (first and last stage a layer less), ZeRO-0, 8 x 1"
+    with pytest.raises(InputError, match="32 layers over 12 stages are uneven"):
+        read_plan(f"{short}, checkpoint none", model, Plan())
+
+
+def test_a_measured_run_scales_the_near_miss_too():
+    model, cluster = MODELS["70b"], h100(64)
+    found = survey(model, cluster, 512, Asked(pp=4, micro_batch=1, zero=1))
+    (_, as_predicted) = near_miss(model, found, cluster)
+    found.choices[:] = [replace(each, time=each.time.scaled(2.0)) for each in found.choices]
+    (_, scaled) = near_miss(model, found, cluster, 2.0)
+    seconds = [float(re.search(r"([\d.]+) s a step", each)[1]) for each in (as_predicted, scaled)]
+    assert seconds[1] == pytest.approx(2 * seconds[0], abs=0.02)
+
+
+def test_a_range_is_printed_for_what_was_timed_alone():
+    model, plan, cluster = MODELS["8b"], Plan(dp=8, zero=3), h100(8)
+    assert unproven(model, plan, cluster) == ""
+    assert unproven(model, replace(plan, precision="float32"), cluster) == "unproven for float32"
+    slow = replace(cluster, outer=1.25e9)
+    assert unproven(model, plan, slow) == "unproven for this machine"
+    assert unproven(model, plan, replace(cluster, peak_flops=165e12)).endswith("this machine")
+    assert unproven(model, plan, cluster, plan) == "as measured"
+    assert "twice as far off" in unproven(model, plan, cluster, replace(plan, checkpoint="full"))
+    choice = Choice(plan, memory_per_rank(model, plan), step_time(model, plan, cluster))
+    assert " to " in utilization(model, choice, cluster)
+    words = [
+        *table(model, [choice], cluster, plan),
+        costs(model, choice, 1e12, None, cluster, plan),
+    ]
+    assert "in 80 of 100 runs" not in " ".join(words)
+    assert "MFU" in words[1] and " to " not in words[1].split(";")[0]
 
 
 @pytest.mark.parametrize(
@@ -816,6 +886,9 @@ def test_the_script_prints_plans_without_torch(tmp_path):
         (["--model", "70b", "--tp", "3"], "64 heads cannot be shared out evenly"),
         (["--model", "8b", "--gpus", "8", "--of", "dp 8"], "whose tokens/s --measured says"),
         (["--model", "8b", "--gpus", "8", "--measured", "0"], "more than 0 tokens/s a GPU, got 0"),
+        (["--model", "8b", "--gpus", "8", "--measured", "inf"], "a finite speed, more than 0"),
+        (["--model", "8b", "--gpus", "8", "--tokens", "inf"], "1 or more and finite, got inf"),
+        (["--model", "8b", "--gpus", "8", "--price", "2"], "--price needs --tokens"),
         (
             ["--model", "70b", "--gpus", "64", "--zero", "2", "--pp", "4", "--deepspeed"],
             "--zero 2 with --pp 4: DeepSpeed refuses",
