@@ -95,8 +95,8 @@ def unproven(model: ModelSpec, plan: Plan, cluster: Cluster, measured: Plan | No
     if measured is None:
         return ""
     if like_measured(plan, measured):
-        return "as measured"
-    return "measured elsewhere: may be twice as far off"
+        return "scaled as measured"
+    return "scaled by another layout's run: may be twice as far off"
 
 
 def was_timed(cluster: Cluster) -> bool:

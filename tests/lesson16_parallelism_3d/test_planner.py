@@ -663,7 +663,7 @@ def test_a_range_is_printed_for_what_was_timed_alone():
     slow = replace(cluster, outer=1.25e9)
     assert unproven(model, plan, slow) == "unproven for this machine"
     assert unproven(model, plan, replace(cluster, peak_flops=165e12)).endswith("this machine")
-    assert unproven(model, plan, cluster, plan) == "as measured"
+    assert unproven(model, plan, cluster, plan) == "scaled as measured"
     assert "twice as far off" in unproven(model, plan, cluster, replace(plan, checkpoint="full"))
     choice = Choice(plan, memory_per_rank(model, plan), step_time(model, plan, cluster))
     assert " to " in utilization(model, choice, cluster)
