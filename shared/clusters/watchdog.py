@@ -47,19 +47,19 @@ def read_log(text: str) -> tuple[list[Recording], list[str]]:
     """
     groups: dict[str, dict[int, _Said]] = defaultdict(lambda: defaultdict(_Said))
     seen, notes, waiting = set[int](), list[str](), dict[int, list[re.Match[str]]]()
-    messaging, of_messages = set[int](), set[str]()
+    messaging, of_messages, early = set[int](), set[str](), dict[int, _Said]()
     for line in _whole_lines(text):
         who, work, status = _WHO.search(line), _WORK.search(line), _STATUS.search(line)
         if who is None or "periodically" in line:  # how far it was some time before
             continue
         rank = int(who[1] or who[2])
         seen.add(rank)
-        if work and work[2] in _MESSAGES:
+        if work and work[1] is None:  # torch 1.9's
+            notes.append(f"rank {rank} timed out in a {_what(work)}, which has no number there")
+        elif work and work[2] in _MESSAGES:
             notes.append(f"rank {rank} timed out in a {work[2]}, no. {work[1]} of its messages")
             messaging.add(rank)
-        elif work and work[1] is None:  # torch 1.9's
-            notes.append(f"rank {rank} timed out in a {_what(work)}, which has no number there")
-        elif work and not _is_told(work, rank, groups):
+        elif work and not _is_named(work, early.pop(rank, None)):
             waiting.setdefault(rank, []).append(work)
         notes += _stuck(line, rank)
         if status is None:
@@ -75,9 +75,14 @@ def read_log(text: str) -> tuple[list[Recording], list[str]]:
         said.made, said.back = max(said.made, made), max(said.back, int(status[2]))
         if not asked:  # there the group may be another than what timed out
             said.work |= {int(each[1]): _what(each) for each in waiting.pop(rank, ())}
+            if not said.work:
+                early[rank] = said
     for rank, works in sorted(waiting.items()):
-        numbers = ", ".join(f"no. {each[1]} ({_what(each)})" for each in works)
-        notes.append(f"rank {rank} timed out in {numbers}, and no line says how many calls it made")
+        own = [by_rank[rank].work for by_rank in groups.values() if rank in by_rank]
+        new = [each for each in works if not any(w.get(int(each[1])) == _what(each) for w in own)]
+        if numbers := ", ".join(f"no. {each[1]} ({_what(each)})" for each in new):
+            words = f"rank {rank} timed out in {numbers}"
+            notes.append(f"{words}, and no line says how many calls it made")
     if silent := sorted({*range(max(seen, default=0))} - seen):
         notes.append(f"no line of ranks {silent}: they died, hang elsewhere, or were filtered out")
     for group in sorted(of_messages):
@@ -92,14 +97,12 @@ def _stuck(line: str, rank: int) -> list[str]:
     return [f"rank {rank}'s own {found}, {words}" for found in _STUCK.findall(line)]
 
 
-def _is_told(work: re.Match[str], rank: int, groups: dict[str, dict[int, _Said]]) -> bool:
-    """Whether a status that came before names it: older versions write that first."""
-    number = int(work[1])
-    for said in (by_rank[rank] for by_rank in groups.values() if rank in by_rank):
-        if said.back < number <= said.made:
-            said.work.setdefault(number, _what(work))
-            return True
-    return False
+def _is_named(work: re.Match[str], said: _Said | None) -> bool:
+    """Name a call in the status that came before it, as older versions write: whether it fits."""
+    if said is None or not said.back < int(work[1]) <= said.made:
+        return False
+    said.work[int(work[1])] = _what(work)
+    return True
 
 
 def _whole_lines(text: str) -> Iterator[str]:

@@ -117,14 +117,16 @@ def first_death(log: str) -> str:
 def _first(log: str) -> re.Match[str] | None:
     """The end that torchrun calls the root, or, where that follows from another, the other.
 
-    A rank that lost its peer notes the second; of one that died torchrun notes when it looked.
+    A rank that lost its peer notes the second; of one that died torchrun notes when it looked. NCCL
+    aborts where it has lost a peer, so of two that died the one with another signal comes first.
     """
     root = _CAUSE.search(log)
     if root is None:
         return None
     kinds = {kind for _, kind in _errors(_own(_shown(log)))}
     ended = [end for end in _ENDED.finditer(log) if end[3] != "SIGTERM"]
+    ended.sort(key=lambda end: (not end[3], end[3] == "SIGABRT"))
     if root[3] == "SIGTERM" and ended:  # its agent ended it
         return ended[0]
-    died = [end for end in ended if end[3]]
-    return died[0] if not root[3] and died and kinds == {Failure.PEER_LOST} else root
+    died = ended and ended[0][3] and kinds == {Failure.PEER_LOST}
+    return ended[0] if died and not root[3] else root

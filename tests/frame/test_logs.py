@@ -52,6 +52,11 @@ def test_a_rank_that_died_is_the_cause_though_its_peer_noted_an_earlier_second()
     raised = "[rank1]: RuntimeError: [gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:5\n"
     assert first_failure(raised + lost) == "rank 0 was ended by SIGABRT"
     assert first_failure("[rank1]: ValueError: no\n" + raised + lost) == "rank 1: exit status 1"
+    killed = "[2]:\n  rank      : 2 (local_rank: 2)\n  exitcode  : -9 (pid: 28036)  (SIGKILL)\n"
+    lost = lost.replace("-----\nRoot", f"-----\n{killed}Root")  # NCCL aborts where it lost a peer
+    assert first_failure(raised + lost) == "rank 2 was ended by SIGKILL"
+    ended = lost.replace("1 (pid: 28035) ", "-15 (pid: 28035)  (SIGTERM)")
+    assert first_failure(ended) == "rank 2 was ended by SIGKILL"
 
 
 def test_of_a_progress_bar_only_what_stood_there_last():

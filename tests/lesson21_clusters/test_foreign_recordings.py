@@ -390,6 +390,17 @@ def test_numbers_that_count_messages_accuse_no_stage_of_a_pipeline(op):
     assert any("count messages, and are not compared" in note for note in read_log(log)[1])
 
 
+def test_a_rank_that_times_out_in_two_groups_has_a_call_in_each():
+    """Of equal numbers; and torch says each call again when the watchdog's thread ends."""
+    log = ""
+    for rank, op in enumerate(("_ALLGATHER_BASE", "ALLREDUCE")):
+        first, second = watchdog(rank, 21, 22, 20), watchdog(rank, 21, 22, 20, op, group="1(TP)")
+        log += first + first.splitlines()[1] + "\n" + second + first.splitlines()[0] + "\n"
+    hangs, notes = explain_hang(read_log(log)[0]), read_log(log)[1]
+    assert [(hang.group, hang.number, hang.odd) for hang in hangs] == [("1", 21, (0, 1))]
+    assert notes == []
+
+
 def test_a_log_of_two_starts_is_read_from_the_last():
     first = watchdog(0, 101, 101, 100) + watchdog(1, 101, 101, 100)
     assert verdicts(first + "".join(watchdog(rank, 5, 5, 4) for rank in range(3))) == []
@@ -424,6 +435,8 @@ def test_forms_of_public_logs_that_said_too_little():
     old = "  what():  [Rank 5] Watchdog caught collective operation timeout: "
     old += "WorkNCCL(OpType=BROADCAST, Timeout(ms)=1800000) ran for 1801256 milliseconds"
     assert read_log(old)[1][0] == "rank 5 timed out in a broadcast, which has no number there"
+    old = old.replace("BROADCAST", "SEND")
+    assert read_log(old)[1][0] == "rank 5 timed out in a send, which has no number there"
     stuck = "[rank7]:[E6 x.cpp:1743] [PG ID 0 PG GUID 0(default_pg) Rank 7] ProcessGroupNCCL's "
     stuck += "watchdog got stuck for 480 seconds without making progress"
     assert "rank 7's own watchdog got stuck for 480 seconds" in read_log(stuck)[1][0]
