@@ -105,7 +105,7 @@ def _free_memory() -> int:
 
 def _existing(folder: Path) -> Path:
     folder = folder.resolve()
-    return next(each for each in (folder, *folder.parents) if each.exists())
+    return next(each for each in (folder, *folder.parents) if os.path.exists(each))
 
 
 def clock_offsets(rank: Rank, repeats: int = 5) -> list[float]:

@@ -1,6 +1,7 @@
 """The folder of a run's checkpoints, looked at from every machine before there is a group."""
 
 import contextlib
+import os
 import re
 import time
 import uuid
@@ -20,8 +21,9 @@ def look_at_saves(meeting: Meeting, reports: Sequence[Report], folder: Path) -> 
     """
     mark = meeting.gathered("mark", uuid.uuid4().hex, _as_mark)[0]
     own, of_rank_0 = (folder / f".preflight_{mark}_{rank}" for rank in (meeting.rank, 0))
-    why = "" if folder.is_dir() else "is not there: is its disk mounted?"
+    why = ""
     try:
+        why = "" if folder.is_dir() else "is not there: is its disk mounted?"
         if not why:
             own.write_text(" ")  # a full disk takes an empty file
     except OSError as error:
@@ -29,11 +31,10 @@ def look_at_saves(meeting: Meeting, reports: Sequence[Report], folder: Path) -> 
     whys = meeting.gathered("writes", why, str)
     if not any(whys):
         until = time.monotonic() + LATE
-        while not of_rank_0.exists() and time.monotonic() < until:
+        while not os.path.exists(of_rank_0) and time.monotonic() < until:
             time.sleep(0.05)
-        why = (
-            "" if of_rank_0.exists() else "is another folder than rank 0's: is it on a shared disk?"
-        )
+        why = "is another folder than rank 0's: is it on a shared disk?"
+        why = "" if os.path.exists(of_rank_0) else why
         whys = meeting.gathered("sees", why, str)
     with contextlib.suppress(OSError):
         own.unlink(missing_ok=True)

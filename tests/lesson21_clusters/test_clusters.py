@@ -37,6 +37,7 @@ from shared.clusters.report import (
     clock_offsets,
     disagreements,
     link_findings,
+    own_report,
     unreached,
 )
 from shared.clusters.saves import look_at_saves
@@ -422,6 +423,9 @@ def test_folders_of_checkpoints_that_are_two_are_told_before_there_is_a_group(tm
     assert ask("b", [one, other, one]) == [((1,), words)]
     words = "is not there: is its disk mounted? (ranks [1, 2] on node1, node2)"
     assert ask("c", [one, tmp_path / "x", tmp_path / "x"]) == [((1, 2), words)]
+    refused = ask("d", [one, one / ("x" * 300), one])  # which Path.is_dir raises
+    assert refused == [((1,), "cannot be written: File name too long (ranks [1] on node1)")]
+    assert own_report(0, torch.device("cpu"), one / ("x" * 300)).disk > 0
     assert not [*one.iterdir(), *other.iterdir()]
 
 
