@@ -1,5 +1,6 @@
 """Bytes and messages to the digit, what later lessons use, what is refused."""
 
+import argparse
 import copy
 import threading
 import time
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from lessons.lesson10_zero.experiments import results
 from lessons.lesson10_zero.experiments.counting import engine_bytes
 from lessons.lesson10_zero.experiments.stages import sent
 from lessons.lesson10_zero.laboratory.stages import Sums, one_step, through_a_file
@@ -21,6 +23,7 @@ from shared.measuring.traffic import Call, Traffic
 from shared.model.config import TransformerConfig
 from shared.model.language_model import LanguageModel
 from shared.ranks.forked import run_ranks
+from shared.ranks.group import Rank
 from shared.sharding.counting import formula, ring_bytes, state_bytes
 from shared.sharding.zero_reference import SETTINGS, build_zero
 from shared.training.precision import MasterWeightAdamW
@@ -369,3 +372,13 @@ def test_a_state_without_frozen_parts_is_refused_and_changes_nothing():
         return all(torch.equal(before[name], after[name]) for name in before)
 
     assert run_ranks(refused, 2) == [True, True]
+
+
+def test_a_part_of_deepspeeds_that_cannot_be_read_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "about.json").write_text("{}")
+    (tmp_path / "last").mkdir()
+    (tmp_path / "last" / "part.pt").symlink_to(tmp_path / "nowhere")
+    monkeypatch.setattr(results, "_about", lambda *given: {})
+    alone = Rank(0, 0, 1, torch.device("cpu"), "gloo")
+    with pytest.raises(InputError, match=r"last/part\.pt cannot be read: No such file"):
+        results.resume(argparse.Namespace(deepspeed=True), tmp_path, alone, "")

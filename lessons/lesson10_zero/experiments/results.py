@@ -1,6 +1,7 @@
 """What lesson 10's script keeps of a run, saves, and shows."""
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -91,7 +92,8 @@ def save(run: Run, folder: Path, rank: Rank, data: str, steps: int) -> None:
     """
     if rank.is_main:
         for torn in folder.glob(".*.pt.part"):  # of a run that was killed while it saved
-            torn.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # the others wait
+                torn.unlink()
     agree_on_folder(folder, "--save")  # and nobody writes before that is gone
     parts, why = _parts(run, rank), ""
     aside = {folder / name: folder / f".{name}.part" for name in parts}
@@ -144,10 +146,7 @@ def resume(run: Run, folder: Path, rank: Rank, data: str) -> int:
                 f"--resume {folder}: {key} {about.get(key)} there, {value} in this run{advice}"
             )
     if run.deepspeed is not None:
-        with refused_by_any():
-            for file in sorted((folder / "last").glob("*.pt"))[rank.rank :: rank.world_size]:
-                if not checksums_hold(file):
-                    raise InputError(f"--resume {folder}: last/{file.name} is damaged or cut short")
+        _look_at_parts(folder, rank)
         with _one_line(f"--resume {folder}"):
             load_deepspeed(run.deepspeed, folder, tag="last")
         return about["steps"]
@@ -167,6 +166,17 @@ def resume(run: Run, folder: Path, rank: Rank, data: str) -> int:
         run.model.load_state_dict(parts[1])
     run.engine.optimizer.load_state_dict(parts[0])
     return about["steps"]
+
+
+@refused_by_any()
+def _look_at_parts(folder: Path, rank: Rank) -> None:
+    for file in sorted((folder / "last").glob("*.pt"))[rank.rank :: rank.world_size]:
+        try:
+            why = "" if checksums_hold(file) else "is damaged or cut short"
+        except OSError as error:
+            why = f"cannot be read: {cause_of(error)}"
+        if why:
+            raise InputError(f"--resume {folder}: last/{file.name} {why}")
 
 
 def _about_there(folder: Path) -> dict[str, Any]:
