@@ -25,6 +25,7 @@ from shared.measuring.room import Needed, check_room
 from shared.ranks.agreement import (
     agree_on,
     agree_on_folder,
+    agree_on_place,
     fingerprint,
     gathered,
     refused_by_any,
@@ -66,7 +67,7 @@ def lesson_parser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     lesson = Path(script).resolve().parent.name
-    parser.set_defaults(lesson=lesson)
+    parser.set_defaults(lesson=lesson, beside=checkpoint)
     parser.add_argument("--preset", choices=PRESETS, help="size (small on a CPU, large on a GPU)")
     parser.add_argument("--steps", type=positive_int, help=f"{steps} (the preset's)")
     parser.add_argument("--seed", type=int, default=0, help="seed of all randomness (0)")
@@ -154,7 +155,7 @@ def prepare(args: argparse.Namespace, rank: Rank, names: dict[str, Any]) -> None
         if rank.is_main:
             take_folder(args.out)
     if isinstance(getattr(args, "save", None), Path):  # before hours of training; 08 names a way
-        agree_on_folder(args.save, "--save")
+        (agree_on_place if args.beside else agree_on_folder)(args.save, "--save")
     args.answers = put_mine_in_place(args.lesson.removeprefix("lesson")[:2], names, mine=args.mine)
     agree_on("their answers", args.answers, "give every machine the same notebook")
     if rank.is_main and {"mine", "shared/"} & {*args.answers.values()}:

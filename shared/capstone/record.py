@@ -40,9 +40,10 @@ class Record:
         self.speeds: list[float] = []  # tokens a second, of each interval
         self._waiting: list[tuple[int, Tensor, Tensor | None, float]] = []
         self.restart()
-        self.board: Any = _board(out) if tensorboard and rank.is_main else None
+        self.board: Any = None
         with self._told_to_all():
             if rank.is_main:
+                self.board = _board(out) if tensorboard else None
                 _keep_lines_before(out / LINES, first)
 
     def add(

@@ -8,6 +8,7 @@ no random generator is drawn from.
 
 import json
 import math
+import os
 import re
 import shutil
 import warnings
@@ -18,7 +19,7 @@ from typing import Any
 from shared.capstone.config import Config
 from shared.capstone.modes import Made
 from shared.errors import InputError
-from shared.ranks.agreement import agree_on_folder, first_word
+from shared.ranks.agreement import agree_on_folder, first_word, gathered
 from shared.ranks.group import Rank, current_rank, current_world_size
 from shared.training.distributed_files import damage_of
 from shared.training.named_checkpoint import is_empty, load_named, save_named
@@ -65,6 +66,7 @@ def save_run(
     )
     if rank.is_main:  # only older ones: those of a later step were left by a run that went wrong
         older = [each for each in before if each.name < place.name]
+        older.sort(key=lambda each: _number(each) < math.inf)  # a damaged one goes first
         torn = folder.glob(".step_*.part")
         for each in [*older[: max(0, len(older) - (keep - 1))], *torn]:
             shutil.rmtree(each, ignore_errors=True)
@@ -120,7 +122,8 @@ def resume_run(folder: Path, made: Made, origin: Origin) -> int:
     """
     if is_empty(folder):
         return 0
-    place = folder if (folder / RUN).is_file() else (saved_in(folder) or [folder])[-1]
+    place = folder if os.path.isfile(folder / RUN) else (saved_in(folder) or [folder])[-1]
+    place = gathered(place)[0]  # what ranks list may differ for a moment
     notes, why = _notes(place, origin)
     if words := first_word(why):
         advice = _whole_beside(place, origin) if f"damaged {RUN}" in words else ""
@@ -133,6 +136,9 @@ def resume_run(folder: Path, made: Made, origin: Origin) -> int:
     try:
         return load_named(made.layout, made.optimizer, place)
     except InputError as error:
+        words = str(error).replace(str(place), "")
+        if not any(each in words for each in ("damaged", "cut short", "cannot be read")):
+            raise
         raise InputError(f"{error}{_whole_beside(place, origin)}") from None
 
 
@@ -153,11 +159,9 @@ def _notes(place: Path, origin: Origin) -> tuple[dict[str, Any], str]:
 def _whole_beside(damaged: Path, origin: Origin) -> str:
     """The newest other checkpoint that is whole and of this run, in words; a collective."""
     of_all = current_rank(), current_world_size()
-    for place in reversed(saved_in(damaged.parent)):
-        why = (
-            "itself" if place == damaged else _notes(place, origin)[1] or damage_of(place, *of_all)
-        )
-        if not first_word(why):
+    for place in reversed(gathered(saved_in(damaged.parent))[0]):
+        why = _notes(place, origin)[1] or damage_of(place, *of_all)
+        if not first_word("itself" if place == damaged else why):
             return f"; {place.name} beside it is whole: --resume {place}"
     return ""
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import os
 import socket
 import time
 import uuid
@@ -83,9 +84,9 @@ def agree_on_folder(folder: Path, what: str) -> None:
                 words += f" ({place})" * (len(names) > 1)
                 raise InputError(f"{what} {folder} {words}") from None
         until = time.monotonic() + LATE
-        while not of_rank_0.exists() and time.monotonic() < until:
+        while not os.path.exists(of_rank_0) and time.monotonic() < until:
             time.sleep(0.05)
-        blind = list(filter(None, gathered("" if of_rank_0.exists() else place)))
+        blind = list(filter(None, gathered("" if os.path.exists(of_rank_0) else place)))
     finally:
         with contextlib.suppress(OSError):
             own.unlink(missing_ok=True)
@@ -94,6 +95,19 @@ def agree_on_folder(folder: Path, what: str) -> None:
             f"{what} {folder} is not one folder for all: what rank 0 writes there is not seen by"
             f" {', '.join(blind[:8])}; give one on a disk that all nodes share"
         )
+
+
+def agree_on_place(folder: Path, what: str) -> None:
+    """See that what is written beside a folder can take its name, for all ranks; a collective.
+
+    A link stays: the folder is the one that it leads to. Raises InputError as `agree_on_folder`,
+    and for a mount point, which cannot be renamed.
+    """
+    agree_on_folder(folder, what)
+    agree_on_folder(folder.resolve().parent, f"{what} writes beside its folder:")
+    with refused_by_any():
+        if os.path.ismount(folder.resolve()):
+            raise InputError(f"{what} {folder} is a mount point: give a folder inside it")
 
 
 def _short(value: Any) -> str:

@@ -3,10 +3,10 @@
 An engine's own cut says nothing to another engine. So every parameter, and what the optimizer
 keeps for it, is given out under its name in the whole model, as a DTensor that says which part a
 rank has; torch.distributed.checkpoint writes the parts side by side, and cuts them anew for
-whoever loads. What an engine adds is a Layout. Learning rate and other settings are the run's own
-and are not saved.
+whoever loads. What an engine adds is a Layout. Learning rate and other settings are not saved.
 """
 
+import os
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
@@ -91,18 +91,18 @@ def save_named(
     name, which rank 0 lays beside the tensors. Raises InputError on every rank where the disk
     refuses, or is not one for all ranks; a checkpoint that is there stays then.
     """
-    aside, main = folder.with_name(f".{folder.name}.part"), current_rank() == 0
-    why = ""
+    place, main, why = folder.resolve(), current_rank() == 0, ""  # a link to a folder stays
+    aside = place.with_name(f".{place.name}.part")
     if main:  # a killed save of more ranks has left files that nobody would write over
         shutil.rmtree(aside, ignore_errors=True)
-    agree_on_folder(folder.parent, "checkpoints:")  # and nobody writes before that is gone
+    agree_on_folder(place.parent, "checkpoints:")  # and nobody writes before that is gone
     try:
         with _quiet():
             dcp.save(named_state(layout, optimizer), checkpoint_id=str(aside))
         if main:
             for name, text in (notes or {}).items():
                 (aside / name).write_text(text, encoding="utf-8")
-            _put_in_place(aside, folder)
+            _put_in_place(aside, place)
     except CheckpointException as failed:  # on every rank, whoever failed
         why = next(cause_of(error) for error, _ in failed.failures.values())
     except OSError as error:
@@ -143,9 +143,21 @@ def first_step(layout: Layout, optimizer: Optimizer, folder: Path | None, steps:
 
 
 def is_empty(folder: Path) -> bool:
-    """Whether a folder is there for every rank, with nothing in it yet; rank 0 says so."""
-    names = [path.name for path in folder.iterdir()] if folder.is_dir() else ["."]
-    empty = all(gathered(all(n.startswith(".") and n != "." for n in names)))
+    """Whether a folder is there for every rank, with nothing in it yet; rank 0 says so.
+
+    Raises InputError on every rank where a save was killed between its two renames.
+    """
+    place = folder.resolve()
+    try:
+        names = [path.name for path in place.iterdir()]
+    except OSError:
+        names = ["."]
+    nothing, old = all(n.startswith(".") for n in names), place.with_name(f".{place.name}.old")
+    kept = [old] * os.path.exists(old) + [place / n for n in names if n.endswith(".old")]
+    why = f"{folder} holds no checkpoint, but {kept[0]}" if nothing and kept else ""
+    if words := first_word(why):
+        raise InputError(f"{words} is there, of a save that was killed: rename it to resume")
+    empty = all(gathered(nothing and names != ["."]))
     if empty and current_rank() == 0:
         print(f"nothing to resume in {folder} yet: begins at step 1", flush=True)
     return empty
@@ -155,9 +167,8 @@ def is_empty(folder: Path) -> bool:
 def load_named(layout: Layout, optimizer: Optimizer | None, folder: Path) -> int:
     """Continue from a checkpoint of any engine on any number of ranks; every rank takes part.
 
-    The optimizer is new, or has trained before. Returns the number of steps that it has made now,
-    0 for one that does not count them. Raises InputError on every rank where the folder
-    holds no checkpoint, and where a tensor is missing in it, is damaged or has another shape.
+    The optimizer is new, or has trained before. Returns its steps, 0 where it counts none. Raises
+    InputError on every rank for no checkpoint, and a tensor missing, damaged or of another shape.
     """
     state = named_state(layout, optimizer)
     _check(state, folder)
@@ -254,8 +265,9 @@ def _count(kept: dict[str, Any], steps: int) -> None:
 
 
 def _check(state: Mapping[str, Any], folder: Path) -> None:
-    problem = first_word(_problem(state, folder))
-    if problem:  # of one rank, perhaps: the others would wait for it
+    if problem := first_word(
+        _problem(state, folder)
+    ):  # of one rank, perhaps: the others would wait for it
         raise InputError(f"checkpoint {folder} {problem}")
 
 

@@ -2,18 +2,30 @@
 
 import argparse
 import json
+import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from shared.capstone import resuming
 from shared.capstone.record import LINES, Record
-from shared.capstone.resuming import RUN, Origin, _notes, saved_in, where_to_save
+from shared.capstone.resuming import (
+    RUN,
+    Origin,
+    _notes,
+    _whole_beside,
+    resume_run,
+    save_run,
+    saved_in,
+    where_to_save,
+)
 from shared.errors import InputError
 from shared.exercises.lessons import ROOT
-from shared.ranks.agreement import agree_on_folder, refused_by_any
+from shared.ranks.agreement import agree_on_folder, agree_on_place, refused_by_any
 from shared.ranks.forked import run_ranks
 from shared.ranks.group import Rank
 from shared.script import lesson_parser
@@ -65,10 +77,13 @@ def test_a_disk_that_is_full_under_out_is_one_line_on_every_rank(tmp_path):
         record = Record(tmp_path / "whole", place, 10, 1)
         record.out = tmp_path / "full"
         found = [said(Record, tmp_path / "taken", place, 10, 1), said(record.evaluated, 3, 0.5)]
+        sys.modules["torch.utils.tensorboard"] = None  # this fork's: as if it were not there
+        found.append(said(Record, tmp_path / "whole", place, 10, 1, True))
         return [each.replace(str(tmp_path), "") for each in found]
 
     lines = (("taken", "Is a directory"), ("full", "No space left on device"))
     words = [f"--out /{out}: {LINES} cannot be written ({why})" for out, why in lines]
+    words.append("--tensorboard needs its package: pip install tensorboard")
     assert run_ranks(work, 2) == [words, words]
 
 
@@ -149,6 +164,54 @@ def test_a_folder_with_nothing_in_it_begins(tmp_path, capsys):
     assert not is_empty(tmp_path / "nothing")
     (tmp_path / "text").touch()
     assert not is_empty(tmp_path)
+    assert not is_empty(tmp_path / ("x" * 300))  # the disk refuses the question
+
+
+@pytest.mark.parametrize("left", [".kept.old", "kept/.step_00000004.old"])
+def test_a_save_that_was_killed_between_its_renames_is_no_empty_folder(left, tmp_path):
+    (tmp_path / "kept").mkdir()
+    (tmp_path / left).mkdir()
+    words = f"{tmp_path}/kept holds no checkpoint, but {tmp_path}/{left} is there"
+    assert said(is_empty, tmp_path / "kept").startswith(words)
+
+
+def test_a_damaged_checkpoint_goes_before_whole_ones(tmp_path):
+    for number, step in enumerate((2, 4, 6, 8), start=1):
+        written(tmp_path, step, number=number)
+    (tmp_path / "step_00000004" / RUN).write_text("{")
+    model, origin = nn.Linear(2, 2), Origin({}, {}, 9, 0, {"steps": 20})
+    made = argparse.Namespace(layout=ModuleLayout(model), optimizer=None)
+    made.optimizer = torch.optim.SGD(model.parameters())
+    save_run(tmp_path, made, origin, 10, ALONE, "single", keep=2)
+    assert [int(path.name[5:]) for path in saved_in(tmp_path)] == [8, 10]
+    save_run(tmp_path, made, origin, 12, ALONE, "single", keep=2)
+    made.optimizer = torch.optim.Adam(model.parameters())  # no other checkpoint would help
+    assert re.search(r"has no optimizer.exp_avg \w+$", said(resume_run, tmp_path, made, origin))
+
+
+def test_what_ranks_see_of_a_folder_may_differ_for_a_moment(tmp_path):
+    for step in (2, 4):
+        written(tmp_path, step)
+
+    def work(rank: int) -> str:
+        if rank == 1:
+            resuming.saved_in = lambda folder: []
+        return _whole_beside(tmp_path / "step_00000004", Origin({}, {}, 9, 0, {"steps": 9}))
+
+    assert run_ranks(work, 2) == ["", ""]
+
+
+def test_what_is_written_beside_a_folder_is_tried_before_training(tmp_path, monkeypatch):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "kept")
+    (tmp_path / "disk" / "kept").mkdir()
+    save_named(ModuleLayout(nn.Linear(2, 2)), None, tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "disk" / "kept" / ".metadata").is_file()
+    assert said(agree_on_place, tmp_path / "link", "--save") == ""
+    monkeypatch.setattr(os.path, "ismount", lambda path: path == tmp_path / "disk" / "kept")
+    words = f"--save {tmp_path}/link is a mount point: give a folder inside it"
+    assert said(agree_on_place, tmp_path / "link", "--save") == words
 
 
 def test_an_empty_name_of_a_folder_is_no_folder(capsys):
