@@ -10,7 +10,7 @@ for NCCL, gloo and torch; who reaches whom, with large packets too; then clocks,
 bandwidth of every pair; and who is unlike the others. --saves DIR has to be there, to take a file,
 and to be the same folder on all nodes. The addresses are those that gloo would take; NCCL chooses
 its own, so name one interface in both, GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME. Exit status 0:
-nothing found that breaks a run (--strict: nothing found). 1: something was found, or the ranks did
+nothing found that breaks a run (--strict: nothing found). 1: something was found. 2: the ranks did
 not meet. The links take n (n - 1) measurements: for hundreds of ranks start one a node. A node on
 which nobody starts this is torchrun's to wait for, not --patience's: no rank is there to speak.
 """
@@ -42,6 +42,7 @@ from shared.clusters.report import (
 )
 from shared.clusters.saves import look_at_saves
 from shared.clusters.verdicts import describe_odd
+from shared.errors import InputError
 from shared.plots import heat_map, use_style
 from shared.ranks.group import Rank, own_device, process_group
 from shared.ranks.torchrun import tell_torchrun
@@ -116,8 +117,21 @@ def say(findings: Sequence[Finding]) -> None:
         print(f"{'BREAKS A RUN' if each.breaks else 'look at this'}: {each.words}", flush=True)
 
 
+def look_at_out(meeting: Meeting, out: Path) -> list[Finding]:
+    """Whether the folder of the picture takes a file; rank 0 alone looks."""
+    try:
+        if meeting.rank == 0:
+            checked_out(out)
+    except InputError as error:
+        return [Finding((0,), str(error), breaks=False)]
+    return []
+
+
 def look_at_links(meeting: Meeting, rank: Rank, args: argparse.Namespace) -> list[Finding]:
-    """Clocks, latency and bandwidth of all pairs, shown on rank 0; and what is odd about them."""
+    """Clocks, latency and bandwidth of all pairs, shown on rank 0; and what is odd about them.
+
+    A message that does not come ends the measurement: over gloo every rank returns it.
+    """
     clocks = clock_offsets(rank)
     try:
         table = measure_links(rank.device, int(args.mib * 2**20), seconds=args.patience)
@@ -134,9 +148,9 @@ def look_at_links(meeting: Meeting, rank: Rank, args: argparse.Namespace) -> lis
     if rank.is_main:
         print(f"clocks, s ahead of rank 0's: {', '.join(f'{each:.3f}' for each in clocks)}")
         print(link_rows(table))
-        picture = checked_out(args.out) / "links.png"
-        draw_links(table).savefig(picture)
-        print(f"drawn in {picture}", flush=True)
+        if not look_at_out(meeting, args.out):
+            draw_links(table).savefig(args.out / "links.png")
+            print(f"drawn in {args.out / 'links.png'}", flush=True)
     found, named = clock_findings(clocks), set[int]()
     for words, seconds in (("latency", table.small), ("bandwidth", table.large)):
         for odd in find_odd(seconds):
@@ -177,6 +191,7 @@ def main() -> None:
     reached = reach(meeting, mine.address)
     findings = [*unreached(reports, reached), *disagreements(reports, disk=int(args.disk * GIB))]
     findings += look_at_saves(meeting, reports, args.saves) if args.saves else []
+    findings += look_at_out(meeting, args.out)
 
     def told(found: list[Finding]) -> list[Finding]:
         found = [replace(each, breaks=each.breaks or args.strict) for each in found]

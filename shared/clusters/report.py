@@ -17,7 +17,7 @@ import torch.cuda.nccl
 import torch.distributed as dist
 
 from shared.clusters.addresses import Meeting, Reached, own_address
-from shared.clusters.links import LinkTable
+from shared.clusters.links import NO_TIME, LinkTable
 from shared.ranks.agreement import gathered
 from shared.ranks.group import Rank
 
@@ -230,16 +230,17 @@ def link_findings(
 
     The two directions of a cable are each other's measure, also where there are two nodes and
     nobody is the odd one out: one that is `factor` times slower is told, but for ranks in `named`.
+    What took no time was not measured.
     """
     speed, found = table.bandwidth, []
-    pairs = [(a, b) for a in range(len(speed)) for b in range(len(speed)) if a != b]
+    pairs = [(a, b) for a, b in (table.large > NO_TIME).nonzero().tolist()]
     said = {pair: f"rank {pair[0]} to {pair[1]}: {speed[pair].item() / 1e6:.4g}" for pair in pairs}
     if slow := sorted((p for p in pairs if speed[p] < at_least), key=lambda p: speed[p].item()):
         words = f"links below {at_least / 1e6:g} MB/s: {'; '.join(said[p] for p in slow[:8])}"
         words += f" and {len(slow) - 8} more" * (len(slow) > 8)
         found.append(Finding(tuple(sorted({rank for pair in slow for rank in pair})), words))
     for a, b in pairs:
-        if factor * speed[a, b] < speed[b, a] and not {a, b} & {*named}:
+        if (b, a) in said and factor * speed[a, b] < speed[b, a] and not {a, b} & {*named}:
             words = f"one direction of a link is slow: {said[a, b]} MB/s, {said[b, a]} MB/s"
             found.append(Finding((a, b), words, breaks=False))
     return found

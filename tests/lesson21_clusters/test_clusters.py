@@ -1,5 +1,6 @@
 """What neither check nor notebook has: real slow links, real faults, noise, odd reports."""
 
+import argparse
 import functools
 import os
 import socket
@@ -13,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from lessons.lesson21_clusters import preflight
 from lessons.lesson21_clusters.diagnosis import FACTOR, NOTHING, own_seconds, verdict, whole_seconds
 from lessons.lesson21_clusters.experiments import (
     called,
@@ -378,6 +380,24 @@ def test_the_two_directions_of_a_link_are_compared_and_a_speed_can_be_asked_for(
     assert (found.ranks, found.breaks) == ((0, 1), True)
     assert found.words == "links below 100 MB/s: rank 1 to 0: 1.2"
     assert not link_findings(table_of([[1, 125e6], [40e6, 1]]))
+    assert not link_findings(table_of([[1, 1e16], [40e6, 1]]))  # took no time: not measured
+
+
+def test_a_message_that_does_not_come_is_a_finding_on_every_rank(monkeypatch):
+    def measure(error: RuntimeError):
+        def raises(*given, **more):
+            raise error
+
+        monkeypatch.setattr(preflight, "measure_links", raises)
+
+    monkeypatch.setattr(preflight, "clock_offsets", lambda rank: [0.0, 0.0])
+    args, store = argparse.Namespace(mib=1.0, patience=1.0), dist.HashStore()
+    for number, error in enumerate((links.NoAnswer("no answer"), RuntimeError("peer lost"))):
+        rank = Rank(number, number, 2, torch.device("cpu"), "gloo")
+        measure(error)
+        (found,) = preflight.look_at_links(Meeting(store, number, 2, 1.0), rank, args)
+        assert found.words == "no answer; the links after it are not measured"
+        assert found.breaks
 
 
 def one_pair_waits(rank):

@@ -33,6 +33,14 @@ def test_preflight_alone(tmp_path, run_script):
     assert (tmp_path / "links.png").is_file()
 
 
+def test_preflight_that_cannot_draw_has_its_verdict(tmp_path, run_script):
+    (tmp_path / "file").touch()
+    status, out, _ = run_script(PREFLIGHT, "--device", "cpu", "--out", tmp_path / "file")
+    assert status == 0
+    assert f"look at this: --out {tmp_path}/file cannot be written (File exists)" in out
+    assert "nothing found that breaks a run" in out
+
+
 def test_preflight_under_deepspeeds_launcher_which_says_local_size(tmp_path, run_script):
     place = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_SIZE": "1"}
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
