@@ -21,7 +21,7 @@ from shared.ranks.group import Rank
 # batch script looks for a file.
 REQUEUE = 99
 NOTE = "requeue"
-SIGNS = ("", "Ctrl-C", "SIGTERM")  # the later ones count more
+SIGNS = ("", "Ctrl-C", "SIGTERM")  # where ranks were told different ones the later counts
 
 
 class Preempted(Exception):
@@ -76,16 +76,16 @@ class Notice:
 def notice_of_sigterm(device: torch.device) -> Generator[Notice]:
     """Within, SIGTERM and Ctrl-C no longer end this process: the notice tells. Main thread only.
 
-    A second Ctrl-C does, at once. SIGTERM may come twice, from the scheduler and from torchrun,
-    which hands its own on to the ranks and kills what is left after --shutdown-timeout, 30 s. The
-    price: Python runs a handler between two of its instructions, so a rank that waits within NCCL
-    for a dead one, whom torchrun's SIGTERM used to end at once, may now last until that SIGKILL.
-    Under gloo the wait is an error.
+    A second Ctrl-C does, at once; SIGTERM after the first makes it no scheduler's notice. SIGTERM
+    may come twice, from the scheduler and from torchrun, which hands its own on to the ranks and
+    kills what is left after --shutdown-timeout, 30 s. The price: Python runs a handler between two
+    of its instructions, so a rank that waits within NCCL for a dead one, whom torchrun's SIGTERM
+    used to end at once, may now last until that SIGKILL. Under gloo the wait is an error.
     """
     notice = Notice(device)
 
     def note(number: int, frame: FrameType | None) -> None:
-        notice.come = max(notice.come, 2 if number == signal.SIGTERM else 1)
+        notice.come = notice.come or (2 if number == signal.SIGTERM else 1)
         if number == signal.SIGINT:
             signal.signal(number, signal.default_int_handler)
 

@@ -16,6 +16,7 @@ from shared.data.corpora import load_corpus
 from shared.errors import InputError
 from shared.exercises.lessons import ROOT
 from shared.fault_tolerance.checkpoints import checkpoints_in
+from shared.fault_tolerance.preemption import SIGNS, notice_of_sigterm
 from shared.ranks.group import Rank
 from shared.ranks.launching import launch
 
@@ -105,6 +106,13 @@ def test_ctrl_c_saves_and_asks_for_nothing(tmp_path, start, monkeypatch):
     assert checkpoints_in(tmp_path)[-1].name == "step_00000001.pt"
     assert not (out / "requeue").exists()
     assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_somebodys_ctrl_c_is_not_made_a_schedulers_notice_by_a_later_sigterm():
+    with notice_of_sigterm(torch.device("cpu")) as notice:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert SIGNS[notice.come] == "Ctrl-C"
 
 
 def write_data(folder, changed=""):
