@@ -69,4 +69,4 @@ def train() -> None:
 
 if __name__ == "__main__":
     train()
-    dist.destroy_process_group()  # after train(): a model in DDP that outlives it may hang
+    dist.destroy_process_group()
