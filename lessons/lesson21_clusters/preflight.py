@@ -195,8 +195,7 @@ def main() -> None:
 
     def told(found: list[Finding]) -> list[Finding]:
         found = [replace(each, breaks=each.breaks or args.strict) for each in found]
-        if meeting.rank == 0:
-            say(found)
+        say(found if meeting.rank == 0 else [])
         return found
 
     findings = told(findings)

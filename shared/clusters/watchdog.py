@@ -77,12 +77,7 @@ def read_log(text: str) -> tuple[list[Recording], list[str]]:
             said.work |= {int(each[1]): _what(each) for each in waiting.pop(rank, ())}
             if not said.work:
                 early[rank] = said
-    for rank, works in sorted(waiting.items()):
-        own = [by_rank[rank].work for by_rank in groups.values() if rank in by_rank]
-        new = [each for each in works if not any(w.get(int(each[1])) == _what(each) for w in own)]
-        if numbers := ", ".join(f"no. {each[1]} ({_what(each)})" for each in new):
-            words = f"rank {rank} timed out in {numbers}"
-            notes.append(f"{words}, and no line says how many calls it made")
+    notes += _alone(waiting, groups)
     if silent := sorted({*range(max(seen, default=0))} - seen):
         notes.append(f"no line of ranks {silent}: they died, hang elsewhere, or were filtered out")
     for group in sorted(of_messages):
@@ -103,6 +98,17 @@ def _is_named(work: re.Match[str], said: _Said | None) -> bool:
         return False
     said.work[int(work[1])] = _what(work)
     return True
+
+
+def _alone(
+    waiting: dict[int, list[re.Match[str]]], groups: dict[str, dict[int, _Said]]
+) -> Iterator[str]:
+    """What is to be said of calls without a status; what is told twice has one already."""
+    for rank, works in sorted(waiting.items()):
+        own = [by_rank[rank].work for by_rank in groups.values() if rank in by_rank]
+        new = [each for each in works if not any(w.get(int(each[1])) == _what(each) for w in own)]
+        if numbers := ", ".join(f"no. {each[1]} ({_what(each)})" for each in new):
+            yield f"rank {rank} timed out in {numbers}, and no line says how many calls it made"
 
 
 def _whole_lines(text: str) -> Iterator[str]:
