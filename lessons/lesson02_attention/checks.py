@@ -28,7 +28,11 @@ exercise_02_1 = checks_for(
         "Four lines: scores (B, H, T, S), scale, softmax over the keys, product with the values. "
         "The mask goes between scale and softmax."
     ),
-    forbidden=("torch.nn.functional.scaled_dot_product_attention",),
+    forbidden=(
+        "torch.nn.functional.scaled_dot_product_attention",
+        "torch.nn.functional.multi_head_attention_forward",
+        "torch.nn.MultiheadAttention",
+    ),
 )
 
 

@@ -38,7 +38,11 @@ exercise_03_1 = checks_for(
         "mean(dim=-1, keepdim=True) keeps the dim, so that x - mean broadcasts. The variance "
         "divides by d_model, not by d_model - 1."
     ),
-    forbidden=("torch.nn.LayerNorm", "torch.nn.functional.layer_norm"),
+    forbidden=(
+        *(f"torch.nn.{kind}Norm" for kind in ("Layer", "Batch", "Group", "Instance", "RMS")),
+        *(f"torch.nn.functional.{kind}_norm" for kind in ("layer", "batch", "group", "instance")),
+        "torch.nn.functional.rms_norm",
+    ),
 )
 exercise_03_2 = checks_for(
     "03.2",
@@ -46,6 +50,7 @@ exercise_03_2 = checks_for(
     difficulty=1,
     minutes=10,
     hint="linear1 goes from d_model to d_ff, linear2 back. Where is d_ff wide? Drop out there.",
+    forbidden=("torch.nn.Transformer",),
 )
 exercise_03_3 = checks_for(
     "03.3",

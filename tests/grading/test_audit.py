@@ -150,6 +150,22 @@ def test_every_forbidden_name_is_one_that_an_answer_can_reach():
     assert missing == []
 
 
+@pytest.mark.parametrize(
+    ("id", "source"),
+    [
+        ("02.1", "f = F.multi_head_attention_forward"),
+        ("02.1", "f = nn.MultiheadAttention(4, 1)"),
+        ("03.1", "def f(x):\n    return F.group_norm(x, 1)"),
+        ("03.1", "def f(x):\n    return F.batch_norm(x.T, None, None, training=True)"),
+        ("03.1", "norm = nn.BatchNorm1d(3)"),
+        ("03.2", "f = nn.TransformerEncoderLayer._ff_block"),
+    ],
+)
+def test_torch_s_other_ways_to_the_same_are_forbidden(id, source):
+    flags = auditing.audit(source, read_lessons(COURSE, [id[:2]])[id[:2]], id)
+    assert "which is the exercise itself" in str(flags[0])
+
+
 def test_a_megabyte_of_dots_is_read_at_once(monkeypatch):
     """A chain is gone down once, and no further than any path that somebody means."""
     looked = []
