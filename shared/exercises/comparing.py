@@ -1,6 +1,7 @@
 """How a check compares: tolerances, differences in words, and types that may be compared."""
 
 import math
+import sys
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ TOLERANCES = {
     torch.float16: (2e-3, 1e-3),
     torch.bfloat16: (2e-2, 1e-2),
 }
+
+HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: what the language's own static types have not
 
 
 def close(
@@ -97,6 +100,15 @@ def custom_eq_type(got: Any, want: Any) -> type | None:
             other = want.get(key) if isinstance(want, dict) else None
             if found := custom_eq_type(key, key) or custom_eq_type(value, other):
                 return found
-    trusted = kind.__module__.split(".")[0] in ("builtins", "torch", "numpy", "collections")
+    trusted = str(kind.__module__).split(".")[0] in ("builtins", "torch", "numpy", "collections")
+    trusted = trusted and (not kind.__flags__ & HEAP_TYPE or _is_where_it_says(kind))
     plain = kind.__eq__ is object.__eq__ and kind.__ne__ is object.__ne__
     return None if trusted or plain or kind is type(want) else kind
+
+
+def _is_where_it_says(kind: type) -> bool:
+    """Whether its module has it: a class can be given any name."""
+    found: Any = sys.modules.get(kind.__module__)
+    for name in kind.__qualname__.split("."):
+        found = vars(found).get(name) if hasattr(found, "__dict__") else None
+    return found is kind

@@ -1,9 +1,12 @@
 """What a check takes for equal."""
 
+from collections import OrderedDict
+
+import numpy as np
 import pytest
 import torch
 
-from shared.exercises.comparing import close
+from shared.exercises.comparing import close, custom_eq_type
 from shared.exercises.expecting import expect_close
 from shared.exercises.properties import expect_gradients
 from shared.exercises.wrong import Wrong
@@ -31,3 +34,11 @@ def test_a_hook_on_what_an_answer_was_given_is_no_gradient():
     x.register_hook(torch.zeros_like)  # of the oracle, too: both are zero
     with pytest.raises(Wrong, match="a hook is left on x"):
         expect_gradients(3 * x, 2 * x, {"x": x}, what="twice x")
+
+
+def test_a_type_that_only_says_that_it_is_the_language_s_is_not_trusted():
+    methods = {"__eq__": lambda a, b: True, "__hash__": lambda a: 0, "__module__": "builtins"}
+    liar = type("int", (int,), methods)
+    assert custom_eq_type(liar(7), 8) is liar
+    for honest in ({}.keys(), torch.float32, torch.ones(2).max(0), OrderedDict(), np.int64(3)):
+        assert custom_eq_type(honest, 0) is None
