@@ -14,6 +14,7 @@ from solutions.grading.texts import brief, clean
 ENDLESS = "A loop without an end, or a rank that waits for what no other rank sends."
 SPOILT = "it changes what judges it"
 CHANGES = "changes "  # how a flag begins that says what an answer has left changed
+MOST_CHECKS = 1000  # of one exercise: a verdict that counts more is forged
 TEXTS = ("title", "mistake", "expected", "seen", "hint")
 
 
@@ -100,7 +101,7 @@ class Reader:
         text = {name: str(record.get(name, "")) for name in TEXTS}
         also = record.get("also")
         passed, total, for_nothing = (
-            value if isinstance(value, int) and 0 <= value < 1000 else 0
+            value if isinstance(value, int) and 0 <= value < MOST_CHECKS else 0
             for value in map(record.get, ("passed", "total", "for_nothing"))
         )
         checks = f"{passed} of {total} checks passed"
@@ -167,6 +168,26 @@ def _watched(record: Mapping[str, Any], total: int) -> Iterator[str]:
         yield from map(str, said[:3] if isinstance(said, list) else ())
     if record.get("checks", total) != total:
         yield "its verdict counts other checks than there are"
+    if not _is_written_by_the_judge(record):
+        yield "its verdict is none that the judge writes"
+
+
+def _is_written_by_the_judge(record: Mapping[str, Any]) -> bool:
+    """Whether what a record holds has the types, and the numbers, that the judge gives it."""
+    kind, passed, total = (record.get(name) for name in ("kind", "passed", "total"))
+    for_nothing = record.get("for_nothing", 0)
+    if not all(type(each) is int for each in (passed, total, for_nothing)):
+        return False
+    lists = (record.get(name, []) for name in ("flags", "changes", "also"))
+    texts = (record.get(name, "") for name in (*TEXTS, "why", "error"))
+    return (
+        kind in ("right", "wrong", "spoilt", "undefined", "unsolved")
+        and 0 <= passed <= total < MOST_CHECKS
+        and 0 <= for_nothing <= passed
+        and (passed == total > 0 if kind == "right" else kind == "spoilt" or passed < total)
+        and all(isinstance(x, list) and all(isinstance(y, str) for y in x) for x in lists)
+        and all(isinstance(each, str) for each in texts)
+    )
 
 
 def end_of_process(status: object) -> str:
