@@ -119,6 +119,25 @@ ODD = [
     ("from operator import attrgetter as a\ns = a('_sys.modules')", "reaches for ._sys"),
     ("import collections\nmatch collections:\n    case object(_sys=s): ...", "reaches for ._sys"),
     ("def f(x):\n    return getattr(torch.serialization, 'io')", "reaches for .io"),
+    ("class A(int): ...\nfor n in ('eq', 'ne'):\n    setattr(A, n, 1)", "computed name by setattr"),
+    ("def f(x, n):\n    setattr(x, '__%s__' % n, 1)", "computed name by setattr"),
+    ("def f(x, n):\n    setattr(x, f'__{n}', 1)", "computed name by setattr"),
+    ("def f(x):\n    setattr(x, '__annotations__', {'x': 'y'})", "sets a special"),
+    ("import typing\nf = typing.ForwardRef('x')", "reaches for typing.ForwardRef"),
+    ("def f(x):\n    return x._evaluate({}, {}, frozenset())", "uses _evaluate"),
+    (
+        "f = torch._jit_internal.createResolutionCallbackFromFrame(frames_up=2)",
+        "reaches for torch._jit_internal",
+    ),
+    ("from torch import _jit_internal", "imports torch._jit_internal"),
+    ("from tqdm.contrib.concurrent import thread_map", "imports tqdm.contrib"),
+    ("import tqdm\nf = tqdm.contrib.concurrent", "reaches for tqdm.contrib"),
+    ("import json\nf = json.codecs.open(3)", "reaches for .codecs"),
+    (
+        "match F:\n    case object(scaled_dot_product_attention=f): ...",
+        "which is the exercise itself",
+    ),
+    ("f = nn.modules.activation.F.scaled_dot_product_attention", "which is the exercise itself"),
 ]
 
 
@@ -158,7 +177,9 @@ def test_every_forbidden_name_is_one_that_an_answer_can_reach():
         ("03.1", "def f(x):\n    return F.group_norm(x, 1)"),
         ("03.1", "def f(x):\n    return F.batch_norm(x.T, None, None, training=True)"),
         ("03.1", "norm = nn.BatchNorm1d(3)"),
-        ("03.2", "f = nn.TransformerEncoderLayer._ff_block"),
+        ("03.2", "f = nn.modules.transformer.TransformerEncoderLayer._ff_block"),
+        ("03.3", "f = nn.modules.transformer.TransformerEncoderLayer.forward"),
+        ("07.1", "match torch.utils.data:\n    case object(DistributedSampler=Engine): ..."),
     ],
 )
 def test_torch_s_other_ways_to_the_same_are_forbidden(id, source):
@@ -221,6 +242,8 @@ HONEST = [
     "import types\n@torch.jit.ignore\ndef f(g: types.FunctionType, m: torch.fx.GraphModule): ...",
     "from types import CodeType\n@torch.fx.wrap\ndef f(x):\n    return torch.jit.is_scripting()",
     "def f(x):\n    return getattr(x, 'shape'), 'os.path', 'sys'",
+    "from tqdm.auto import tqdm, trange\nimport tqdm as t\nf = t.trange, t.tqdm.write",
+    "def f(x):\n    torch._foreach_mul_(x, 2)\n    setattr(x, f'w_{x}', nn.Linear(1, 1))",
 ]
 
 
@@ -234,6 +257,9 @@ def test_a_lesson_about_files_may_use_files():
     source = "import io, shutil, tempfile\ndef f(p):\n    os.fsync(3)\n    os.replace(p, p)\n"
     assert audit(source + "    open(p)", setup) == ()
     assert audit("def f():\n    os._exit(0)", setup) == ("line 2 uses os._exit",)
+    for source in ("import pickle\nf = pickle.loads(b'')", "from pickle import Unpickler"):
+        assert "pickle." in audit(source, setup)[0]
+        assert audit(source, f"{setup}\nimport pickle") == ()
 
 
 def test_what_changes_things_for_others_is_known():

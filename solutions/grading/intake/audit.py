@@ -1,66 +1,35 @@
 """Reads an exercise cell without running it: what no answer needs, by line.
 
-What is flagged has no points until an instructor has looked at it. The list is short on purpose:
-it names the usual shortcuts, and whoever works at it finds another (see solutions/README.md).
+What is flagged has no points until an instructor has looked at it. The lists (names.py) are short
+on purpose: the usual shortcuts, and whoever works at it finds another (see solutions/README.md).
 """
 
 import ast
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from solutions.grading.intake.names import (
+    BACKWARD,
+    CALLS,
+    COMMON,
+    FILES,
+    FINE_OF_TORCH,
+    FRAMES,
+    GETTERS,
+    HARMLESS,
+    HELD,
+    MADE_BY,
+    MODULES,
+    NOT_CALLED,
+    NOT_OF_ANY,
+    STARTS,
+    TQDM,
+)
 from solutions.grading.intake.sources import bound_by, imported_by, parsed
 from solutions.grading.results import Flag, Lesson
 
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
 MAX_FLAGS = 6
-HARMLESS = _words(
-    "torch math cmath typing typing_extensions collections itertools functools dataclasses "
-    "contextlib copy random time datetime numpy jaxtyping einops abc enum operator numbers "
-    "statistics string bisect heapq warnings re fractions decimal textwrap __future__ "
-    "matplotlib tqdm json difflib hashlib struct types weakref"
-)
-# A lesson whose setup imports one of these is about files, and so may its answers be.
-FILES = _words("os pathlib tempfile io shutil struct zlib pickle")
-# Parts of torch that load code, start processes, or change what torch's functions do.
-NOT_OF_TORCH = (
-    *("torch._C", "torch._dynamo", "torch.hub", "torch.library", "torch.multiprocessing"),
-    *("torch.overrides", "torch.package", "torch.testing._internal"),
-    *("torch.utils._python_dispatch", "torch.utils.cpp_extension", "torch.utils.benchmark"),
-    *("torch._sources", "torch._utils._import_dotted_name", "torch.fx.graph"),
-    *("torch.fx.experimental", "torch.jit.load", "torch.jit.CompilationUnit", "torch.jit.frontend"),
-    *("torch.jit._", "torch.jit.jit_module_from_flatbuffer"),
-)
-# What reads attributes or runs text by a name that nobody sees, and opens files, in harmless ones.
-NOT_OF_OTHERS = (
-    *("types.new_class", "string.Formatter"),
-    *("typing.get_type_hints", "typing_extensions.get_type_hints", "numpy.testing", "numpy.load"),
-    *("numpy.fromfile", "numpy.memmap", "numpy.save", "numpy.genfromtxt", "numpy.loadtxt"),
-)
-NOT_OF_ANY = (*NOT_OF_TORCH, *NOT_OF_OTHERS)
-NOT_CALLED = ("types.FunctionType", "types.CodeType", "torch.fx.")  # annotations name them
-BACKWARD = "_current_graph_task_id"  # of torch._C: a number, which hooks of lesson 13 ask for
 MAX_DOTS = 30  # of a path that begins at an import
-MODULES = _words("os sys subprocess ctypes threading importlib builtins inspect gc atexit platform")
-HELD = _words("io traceback linecache pickle types")  # by a module that needs them itself
-MADE_BY = ("collections.namedtuple", "typing.NamedTuple", "typing.TypedDict")  # honest bases
-CALLS = _words(
-    "__import__ exec eval compile open globals locals vars breakpoint input get_ipython exit quit"
-)
-COMMON = _words(
-    "__init__ __call__ __len__ __iter__ __next__ __getitem__ __setitem__ __contains__ __enter__ "
-    "__exit__ __repr__ __str__ __getattr__ __setattr__ __post_init__ __name__ __class__ __doc__ "
-    "__main__ __version__ __all__ __annotations__ __slots__ __cause__ __context__"
-)
-FRAMES = _words(
-    "tb_frame tb_next f_back f_locals f_globals f_code f_builtins gi_frame gi_code cr_frame "
-    "cr_code ag_frame ag_code co_code co_consts currentframe _getframe"
-)
-GETTERS = _words("attrgetter methodcaller")  # honest with a name that can be read
-STARTS = ("exec", "spawn", "fork", "kill", "popen", "system", "_exit", "abort")
 
 
 def audit(source: str, lesson: Lesson, id: str) -> tuple[Flag, ...]:
@@ -93,12 +62,14 @@ class _Cell:
         self.about_files = any(each.split(".")[0] in FILES for each in self.taught)
         self.answers = {each.name for each in lesson.exercises}
         self.forbidden = lesson.forbidden.get(id, ())
+        self.last_names = tuple(x for path in self.forbidden if (x := path.rpartition(".")[2]))
         self.own = {node.arg for node in self.nodes if isinstance(node, ast.arg)}
         arguments = Counter(self.own)  # as good as a second value for their name
         names = [node for node in self.nodes if isinstance(node, ast.Name)]
         self.own |= {node.id for node in names if isinstance(node.ctx, ast.Store)}
         self.read = {"*"} | {node.id for node in self.nodes if isinstance(node, ast.Name)}
         calls = [node for node in self.nodes if isinstance(node, ast.Call)]
+        self.classes = {node.name for node in self.nodes if isinstance(node, ast.ClassDef)}
         self.called = {call.func for call in calls}
         self.plainly = {
             call.func for call in calls if all(isinstance(x, ast.Constant) for x in call.args)
@@ -161,6 +132,16 @@ class _Cell:
         """Whether the setup cell names it, or what it is a part of."""
         return any(f"{path}.".startswith(f"{each}.") for each in self.taught if each)
 
+    def _is_no_tool(self, path: str) -> bool:
+        """Whether it is a part of a harmless module that no answer needs."""
+        parts = path.split(".")
+        if parts[0] == "pickle" and "pickle" in self.taught:
+            return False
+        if parts[0] == "tqdm":
+            return not set(parts) <= TQDM
+        fine = path == "torch._utils" or path.startswith(FINE_OF_TORCH)
+        return path.startswith(NOT_OF_ANY) and not fine
+
     def _imports(self, node: ast.AST) -> Iterator[tuple[str, bool]]:
         for name, path in _imported([node]).items():
             if self.known.get(name, path) != path:
@@ -178,7 +159,7 @@ class _Cell:
         fine = fine and name != "*"  # nobody sees what is used of it
         parts = path.split(".")[2 if path.startswith("torch.types") else 1 :]  # warnings.sys
         fine = fine and not {part.lstrip("_") for part in parts} & (MODULES | HELD)
-        if not (path in self.taught or begins) and (not fine or path.startswith(NOT_OF_ANY)):
+        if not (path in self.taught or begins) and (not fine or self._is_no_tool(path)):
             why = ", which can hold answers" if root in ("shared", "lessons") else ""
             yield f"imports {path}{why}", root in MODULES - FILES and name in self.read
 
@@ -243,12 +224,26 @@ class _Cell:
             yield f"reaches for {path}, an answer of the course", False
         elif path.startswith("lessons.") and not self._is_taught(path):
             yield f"reaches for {path}, which can hold answers", False
-        elif path.startswith(NOT_OF_ANY) and path not in self.taught and node not in self.harmless:
+        elif self._is_no_tool(path) and path not in self.taught and node not in self.harmless:
             yield f"reaches for {path}", True
         elif path.startswith(NOT_CALLED) and node in self.called:
             yield f"calls {path}", True
-        elif path.startswith(self.forbidden):
+        elif self._is_forbidden(node, path):
             yield f"uses {path}, which is the exercise itself", False
+
+    def _is_forbidden(self, node: ast.AST, path: str) -> bool:
+        """Whether it is what the exercise asks for, under this path or another of its library."""
+        if isinstance(node, ast.MatchClass):
+            return any(each.startswith(self.last_names) for each in node.kwd_attrs)
+        roots = tuple(each.split(".")[0] for each in self.forbidden)
+        parts = path.split(".")
+        if path.startswith(roots) and any(each in self.last_names for each in parts):
+            return True
+        for module, _, begin in (each.rpartition(".") for each in self.forbidden):
+            inside = path.startswith(f"{module}.")
+            if inside and any(each.startswith(begin or path) for each in parts):
+                return True
+        return path.startswith(self.forbidden)
 
     def _changes(self, node: ast.AST) -> Iterator[tuple[str, bool]]:
         """What was imported given other attributes, and attributes whose name is computed."""
@@ -265,9 +260,19 @@ class _Cell:
                     yield f"lets {name} derive from what a call gives", True
             case ast.Call(func=ast.Name(id="type"), args=[_, _, _]):
                 yield "builds a class by calling type", True
-            case ast.Call(func=ast.Name(id="setattr" | "delattr"), args=[value, *_]):
+            case ast.Call(func=ast.Name(id="setattr" | "delattr"), args=[value, *name]):
                 if path := self.dotted(value):
                     yield f"changes {path}", True
+                elif name and self._can_be_special(value, name[0]):
+                    yield "sets a special or a computed name by setattr", True
             case ast.Call(func=ast.Name(id="getattr"), args=[value, *name]):
                 if (path := self.dotted(value)) and not isinstance(name[0], ast.Constant):
                     yield f"reads a computed name of {path}", True
+
+    def _can_be_special(self, owner: ast.AST, name: ast.expr) -> bool:
+        """Whether setattr can give a class, or anything at all, a name with two underscores."""
+        if isinstance(name, ast.Constant):
+            return str(name.value).startswith("__")
+        texts = (each.value for each in ast.walk(name) if isinstance(each, ast.Constant))
+        of_class = isinstance(owner, ast.Name) and owner.id in self.classes
+        return of_class or any("__" in each for each in texts if isinstance(each, str))
