@@ -233,7 +233,7 @@ def test_calls_that_leave_or_hold_what_no_limit_sees_are_refused(tmp_path):
     calls = [(56, new_user, 0, 0, 0, 0), (272, 0x10000000), (308, 0, 0), (165, 0, 0, 0, 0, 0)]
     calls += [(248, 0, 0, 0, 0, 0), (250, 0, 0), (319, b"x", 0), (447, 0), (64, 0, 1, 0o1666)]
     calls += [(68, 0, 0o1666), (29, 0, 4096, 0o1666), (321, 0, 0, 0), (298, 0, 0, 0, 0, 0)]
-    calls += [(41, 40, 1, 0), (430, b"tmpfs", 0)]
+    calls += [(240, b"q", 0o102, 0o600, 0), (41, 40, 1, 0), (430, b"tmpfs", 0)]
     file = tmp_path / "calls"
     file.write_bytes(bubblewrap.refused_calls())
     program = REFUSED.format(calls=[*calls, (435, 0, 0)])

@@ -34,12 +34,12 @@ ALLOW = (RETURN, 0, 0, 0x7FFF0000)
 AF_VSOCK, NEW_NAMESPACES = 40, 0x7E020000
 CALL_NAMES = """kind clone clone3 socket memfd_create shmget io_uring_setup unshare setns mount
     umount2 pivot_root add_key request_key keyctl bpf perf_event_open userfaultfd memfd_secret
-    semget msgget"""
+    semget msgget mq_open"""
 CALLS = {
     "x86_64": """0xC000003E 56 435 41 319 29 425 272 308 165 166 155 248 249 250 321 298 323 447
-        64 68""",
+        64 68 240""",
     "aarch64": """0xC00000B7 220 435 198 279 194 425 97 268 40 39 41 217 218 219 280 241 282 447
-        190 186""",
+        190 186 180""",
 }
 OTHERWISE = "or give --unconfined to run what students wrote as yourself, with all your rights"
 
@@ -149,7 +149,7 @@ def _parents(places: Iterable[str]) -> list[str]:
 def refused_calls() -> bytes:
     """A filter for bwrap's --seccomp: these calls are refused (EPERM).
 
-    Files in memory (memfd_create, memfd_secret) and what no process holds (shmget, semget, msgget,
+    Files in memory (memfd_create, memfd_secret) and what no process holds (shmget, mq_open, others,
     keys) belong to no folder or process whose size could be limited. New namespaces give rights of
     their own there. A socket of AF_VSOCK leads to the machine around a virtual one from any network
     namespace, and io_uring makes sockets without asking. Where clone3 is unknown the C library
