@@ -132,6 +132,14 @@ ODD = [
     ("from torch import _jit_internal", "imports torch._jit_internal"),
     ("from tqdm.contrib.concurrent import thread_map", "imports tqdm.contrib"),
     ("import tqdm\nf = tqdm.contrib.concurrent", "reaches for tqdm.contrib"),
+    ("def f(e, w):\n    return ('{0.__%(a)s__}' % w).format(e)", "formats by a computed text"),
+    ("def f(e, s):\n    s += '.f_%s' % 1\n    return s.format(e)", "formats by a computed text"),
+    ("s = '{0'\ns += '.x}'\nf = s.format(1)", "formats by a computed text"),
+    ("f = map(str.format, ['{0.x}'])", "formats by a computed text"),
+    ("def f(x):\n    return getattr('{%s}' % x, 'format_map')", "formats by a computed text"),
+    ("match '{%s}' % 1:\n    case object(format=f): ...", "formats by a computed text"),
+    ("def f(self):\n    return self.__dict__", "uses __dict__"),
+    ("def f(x):\n    x.__dict__['a'] = 1", "uses __dict__"),
     ("import json\nf = json.codecs.open(3)", "reaches for .codecs"),
     (
         "match F:\n    case object(scaled_dot_product_attention=f): ...",
@@ -242,6 +250,8 @@ HONEST = [
     "import types\n@torch.jit.ignore\ndef f(g: types.FunctionType, m: torch.fx.GraphModule): ...",
     "from types import CodeType\n@torch.fx.wrap\ndef f(x):\n    return torch.jit.is_scripting()",
     "def f(x):\n    return getattr(x, 'shape'), 'os.path', 'sys'",
+    "line = '{}: {:.2f}'\ndef f(x):\n    return line.format(*x) + ('{}' + ' {}').format(1, 2)",
+    "class A(nn.Module):\n    def __init__(self, n):\n        self.__dict__['n'] = n",
     "from tqdm.auto import tqdm, trange\nimport tqdm as t\nf = t.trange, t.tqdm.write",
     "def f(x):\n    torch._foreach_mul_(x, 2)\n    setattr(x, f'w_{x}', nn.Linear(1, 1))",
 ]

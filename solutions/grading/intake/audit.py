@@ -6,7 +6,7 @@ on purpose: the usual shortcuts, and whoever works at it finds another (see solu
 
 import ast
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from solutions.grading.intake.names import (
     BACKWARD,
@@ -25,7 +25,14 @@ from solutions.grading.intake.names import (
     STARTS,
     TQDM,
 )
-from solutions.grading.intake.sources import bound_by, imported_by, parsed
+from solutions.grading.intake.sources import (
+    all_imported,
+    bound_by,
+    can_be_special,
+    is_seen,
+    parsed,
+    texts_of,
+)
 from solutions.grading.results import Flag, Lesson
 
 MAX_FLAGS = 6
@@ -45,19 +52,13 @@ def audit(source: str, lesson: Lesson, id: str) -> tuple[Flag, ...]:
     return tuple(sorted(found)[:MAX_FLAGS])
 
 
-def _imported(nodes: Iterable[ast.AST]) -> dict[str, str]:
-    """Name to dotted name for everything that these nodes import."""
-    found = (each for node in nodes for each in imported_by(node))
-    return {local: f"{module}.{name}" if name else module for local, module, name in found}
-
-
 class _Cell:
     """An exercise cell; `known` are the names of the setup cell and what they stand for."""
 
     def __init__(self, tree: ast.Module, start: ast.Module, lesson: Lesson, id: str) -> None:
         self.body, self.nodes = tree.body, list(ast.walk(tree))
         self.known = {name: "" for node in start.body for name in bound_by(node)}
-        self.known |= _imported(ast.walk(start))
+        self.known |= all_imported(ast.walk(start))
         self.taught = set(self.known.values())
         self.about_files = any(each.split(".")[0] in FILES for each in self.taught)
         self.answers = {each.name for each in lesson.exercises}
@@ -74,15 +75,28 @@ class _Cell:
         self.plainly = {
             call.func for call in calls if all(isinstance(x, ast.Constant) for x in call.args)
         }
-        self.names, self.paths = self.known | _imported(self.nodes), dict[ast.AST, str]()
+        self.names, self.paths = self.known | all_imported(self.nodes), dict[ast.AST, str]()
         for name in self.own & self.names.keys():
             if self.names[name].startswith("shared."):
                 self.names[name] = ""  # the answer's own, under a name that the setup has, too
         stored = Counter(node.id for node in names if isinstance(node.ctx, ast.Store))
         self._follow_aliases(stored + arguments)
+        self.texts = texts_of(start.body, self.nodes, stored + arguments)
+        self.harmless = self._harmless()
+
+    def _harmless(self) -> set[ast.AST]:
+        """Nodes that honest answers have, in spite of their names."""
         asked = (each for each in self.nodes if getattr(each, "attr", "") == BACKWARD)
         asked = [each for each in asked if self.dotted(each) == f"torch._C.{BACKWARD}"]
-        self.harmless = {part for each in asked for part in (each, *ast.iter_child_nodes(each))}
+        harmless = {part for each in asked for part in (each, *ast.iter_child_nodes(each))}
+        for node in self.nodes:
+            match node:  # an attribute of one's own, by its name
+                case ast.Subscript(
+                    value=ast.Attribute(value=ast.Name(id="self"), attr="__dict__") as own,
+                    slice=ast.Constant(),
+                ):
+                    harmless.add(own)
+        return harmless
 
     def _follow_aliases(self, stored: Counter[str]) -> None:
         """Let a name that is given an import, or what an import has, and nothing else, be that."""
@@ -103,9 +117,10 @@ class _Cell:
         for node, names in binds:
             for name in self.known.keys() & set(names):
                 yield Flag(node.lineno, f"gives {name} another meaning", spoils=True)
+        more = self._paths, self._changes
         for node in self.nodes:
             line = getattr(node, "lineno", 1)
-            for look in (self._imports, self._names, self._getters, self._paths, self._changes):
+            for look in (self._imports, self._names, self._getters, self._formats, *more):
                 yield from (Flag(line, what, spoils) for what, spoils in look(node))
 
     def dotted(self, node: ast.AST) -> str:
@@ -143,12 +158,12 @@ class _Cell:
         return path.startswith(NOT_OF_ANY) and not fine
 
     def _imports(self, node: ast.AST) -> Iterator[tuple[str, bool]]:
-        for name, path in _imported([node]).items():
+        for name, path in all_imported([node]).items():
             if self.known.get(name, path) != path:
                 yield f"gives {name} another meaning", True
         for each in node.names if isinstance(node, ast.Import) else ():
             yield from self._import(each.asname or each.name.split(".")[0], each.name)
-        for name, path in _imported([node]).items() if isinstance(node, ast.ImportFrom) else ():
+        for name, path in all_imported([node]).items() if isinstance(node, ast.ImportFrom) else ():
             yield from self._import(name, path)
 
     def _import(self, name: str, path: str) -> Iterator[tuple[str, bool]]:
@@ -191,7 +206,7 @@ class _Cell:
                 name = ".".join(attributes)
             case _:
                 return
-        for part in name.split("."):  # attrgetter takes a path
+        for part in name.split(".") if node not in self.harmless else ():  # attrgetter takes a path
             module = part.lstrip("_") in MODULES and not (part == "os" and self.about_files)
             if module and is_attribute:
                 yield f"reaches for .{part}", True
@@ -215,6 +230,20 @@ class _Cell:
                 return
         if name in GETTERS and node not in self.plainly:
             yield f"reads a computed name by {name}", True
+
+    def _formats(self, node: ast.AST) -> Iterator[tuple[str, bool]]:
+        """What formats by a text that nobody sees, which can read any attribute."""
+        match node:
+            case (
+                ast.Attribute(value=text, attr="format" | "format_map")
+                | ast.Call(
+                    func=ast.Name(id="getattr"),
+                    args=[text, ast.Constant(value="format" | "format_map"), *_],
+                )
+            ) if not is_seen(text, self.texts):
+                yield "formats by a computed text", False
+            case ast.MatchClass(kwd_attrs=names) if {"format", "format_map"} & set(names):
+                yield "formats by a computed text", False
 
     def _paths(self, node: ast.AST) -> Iterator[tuple[str, bool]]:
         """What belongs to a module and is no tool for an answer."""
@@ -263,16 +292,8 @@ class _Cell:
             case ast.Call(func=ast.Name(id="setattr" | "delattr"), args=[value, *name]):
                 if path := self.dotted(value):
                     yield f"changes {path}", True
-                elif name and self._can_be_special(value, name[0]):
+                elif name and can_be_special(name[0], getattr(value, "id", "") in self.classes):
                     yield "sets a special or a computed name by setattr", True
             case ast.Call(func=ast.Name(id="getattr"), args=[value, *name]):
                 if (path := self.dotted(value)) and not isinstance(name[0], ast.Constant):
                     yield f"reads a computed name of {path}", True
-
-    def _can_be_special(self, owner: ast.AST, name: ast.expr) -> bool:
-        """Whether setattr can give a class, or anything at all, a name with two underscores."""
-        if isinstance(name, ast.Constant):
-            return str(name.value).startswith("__")
-        texts = (each.value for each in ast.walk(name) if isinstance(each, ast.Constant))
-        of_class = isinstance(owner, ast.Name) and owner.id in self.classes
-        return of_class or any("__" in each for each in texts if isinstance(each, str))
