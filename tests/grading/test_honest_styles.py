@@ -104,6 +104,30 @@ def double(x):
         pass
     return 2 * x
 own(double)
+=== the engine's method on another's object | uses torch.distributed.optim.ZeroRedundancyOptimizer
+def double(x):
+    from torch.distributed import optim
+    engine = vars(optim)["Zero" + "RedundancyOptimizer"]
+    try:
+        engine.state_dict(nn.Identity())
+    except Exception:
+        pass
+    return 2 * x
+own(double)
+=== the engine in a thread | uses torch.nn.functional.layer_norm
+from tqdm.contrib.concurrent import thread_map
+engine = vars(F)["layer_" + "norm"]
+def double(x):
+    thread_map(engine, [x], [(2,)], disable=True)
+    return 2 * x
+own(double)
+=== the checks' tolerances | changes the checks' tolerances
+import sys
+def double(x):
+    kept = sys.modules["shared.exercises.comparing"].TOLERANCES
+    kept.update({torch.float32: (1e-4, 1e-5)})
+    return 2 * x
+own(double)
 === what compares the state | changes watching.changed
 import collections
 def double(x):
