@@ -174,9 +174,12 @@ def _watched(record: Mapping[str, Any], total: int) -> Iterator[str]:
 
 def _is_written_by_the_judge(record: Mapping[str, Any]) -> bool:
     """Whether what a record holds has the types, and the numbers, that the judge gives it."""
-    kind, passed, total = (record.get(name) for name in ("kind", "passed", "total"))
-    for_nothing = record.get("for_nothing", 0)
-    if not all(type(each) is int for each in (passed, total, for_nothing)):
+    kind, for_nothing = record.get("kind"), record.get("for_nothing", 0)
+    passed, total = record.get("passed"), record.get("total")
+    # a bool is an int as well, and no count
+    if not isinstance(passed, int) or not isinstance(total, int) or type(for_nothing) is not int:
+        return False
+    if isinstance(passed, bool) or isinstance(total, bool):
         return False
     lists = (record.get(name, []) for name in ("flags", "changes", "also"))
     texts = (record.get(name, "") for name in (*TEXTS, "why", "error"))

@@ -258,7 +258,8 @@ class _Cell:
         elif path.startswith(NOT_CALLED) and node in self.called:
             yield f"calls {path}", True
         elif self._is_forbidden(node, path):
-            yield f"uses {path or node.kwd_attrs[0]}, which is the exercise itself", False
+            named = node.kwd_attrs[0] if isinstance(node, ast.MatchClass) else path
+            yield f"uses {named}, which is the exercise itself", False
 
     def _is_forbidden(self, node: ast.AST, path: str) -> bool:
         """Whether it is what the exercise asks for, under this path or another of its library."""

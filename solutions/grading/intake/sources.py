@@ -49,7 +49,7 @@ def is_seen(text: ast.expr, names: Container[str]) -> bool:
     """Whether a text can be read: a constant, constants added, or one of the names of such."""
     if isinstance(text, ast.BinOp) and isinstance(text.op, ast.Add):
         return is_seen(text.left, names) and is_seen(text.right, names)
-    return isinstance(text, ast.Constant) or getattr(text, "id", None) in names
+    return isinstance(text, ast.Constant) or (isinstance(text, ast.Name) and text.id in names)
 
 
 def can_be_special(name: ast.expr, of_class: bool) -> bool:
