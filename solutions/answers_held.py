@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shared.exercises.answers import code_of
+from shared.exercises.cells import code_of
 from solutions.grading.intake.known import KnownAnswer
 from solutions.grading.intake.sources import Definition, parsed
 

@@ -24,8 +24,7 @@ from functools import partial
 from pathlib import Path
 
 from shared.errors import InputError
-from shared.exercises.answers import code_of
-from shared.exercises.lessons import EDITION
+from shared.exercises.cells import EDITION, code_of
 from solutions.answers_held import answers_held
 from solutions.built import NEEDED_BEFORE
 from solutions.grading.intake.class_edition import ClassEdition

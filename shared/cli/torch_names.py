@@ -92,7 +92,7 @@ def has(name: str) -> bool:
 
 def users(name: str, root: Path = ROOT) -> list[str]:
     """The files of the course that have the name's last word in their code."""
-    from shared.exercises.answers import code_of  # at use: doctor runs before the course is there
+    from shared.exercises.cells import code_of  # at use: doctor runs before the course is there
 
     word = name.rpartition(".")[2]
     return [str(path.relative_to(root)) for path in files(root) if word in code_of(path)]

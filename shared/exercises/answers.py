@@ -5,7 +5,6 @@ import builtins
 import contextlib
 import dis
 import importlib
-import json
 import linecache
 import re
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 
 from shared.errors import InputError
+from shared.exercises.cells import code_cells
 
 EXERCISE = re.compile(r"^@exercise\(\s*['\"]([0-9]{2}\.[0-9]+[a-z]?)['\"]\s*\)", re.MULTILINE)
 CHECK = re.compile(r"^check\(\s*['\"]([0-9]{2}\.[0-9]+[a-z]?)['\"]", re.MULTILINE)
@@ -35,7 +35,7 @@ def read_cells(path: Path) -> Cells:
     Raises InputError when the file is missing, is no notebook, or holds an exercise twice.
     """
     setup, exercises, others = [], {}, []
-    for source, tags in _code_cells(path):
+    for source, tags in code_cells(path):
         ids = EXERCISE.findall(source)
         if "setup" in tags:
             setup.append(source)
@@ -46,34 +46,6 @@ def read_cells(path: Path) -> Cells:
                 raise InputError(f"{path} holds exercise {id} twice: keep one of the cells")
             exercises[id] = source
     return Cells("\n".join(setup), exercises, others)
-
-
-def code_of(path: Path) -> str:
-    """Return the code of a module, or of all code cells of a notebook."""
-    if path.suffix != ".ipynb":
-        return path.read_text(encoding="utf-8")
-    return "\n".join(source for source, _ in _code_cells(path))
-
-
-def _code_cells(path: Path) -> list[tuple[str, list[str]]]:
-    """Return source and tags of each code cell.
-
-    By json alone: nbformat takes longer to import than torch, in every rank that runs `--mine`.
-    """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"no notebook at {path}") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} cannot be read as a notebook: {error}") from None
-    try:
-        cells = [cell for cell in content["cells"] if cell["cell_type"] == "code"]
-        return [("".join(each["source"]), each["metadata"].get("tags", [])) for each in cells]
-    except (AttributeError, KeyError, TypeError):
-        raise InputError(
-            f"{path} cannot be read as a notebook: it has no cells as Jupyter (nbformat 4) writes"
-            " them"
-        ) from None
 
 
 def import_what_torch_puts_off() -> None:

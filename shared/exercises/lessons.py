@@ -8,7 +8,6 @@ from types import ModuleType
 from shared.exercises.checks import ExerciseChecks
 
 ROOT = Path(__file__).resolve().parents[2]
-EDITION = ".edition.json"  # in a class's: its last lesson, its files, where earlier answers are
 
 
 def lesson_folder(id: str) -> Path:

@@ -16,7 +16,8 @@ from typing import Any
 from shared.errors import InputError
 from shared.exercises import notebook
 from shared.exercises.answers import new_module, read_cells, run_cell
-from shared.exercises.lessons import EDITION, ROOT, lesson_folder, load_checks
+from shared.exercises.cells import EDITION
+from shared.exercises.lessons import ROOT, lesson_folder, load_checks
 from shared.exercises.stubs import is_stub
 
 

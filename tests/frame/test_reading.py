@@ -21,7 +21,7 @@ from lessons.lesson08_fault_tolerance.experiments.resumable_runs import referenc
 from shared.clusters.addresses import Meeting, reach
 from shared.clusters.report import Report, own_report, reports_of_all
 from shared.errors import InputError, NoGroup
-from shared.exercises.answers import code_of
+from shared.exercises.cells import code_of
 from shared.fault_tolerance.elastic import load_elastic, save_elastic
 from shared.ranks.forked import run_ranks
 from shared.training.distributed_files import Reader

@@ -13,7 +13,8 @@ from shared.cli import torch_names
 from shared.cli.finding import GOOD, NOTE
 from shared.cli.torch_names import NEWER, PRIVATE, files, look_at_names, users
 from shared.errors import InputError
-from shared.exercises.answers import Cells, code_of
+from shared.exercises.answers import Cells
+from shared.exercises.cells import code_of
 from tests.benchmarks import older_torch
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,7 +11,7 @@ import pytest
 
 from shared.errors import InputError
 from shared.exercises import notebook
-from shared.exercises.answers import code_of
+from shared.exercises.cells import code_of
 from shared.exercises.lessons import ROOT
 from shared.exercises.notebook import Exercise, NotSolved
 from shared.exercises.withheld import withheld

@@ -217,7 +217,7 @@ def test_what_is_written_beside_a_folder_is_tried_before_training(tmp_path, monk
 def test_an_empty_name_of_a_folder_is_no_folder(capsys):
     for flag in ("--save", "--resume", "--out"):
         with pytest.raises(SystemExit):
-            lesson_parser("lesson01_x/train.py", "", checkpoint=True).parse_args([flag, ""])
+            lesson_parser("lesson01_x/a_script.py", "", checkpoint=True).parse_args([flag, ""])
         assert f"{flag}: must name a folder, got ''" in capsys.readouterr().err
     plain = re.compile(r'"--(save|saves|resume|out|checkpoints)", type=Path')
     files = [*ROOT.glob("lessons/*/*.py"), ROOT / "shared" / "script.py"]

@@ -11,7 +11,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from shared.exercises.answers import code_of
+from shared.exercises.cells import code_of
 from solutions.built import NEEDED_BEFORE, built_in
 from solutions.grading.intake.known import KnownAnswers, own_answers
 from solutions.grading.intake.lesson import read_exercises
