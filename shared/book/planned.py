@@ -167,6 +167,8 @@ def one_gpu(model: str, precision: str, sequences: int, checkpoint: str) -> Stat
 def mesh(dp: int, tp: int, pp: int, node: int, axis: str) -> State:
     """Who talks to whom along an axis: each rank in the colour of its group, by node."""
     members, ranks = build_mesh(dp, tp, pp)[axis], dp * tp * pp
+    if ranks > 128:
+        return {"says": f"{ranks} ranks are more than fit here: 128 do.", "refused": True}
     nodes = [list(range(first, min(first + node, ranks))) for first in range(0, ranks, node)]
     of = {rank: number for number, group in enumerate(members) for rank in group}
     across = sum(len({rank // node for rank in group}) > 1 for group in members)
@@ -176,8 +178,8 @@ def mesh(dp: int, tp: int, pp: int, node: int, axis: str) -> State:
             [[[str(r), _pale(VARIANTS[of[r] % len(VARIANTS)])] for r in row] for row in nodes]
         ],
         "numbers": {"ranks": ranks, "nodes": len(nodes)},
-        "says": f"{axis}: {count(len(members), 'group')} of {len(members[0])}, a colour each (eight"
-        f" colours, then again); {across} of them reach across nodes. Rank 0's: {members[0]}.",
+        "says": f"{axis}: {count(len(members), 'group')} of {len(members[0])}, a colour each;"
+        f" {across} of them reach across nodes. Rank 0's: {members[0]}.",
     }
 
 
