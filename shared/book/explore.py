@@ -18,7 +18,7 @@ KEYS = " The arrow keys step through time."
 LEADS = (  # what stands before a question in the lesson and is said by the page's title
     r"\*\*[^*]*\*\*(?:[^(.]*\.)? ",
     r"(?:\(It has its controls .*?\)|In Jupyter .*?\)\.) ",
-    r"And (?:the mesh\. )?",
+    r"And (?:[^.:]*\. )?",
 )
 SHOWN = re.compile(r"^show_explorable\(\"(\w+)\"\)$", re.MULTILINE)
 

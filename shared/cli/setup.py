@@ -168,11 +168,13 @@ def _step(root: Path, what: str, command: list[str], advice: str) -> None:
 
     def show(seconds: float) -> None:
         nonlocal said
+        if not on_terminal and seconds - said < SAYS_EVERY:
+            return
         line = f"  {what}, {seconds:.0f} s: {_tail(log, 1).strip()}"
         line = line[: shutil.get_terminal_size().columns - 1]
         if on_terminal:
             print(f"\r\033[K{line}", end="", flush=True)
-        elif seconds - said >= SAYS_EVERY:
+        else:
             print(line, flush=True)
             said = seconds
 
