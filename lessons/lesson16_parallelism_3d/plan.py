@@ -45,7 +45,7 @@ from shared.planner.report import (
 )
 from shared.planner.search import fewest_gpus, none_fits, survey
 from shared.planner.specs import Cluster, ModelSpec, Plan
-from shared.planner.units import quantity, read_cluster, read_model
+from shared.planner.units import quantity, read_cluster, read_model, with_sequence
 from shared.planner.variants import Asked
 
 TOKENS = 2**22  # of a step, where nobody says
@@ -93,11 +93,7 @@ def choose_model(args: argparse.Namespace) -> ModelSpec:
     if args.model not in MODELS:
         known = ", ".join(MODELS)
         raise InputError(f"unknown model {args.model!r}: known are {known}, and files *.json")
-    model = MODELS[args.model]
-    if args.sequence is None:
-        return model
-    positions = max(model.num_positions, args.sequence) if model.num_positions else 0
-    return replace(model, seq_len=args.sequence, num_positions=positions)
+    return with_sequence(MODELS[args.model], args.sequence)
 
 
 def choose_cluster(args: argparse.Namespace) -> Cluster:

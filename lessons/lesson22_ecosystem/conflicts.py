@@ -17,7 +17,7 @@ from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
 from lessons.lesson22_ecosystem.loops import QUIET
 
 
-def filled(config: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
+def resolved(rank: int, config: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
     """A DeepSpeed configuration with what the Trainer puts in the place of its `auto` values."""
     model = nn.Linear(1, 1)
     model.config = transformers.PretrainedConfig(hidden_size=64)  # ty: ignore
@@ -31,7 +31,7 @@ def filled(config: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
 def conflicts(rank: int, config: dict[str, Any], arguments: dict[str, Any]) -> list[str]:
     """What the Trainer says to a JSON and arguments that are both given, line by line."""
     try:
-        filled(config, arguments)
+        resolved(rank, config, arguments)
     except ValueError as error:
         return str(error).splitlines()
     return []

@@ -33,7 +33,7 @@ from shared.training.reference_run import reference_model, reference_optimizer
 deepspeed = quiet_deepspeed()
 from deepspeed.pipe import PipelineModule  # noqa: E402
 
-from lessons.lesson22_ecosystem.conflicts import conflicts, cuts, filled  # noqa: E402, F401
+from lessons.lesson22_ecosystem.conflicts import conflicts, cuts, resolved  # noqa: E402, F401
 
 transformers.logging.set_verbosity_error()
 logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
@@ -121,11 +121,6 @@ def samples_seen(rank: int, num_rows: int, settings: dict[str, Any]) -> list[lis
     rows = [{"row": torch.tensor(i)} for i in range(num_rows)]
     loader = runner.prepare(torch.utils.data.DataLoader(rows, batch_size=4))  # ty: ignore
     return [batch["row"].tolist() for batch in loader]
-
-
-def resolved(rank: int, config: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
-    """A DeepSpeed configuration with what the Trainer puts in the place of its `auto` values."""
-    return filled(config, arguments)
 
 
 def defaults(rank: int, names: list[str]) -> dict[str, Any]:

@@ -44,6 +44,11 @@ def _activations(model: ModelSpec, plan: Plan) -> list[int]:
     return [activation_bytes(model, plan, rank) for rank in range(plan.pp)]
 
 
+def adapter_parameters(model: ModelSpec, plan: Plan, rank: int) -> int:
+    """Parameters of LoRA's adapters on a rank of the pipeline."""
+    return sum(plan.layers(model)[rank]) * model.adapters(plan.lora) // plan.tp
+
+
 def _of_rank(model: ModelSpec, plan: Plan, rank: int, activations: int) -> Memory:
     whole, flat, part = _numbers(model, plan, rank)
     # Parameters are cut from stage 3 on, gradients from 2, the optimizer from 1. Stages 1 and 2
@@ -51,7 +56,7 @@ def _of_rank(model: ModelSpec, plan: Plan, rank: int, activations: int) -> Memor
     parameters = part if plan.zero == 3 else flat if plan.zero and not plan.lora else whole
     trained, own = whole, part
     if plan.lora:
-        trained = sum(plan.layers(model)[rank]) * model.adapters(plan.lora) // plan.tp
+        trained = adapter_parameters(model, plan, rank)
         own = -(-trained // (plan.dp * plan.cp))
         parameters += own if plan.zero == 3 else trained
     numbers = parameters, own if plan.zero >= 2 else trained, own if plan.zero else trained

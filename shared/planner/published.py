@@ -25,7 +25,6 @@ class Run:
     or from the FLOP/s or tokens/s that are printed.
     """
 
-    source: str
     name: str
     model: ModelSpec
     plan: Plan
@@ -44,7 +43,7 @@ def families(claimed: bool = True) -> Mapping[str, list[Run]]:
     """The runs by family; `claimed` False: those that nothing is fitted to or promised for."""
     table = json.loads(Path(__file__).with_name("published_runs.json").read_text(encoding="utf-8"))
     return {
-        name: [_run(name, family, row) for row in family["runs"]]
+        name: [_run(family, row) for row in family["runs"]]
         for name, family in table.items()
         if family.get("claimed", True) == claimed
     }
@@ -62,7 +61,7 @@ def published(*names: str) -> list[Run]:
     ]
 
 
-def _run(source: str, family: dict[str, Any], row: dict[str, Any]) -> Run:
+def _run(family: dict[str, Any], row: dict[str, Any]) -> Run:
     model = ModelSpec(**family.get("model", {}) | row.get("model", {}))
     values = family.get("plan", {}) | row.get("plan", {})
     plan = Plan(**{name: value for name, value in values.items() if name != "cut"})
@@ -85,4 +84,4 @@ def _run(source: str, family: dict[str, Any], row: dict[str, Any]) -> Run:
     else:
         speed = row.get("tokens_per_s_of_all") or row["tokens_per_s"] * gpus
         seconds = tokens / speed
-    return Run(source, row["name"], model, plan, cluster, flops, seconds)
+    return Run(row["name"], model, plan, cluster, flops, seconds)

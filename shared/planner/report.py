@@ -142,8 +142,8 @@ def hiding(model: ModelSpec, choice: Choice, cluster: Cluster) -> str:
 def firsts(model: ModelSpec, survey: Survey, cluster: Cluster) -> list[str]:
     """Which plans would be first if all messages between replicas hid, and if none did."""
     lines = []
-    for end, words in enumerate(("all messages", "no messages")):
-        spans = [bounds(model, each, cluster)[end] for each in survey.choices]
+    ends = zip(*(bounds(model, each, cluster) for each in survey.choices), strict=True)
+    for words, spans in zip(("all messages", "no messages"), ends, strict=True):
         at = spans.index(min(spans))
         which = "plan 1" if at == 0 else describe(survey.choices[at].plan)
         lines.append(f"first if {words} between replicas hide: {which}, {spans[at]:.2f} s")

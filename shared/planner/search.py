@@ -1,6 +1,6 @@
 """All plans of a cluster: which fit, fastest first, and which limit stops the others."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from shared.errors import InputError
@@ -57,24 +57,35 @@ def best_plans(model: ModelSpec, cluster: Cluster, batch: int, count: int = 5) -
 
 def survey(model: ModelSpec, cluster: Cluster, batch: int, asked: Asked | None = None) -> Survey:
     """Try every plan; `asked` leaves out those that differ from what was decided."""
+    found = Survey()
+    for each in _tried(model, cluster, batch, asked or Asked()):
+        if isinstance(each, Refusal):
+            found.refused.append(each)
+        else:
+            plan, memory = each
+            found.choices.append(Choice(plan, memory, step_time(model, plan, cluster)))
+    found.choices.sort(key=lambda each: (each.time.total, each.memory.total))
+    return found
+
+
+def _tried(
+    model: ModelSpec, cluster: Cluster, batch: int, asked: Asked
+) -> Iterator[Refusal | tuple[Plan, Memory]]:
+    """Every plan: with its bytes where it fits, else why not."""
     if batch < 1:
         raise InputError(f"a batch must have 1 sequence or more, got {batch}")
-    found, asked = Survey(), asked or Asked()
     for layout in layouts(cluster, asked):
         stopped = first_limit(model, layout, cluster, batch, asked)
         if stopped is not None:
-            found.refused.append(stopped)
+            yield stopped
             continue
         for plan in variants(model, layout, batch, asked):
             memory = memory_per_rank(model, plan)
             missing = memory.total + gathered_bytes(model, plan) - USABLE * cluster.memory
             if missing > 0:
-                words = f"{_gb(missing)} too much"
-                found.refused.append(Refusal(plan, "memory", words, missing, memory))
+                yield Refusal(plan, "memory", f"{_gb(missing)} too much", missing, memory)
             else:
-                found.choices.append(Choice(plan, memory, step_time(model, plan, cluster)))
-    found.choices.sort(key=lambda each: (each.time.total, each.memory.total))
-    return found
+                yield plan, memory
 
 
 def slowness(model: ModelSpec, choice: Choice, cluster: Cluster) -> tuple[float, int]:
@@ -95,8 +106,12 @@ def fewest_gpus(
     model: ModelSpec, gpu: Callable[[int], Cluster], batch: int, asked: Asked | None = None
 ) -> int | None:
     """Of 1, 2, 4 and so on to 16,384 GPUs the fewest that a plan fits on; None for no number."""
-    counts = (2**power for power in range(15))
-    return next((n for n in counts if survey(model, gpu(n), batch, asked).choices), None)
+
+    def fits(cluster: Cluster) -> bool:
+        tried = _tried(model, cluster, batch, asked or Asked())
+        return any(not isinstance(each, Refusal) for each in tried)
+
+    return next((n for n in (2**power for power in range(15)) if fits(gpu(n))), None)
 
 
 def first_limit(

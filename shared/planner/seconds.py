@@ -9,7 +9,7 @@ from dataclasses import replace
 from shared.errors import InputError
 from shared.planner.activations import layer_bytes, score_bytes, tokens
 from shared.planner.limits import check_shape
-from shared.planner.memory import unit_sizes
+from shared.planner.memory import adapter_parameters, unit_sizes
 from shared.planner.outcomes import FITTED, Fitted, StepTime
 from shared.planner.simulation import schedule_time
 from shared.planner.specs import STATE_BYTES, Cluster, ModelSpec, Plan
@@ -141,7 +141,7 @@ def gradient_seconds(
     trained, frozen = max(sum(unit_sizes(model, plan, rank)) for rank in range(plan.pp)), 0
     if plan.lora:
         frozen = trained
-        trained = max(map(sum, plan.layers(model))) * model.adapters(plan.lora) // plan.tp
+        trained = max(adapter_parameters(model, plan, rank) for rank in range(plan.pp))
     rate = cluster.link(n, plan.tp) * fitted.link
     byte = (n - 1) / n * trained / rate  # seconds of 1 B a weight
     weight, gradient, _ = STATE_BYTES[plan.precision]

@@ -52,8 +52,6 @@ def order_of(pp: int, batches: int, chunks: int, rank: int) -> list[Work]:
     forwards, backwards = [], []
     for k in range(total):
         batch, chunk = k // (pp * chunks) * pp + k % pp, k % (pp * chunks) // pp
-        if chunks == 1:
-            batch = k
         forwards.append(("F", batch, chunk * pp + rank))
         backwards.append(("B", batch, (chunks - 1 - chunk) * pp + rank))
     warmup = min(warmup, total)

@@ -125,9 +125,8 @@ class ModelSpec:
         inner = (2 if self.gated else 1) * self.d_ff
         cut = self.layer_matrices + (self.bias or self.qkv_bias) * queries + self.bias * inner
         cut += (self.num_experts - 1) * self.feed_forward
-        router = self.num_experts * self.d_model if self.num_experts > 1 else 0
         norms = 2 * self.norm_parameters + self.qk_norm * 2 * self.width // self.num_heads
-        return Parameters(cut, norms + router + self.bias * 2 * self.d_model)
+        return Parameters(cut, norms + self.router + self.bias * 2 * self.d_model)
 
     @property
     def embeddings(self) -> Parameters:
@@ -144,6 +143,11 @@ class ModelSpec:
         """Parameters of the whole model; a tied matrix counts once."""
         total = self.num_layers * sum(self.layer) + sum(self.embeddings) + sum(self.head)
         return total - self.tied * self.vocab_size * self.d_model
+
+    @property
+    def router(self) -> int:
+        """Numbers of a layer's router, where there are experts."""
+        return self.num_experts * self.d_model if self.num_experts > 1 else 0
 
     @property
     def feed_forward(self) -> int:
@@ -168,8 +172,7 @@ class ModelSpec:
         A fused attention skips the upper triangle, half of the products of queries and keys and
         of weights and values.
         """
-        router = self.num_experts * self.d_model if self.num_experts > 1 else 0
-        weights = self.layer_matrices + (self.top_k - 1) * self.feed_forward + router
+        weights = self.layer_matrices + (self.top_k - 1) * self.feed_forward + self.router
         return 2 * weights + self.attention_flops
 
     @property

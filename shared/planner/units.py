@@ -63,7 +63,11 @@ def read_model(path: Path, seq_len: int | None = None) -> ModelSpec:
     values = _load(path)
     if "model_type" in values:
         return _named(path, partial(from_config, values, seq_len))
-    model = _build(ModelSpec, values, path)
+    return with_sequence(_build(ModelSpec, values, path), seq_len)
+
+
+def with_sequence(model: ModelSpec, seq_len: int | None) -> ModelSpec:
+    """The model with `seq_len` tokens a sequence, and positions for them; None: with its own."""
     if seq_len is None:
         return model
     positions = max(model.num_positions, seq_len) if model.num_positions else 0

@@ -23,9 +23,9 @@ from shared.pipeline.schedules import (
     peak_in_flight,
 )
 from shared.planner.activations import in_flight, layer_bytes
-from shared.planner.fit import errors, fit, fit_families, left_out, mean_error
+from shared.planner.fit import errors, fit, fit_families, left_out, mean_error, total
 from shared.planner.limits import check_shape
-from shared.planner.measured import days_and_hours, pace_of, read_plan
+from shared.planner.measured import days_and_hours, like_measured, pace_of, read_plan
 from shared.planner.memory import activation_bytes, gathered_bytes, memory_per_rank, unit_sizes
 from shared.planner.models import GPUS, MODELS, a100, h100, megatron, spec_of
 from shared.planner.outcomes import Choice
@@ -411,9 +411,6 @@ def test_a_fit_on_half_of_the_runs_predicts_the_other_half():
 
 
 def test_a_number_at_its_bound_does_not_spoil_the_others():
-    def total(run, fitted):
-        return step_time(run.model, run.plan, run.cluster, fitted).total
-
     def squares(fitted):
         return sum(math.log(total(run, fitted) / run.seconds) ** 2 for run in runs)
 
@@ -450,10 +447,7 @@ def test_a_run_of_ones_own_helps_where_model_and_layout_are_the_same(unseen):
             for one, other in itertools.permutations(runs, 2)
             if one.model == other.model
             and one.cluster.achievable == other.cluster.achievable
-            and all(
-                getattr(one.plan, key) == getattr(other.plan, key)
-                for key in ("tp", "pp", "checkpoint", "fused")
-            )
+            and like_measured(one.plan, other.plan)
         ]
         if pairs:
             before.append(sum(abs(other - 1) for _, other in pairs) / len(pairs))

@@ -13,13 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lessons.lesson09_mixed_precision.experiments.formats import first_model
-from shared.training.reference_run import (
-    learning_rate,
-    reference_batches,
-    reference_optimizer,
-    whole_step,
-)
-from shared.training.schedules import set_learning_rate
+from shared.training.reference_run import plain_step, reference_optimizer, run_reference
 
 Scale = Literal["none", "tensor", "row"]
 
@@ -74,9 +68,5 @@ def train_with_products(
 
     model = first_model(seed)
     optimizer = reference_optimizer(list(model.parameters()))
-    losses = []
     with mock.patch.object(functional, "linear", linear):
-        for number, batch in enumerate(reference_batches()[:steps], start=1):
-            set_learning_rate(optimizer, learning_rate(number))
-            losses.append(whole_step(model, optimizer, batch))
-    return losses
+        return run_reference(plain_step(model, optimizer), steps)
