@@ -20,7 +20,7 @@ from shared.capstone.config import Config
 from shared.capstone.modes import Made
 from shared.errors import InputError
 from shared.ranks.agreement import agree_on_folder, first_word, gathered
-from shared.ranks.group import Rank, current_rank, current_world_size
+from shared.ranks.group import Rank, current_rank
 from shared.training.distributed_files import damage_of
 from shared.training.named_checkpoint import is_empty, load_named, save_named
 
@@ -58,17 +58,17 @@ def save_run(
     Raises InputError on every rank where the disk refuses; what was there before still is. What
     dead runs have left half written goes.
     """
-    place, before = folder / f"step_{step:08d}", saved_in(folder)
-    number = 1 + max((int(n) for each in before if (n := _number(each)) < math.inf), default=0)
+    place, before = folder / f"step_{step:08d}", _numbered(folder)
+    number = 1 + max((int(n) for n, _ in before if n < math.inf), default=0)
     notes = {"step": step, "mode": mode, "ranks": rank.world_size, "number": number}
     save_named(
         made.layout, made.optimizer, place, {RUN: json.dumps(notes | asdict(origin), indent=1)}
     )
     if rank.is_main:  # only older ones: those of a later step were left by a run that went wrong
-        older = [each for each in before if each.name < place.name]
-        older.sort(key=lambda each: _number(each) < math.inf)  # a damaged one goes first
-        torn = folder.glob(".step_*.part")
-        for each in [*older[: max(0, len(older) - (keep - 1))], *torn]:
+        older = [each for each in before if each[1].name < place.name]
+        older.sort(key=lambda each: each[0] < math.inf)  # a damaged one goes first
+        gone = [path for _, path in older[: max(0, len(older) - (keep - 1))]]
+        for each in [*gone, *folder.glob(".step_*.part")]:
             shutil.rmtree(each, ignore_errors=True)
     return place
 
@@ -78,8 +78,12 @@ def saved_in(folder: Path) -> list[Path]:
 
     That need not be the one of most steps: a run may have gone back, or another been there before.
     """
+    return [path for _, path in _numbered(folder)]
+
+
+def _numbered(folder: Path) -> list[tuple[float, Path]]:
     found = [path for path in folder.glob("step_*") if NAME.fullmatch(path.name)]
-    return sorted(found, key=lambda path: (_number(path), path.name))
+    return sorted((_number(path), path) for path in found)
 
 
 def _number(place: Path) -> float:
@@ -158,10 +162,10 @@ def _notes(place: Path, origin: Origin) -> tuple[dict[str, Any], str]:
 
 def _whole_beside(damaged: Path, origin: Origin) -> str:
     """The newest other checkpoint that is whole and of this run, in words; a collective."""
-    of_all = current_rank(), current_world_size()
     for place in reversed(gathered(saved_in(damaged.parent))[0]):
-        why = _notes(place, origin)[1] or damage_of(place, *of_all)
-        if not first_word("itself" if place == damaged else why):
+        if place == damaged:  # on every rank: both are rank 0's
+            continue
+        if not first_word(_notes(place, origin)[1] or damage_of(place)):
             return f"; {place.name} beside it is whole: --resume {place}"
     return ""
 

@@ -1,9 +1,7 @@
 """The folder of a run's checkpoints, looked at from every machine before there is a group."""
 
 import contextlib
-import os
 import re
-import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +9,7 @@ from typing import Any
 
 from shared.clusters.addresses import Meeting
 from shared.clusters.report import Finding, Report
-from shared.ranks.agreement import LATE
+from shared.ranks.agreement import appears
 
 
 def look_at_saves(meeting: Meeting, reports: Sequence[Report], folder: Path) -> list[Finding]:
@@ -30,12 +28,8 @@ def look_at_saves(meeting: Meeting, reports: Sequence[Report], folder: Path) -> 
         why = f"cannot be written: {error.strerror}"
     whys = meeting.gathered("writes", why, str)
     if not any(whys):
-        until = time.monotonic() + LATE
-        while not os.path.exists(of_rank_0) and time.monotonic() < until:
-            time.sleep(0.05)
         why = "is another folder than rank 0's: is it on a shared disk?"
-        why = "" if os.path.exists(of_rank_0) else why
-        whys = meeting.gathered("sees", why, str)
+        whys = meeting.gathered("sees", "" if appears(of_rank_0) else why, str)
     with contextlib.suppress(OSError):
         own.unlink(missing_ok=True)
     found = []

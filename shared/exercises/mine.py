@@ -88,11 +88,12 @@ def put_mine_in_place(number: str, names: dict[str, Any], *, mine: bool) -> dict
         if mine and not own:
             raise InputError(f"--mine: no exercise of {path} is solved yet; solve one first")
     whose = dict[str, str]()
-    for id, name in {id: each.name for id, each in checks.items() if each.name in names}.items():
+    left = _left_by_earlier_weeks() if otherwise == "open" else {}
+    for id, name in ((id, each.name) for id, each in checks.items() if each.name in names):
         whose[id] = "mine" if name in own else otherwise
         if name in own:
             names[name] = own[name]
-        elif otherwise == "open" and (place := _left_by_earlier_weeks().get(id)):
+        elif place := left.get(id):
             module, _, answer = place.rpartition(".")
             names[name], whose[id] = getattr(importlib.import_module(module), answer), "shared/"
         elif otherwise == "open":

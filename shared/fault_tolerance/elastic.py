@@ -63,7 +63,7 @@ def load_elastic(folder: Path, state: TrainingState, seed: int = 0) -> Path | No
         return None
     content = elastic_content(state)  # says what to read, and where to: the weights themselves
     own = {"progress": content["progress"]}
-    if why := first_word(damage_of(path, dist.get_rank(), dist.get_world_size())):
+    if why := first_word(damage_of(path)):
         raise InputError(
             f"{path} cannot be loaded: it {why}; move it away and the one before it is used"
         )

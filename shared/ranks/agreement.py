@@ -62,6 +62,14 @@ def refused_by_any() -> Generator[None]:
         raise InputError(words)
 
 
+def appears(file: Path) -> bool:
+    """Whether a file that another machine has written is there, at once or within LATE seconds."""
+    until = time.monotonic() + LATE
+    while not (there := os.path.exists(file)) and time.monotonic() < until:
+        time.sleep(0.05)
+    return there
+
+
 def agree_on_folder(folder: Path, what: str) -> None:
     """Make a folder for all ranks to write to, and see that it is one and the same; a collective.
 
@@ -83,10 +91,7 @@ def agree_on_folder(folder: Path, what: str) -> None:
                 words = f"cannot be written ({error.strerror}): give a folder that can"
                 words += f" ({place})" * (len(names) > 1)
                 raise InputError(f"{what} {folder} {words}") from None
-        until = time.monotonic() + LATE
-        while not os.path.exists(of_rank_0) and time.monotonic() < until:
-            time.sleep(0.05)
-        blind = list(filter(None, gathered("" if os.path.exists(of_rank_0) else place)))
+        blind = list(filter(None, gathered("" if appears(of_rank_0) else place)))
     finally:
         with contextlib.suppress(OSError):
             own.unlink(missing_ok=True)

@@ -59,8 +59,12 @@ def place_in_the_chain(log: str) -> int:
     """
     if not _CAUSE.search(log):
         return 2 if _STORE_GONE.search(log) else 1
-    kinds = {kind for _, kind in _errors(_own(_shown(log)))}
-    return 2 if kinds == {Failure.PEER_LOST} and not _KILLED.search(log) else 0
+    return 2 if _only_lost_peers(log) and not _KILLED.search(log) else 0
+
+
+def _only_lost_peers(log: str) -> bool:
+    """Whether its ranks' own errors are all that a peer was gone."""
+    return {kind for _, kind in _errors(_own(_shown(log)))} == {Failure.PEER_LOST}
 
 
 def _shown(log: str) -> list[str]:
@@ -123,10 +127,9 @@ def _first(log: str) -> re.Match[str] | None:
     root = _CAUSE.search(log)
     if root is None:
         return None
-    kinds = {kind for _, kind in _errors(_own(_shown(log)))}
     ended = [end for end in _ENDED.finditer(log) if end[3] != "SIGTERM"]
     ended.sort(key=lambda end: (not end[3], end[3] == "SIGABRT"))
     if root[3] == "SIGTERM" and ended:  # its agent ended it
         return ended[0]
-    died = ended and ended[0][3] and kinds == {Failure.PEER_LOST}
-    return ended[0] if died and not root[3] else root
+    died = ended and ended[0][3] and not root[3]
+    return ended[0] if died and _only_lost_peers(log) else root

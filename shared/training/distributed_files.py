@@ -19,6 +19,7 @@ from torch.distributed.checkpoint import metadata
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.planner import ReadItem
 
+from shared.ranks.group import current_rank, current_world_size
 from shared.training.checkpoint_files import checksums_hold
 
 CLASSES = {
@@ -98,8 +99,8 @@ def load_distributed(state: dict[str, Any], folder: Path) -> None:
     dcp.load(state, storage_reader=Reader(folder), planner=_Planner())
 
 
-def damage_of(folder: Path, part: int = 0, parts: int = 1) -> str:
-    """Why one of `parts` equal shares of a folder's values cannot be trusted; "" where it can.
+def damage_of(folder: Path) -> str:
+    """Why this rank's share of a folder's values cannot be trusted; "" where it can.
 
     Each lies in its file as torch.save wrote it.
     """
@@ -107,7 +108,7 @@ def damage_of(folder: Path, part: int = 0, parts: int = 1) -> str:
         places = dict[Any, Any](Reader(folder).read_metadata().storage_data)
     except Exception as error:  # whatever torch raises for what is no checkpoint
         return f"cannot be read ({type(error).__name__}: {error})"
-    for index, place in sorted(places.items(), key=str)[part::parts]:
+    for index, place in sorted(places.items(), key=str)[current_rank() :: current_world_size()]:
         try:
             with (folder / place.relative_path).open("rb") as file:
                 file.seek(place.offset)

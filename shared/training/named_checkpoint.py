@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from shared.errors import InputError
 from shared.ranks.agreement import agree_on_folder, first_word, gathered
-from shared.ranks.group import current_rank, current_world_size
+from shared.ranks.group import current_rank
 from shared.training.checkpoint_files import cause_of
 from shared.training.distributed_files import Reader, damage_of, load_distributed
 
@@ -265,9 +265,8 @@ def _count(kept: dict[str, Any], steps: int) -> None:
 
 
 def _check(state: Mapping[str, Any], folder: Path) -> None:
-    if problem := first_word(
-        _problem(state, folder)
-    ):  # of one rank, perhaps: the others would wait for it
+    # Of one rank, perhaps: the others would wait for it.
+    if problem := first_word(_problem(state, folder)):
         raise InputError(f"checkpoint {folder} {problem}")
 
 
@@ -292,7 +291,7 @@ def _problem(state: Mapping[str, Any], folder: Path) -> str:
                 return f"has no {part} {name}{inside}"
             if found.size != value.shape:
                 return f"has {part} {name} of {tuple(found.size)}, here {tuple(value.shape)}"
-    return damage_of(folder, current_rank(), current_world_size())
+    return damage_of(folder)
 
 
 def _quiet() -> warnings.catch_warnings:

@@ -34,6 +34,7 @@ def folder_for(args: argparse.Namespace, rank: Rank) -> Path:
     flag = "--checkpoints" if args.checkpoints else "--out"
     if args.save == "elastic":
         agree_on_folder(folder, flag)
+        return folder
     with refused_by_any():
         if rank.is_main:
             checked_out(folder, flag)
