@@ -52,12 +52,18 @@ def lesson_folders(root: Path) -> list[Path]:
     return sorted(path.parent for path in (root / "lessons").glob("lesson*/lesson.ipynb"))
 
 
-def lay_out(root: Path, source: Path) -> None:
-    """Write the tree that Sphinx reads: pages, notebooks, and the files that they link to."""
+def _begin(source: Path) -> None:
+    """An empty tree for Sphinx, with what all pages share."""
     shutil.rmtree(source, ignore_errors=True)
     (source / "_static").mkdir(parents=True)
     shutil.copy(HERE / "conf.py", source)
-    shutil.copy(HERE / "book.css", source / "_static")
+    for name in ("book.css", "explorable.js"):
+        shutil.copy(HERE / name, source / "_static")
+
+
+def lay_out(root: Path, source: Path) -> None:
+    """Write the tree that Sphinx reads: pages, notebooks, and the files that they link to."""
+    _begin(source)
     lessons = lesson_folders(root)
     terms = read_glossary(HERE / "glossary.toml")
     for folder in lessons:
@@ -74,7 +80,6 @@ def lay_out(root: Path, source: Path) -> None:
         glossary_page(terms, [each.name for each in lessons], in_book=True), "utf-8"
     )
     (source / "zh.md").write_text(chinese_landing((HERE / "zh.md").read_text("utf-8")), "utf-8")
-    shutil.copy(HERE / "explorable.js", source / "_static")
     (source / "explore").mkdir()
     for name, text in explore_pages([each.name for each in lessons]).items():
         (source / "explore" / name).write_text(text, "utf-8")
@@ -137,11 +142,7 @@ def copy_linked(page: Path, source: Path, root: Path) -> None:
 
 def lay_out_chinese(root: Path, source: Path) -> None:
     """Write the tree of Sphinx's second run: the lessons that have a translation, and it."""
-    shutil.rmtree(source, ignore_errors=True)
-    (source / "_static").mkdir(parents=True)
-    shutil.copy(HERE / "conf.py", source)
-    for name in ("book.css", "explorable.js"):
-        shutil.copy(HERE / name, source / "_static")
+    _begin(source)
     folders = [root / "lessons" / name for name in translated(root)]
     for folder in folders:
         target = source / "lessons" / folder.name

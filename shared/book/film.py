@@ -26,18 +26,18 @@ class Film:
             self.says.append(says)
 
 
-def one_picture(films: list[Film], rows: list[str]) -> State:
-    """The ranks' films side by side; they show the same events in the same order."""
+def one_picture(films: list[Film], rows: list[str], begin: str) -> State:
+    """The ranks' films side by side, with the same events in the same order.
+
+    It begins at the first moment of which it says `begin`.
+    """
     assert all(film.says == films[0].says for film in films), [film.says for film in films]
     frames = [
         list(itertools.chain(*moment)) for moment in zip(*(f.rows for f in films), strict=True)
     ]
-    return {"rows": rows, "frames": frames, "says": films[0].says}
-
-
-def first_with(state: State, words: str) -> State:
-    """The state of a film that begins at the first moment of which it says `words`."""
-    return state | {"begins": next(n for n, says in enumerate(state["says"]) if words in says)}
+    says = films[0].says
+    begins = next(n for n, words in enumerate(says) if begin in words)
+    return {"rows": rows, "frames": frames, "says": says, "begins": begins}
 
 
 @functools.cache

@@ -34,7 +34,7 @@ FRAME = """
 """
 GROW = """
 const grow = () => { frameElement.style.height = `${document.body.scrollHeight + 4}px`; };
-new ResizeObserver(grow).observe(document.body);
+new ResizeObserver(() => setTimeout(grow)).observe(document.body); // when it has been drawn
 """
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from shared.book.film import BLUE_LIGHT, EMPTY, Film, Row, first_with, kib, one_picture, runs
+from shared.book.film import BLUE_LIGHT, EMPTY, Film, Row, kib, one_picture, runs
 from shared.book.planned import State
 from shared.ddp.averaging import average_flat
 from shared.measuring.traffic import Traffic, count_traffic
@@ -30,8 +30,8 @@ def ddp_step(ranks: int, layers: int, bucket_kib: int) -> State:
     """A step under torch's DDP: which gradients are there, which travel, which are means."""
     recorded = runs(_ddp_rank, ranks, DDP_CHOICES)[layers, bucket_kib]
     film, sizes, before_last = recorded[0][0], recorded[0][1], recorded[0][2]
-    state = one_picture([each[0] for each in recorded], [f"rank {r}" for r in range(ranks)])
-    state = first_with(state, "is sent")
+    rows = [f"rank {r}" for r in range(ranks)]
+    state = one_picture([each[0] for each in recorded], rows, "is sent")
     there = sum("gradient is there." in says for says in film.says[: state["begins"]])
     return state | {
         "columns": [f"layer {n}" for n in range(layers)],
@@ -103,7 +103,7 @@ def fsdp_step(ranks: int, layers: int, after_forward: str, prefetch: str) -> Sta
     recorded = runs(_fsdp_rank, ranks, FSDP_CHOICES)[layers, after_forward, prefetch]
     traffic, most = recorded[0][1:]
     rows = [f"rank {r} {kind}" for r in range(ranks) for kind in ("weights", "gradients")]
-    state = first_with(one_picture([each[0] for each in recorded], rows), "whole gradient")
+    state = one_picture([each[0] for each in recorded], rows, "whole gradient")
     return state | {
         "columns": [f"unit {n}" for n in range(layers)],
         "numbers": {
@@ -193,8 +193,8 @@ def tensor_parallel_step(ranks: int, tokens: int, d_model: int) -> State:
     """Two linear layers cut by columns, then by rows: what each rank has, and two messages."""
     recorded = runs(_tensor_parallel_rank, ranks, TP_CHOICES)[tokens, d_model]
     _, forward, backward, data_parallel = recorded[0]
-    state = one_picture([each[0] for each in recorded], [f"rank {r}" for r in range(ranks)])
-    return first_with(state, "Forward: ") | {
+    rows = [f"rank {r}" for r in range(ranks)]
+    return one_picture([each[0] for each in recorded], rows, "Forward: ") | {
         "columns": ["X", "A", "gelu(X A)", "B", "Y"],
         "numbers": {
             "all-reduces in forward, in backward": f"{forward.count('all_reduce')},"

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from shared.book.film import BLUE_LIGHT, EMPTY, Film, first_with, one_picture, runs
+from shared.book.film import BLUE_LIGHT, EMPTY, Film, one_picture, runs
 from shared.book.planned import State
 from shared.measuring.traffic import count_traffic
 from shared.plots import ORANGE, SKY
@@ -26,8 +26,8 @@ def accelerate_step(ranks: int, split_batches: str, accumulation: int) -> State:
         import accelerate  # noqa: F401  # once, before the ranks are forked
 
     recorded = runs(_accelerate_rank, ranks, ACCELERATE_CHOICES)[split_batches, accumulation]
-    state = one_picture([each[0] for each in recorded], [f"rank {r}" for r in range(ranks)])
-    return first_with(state, "prepare()") | {
+    rows = [f"rank {r}" for r in range(ranks)]
+    return one_picture([each[0] for each in recorded], rows, "prepare()") | {
         "columns": ["model", "samples", "gradient", "learning rate"],
         "numbers": recorded[0][1],
     }

@@ -2,7 +2,6 @@
 
 import ast
 import contextlib
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -63,9 +62,8 @@ def _body(cell: str) -> list[ast.stmt]:
 
 def _shapes(body: Iterable[ast.stmt]) -> Iterator[str]:
     """The long definitions of a cell as text, without names and docstrings."""
-    for node in body:
-        kinds = Counter(isinstance(each, ast.expr | ast.stmt) for each in ast.walk(node))
-        if kinds[True] >= SIZE and isinstance(node, Definition):
+    for node in (each for each in body if isinstance(each, Definition)):
+        if sum(isinstance(each, ast.expr | ast.stmt) for each in ast.walk(node)) >= SIZE:
             with contextlib.suppress(RecursionError):
                 yield _bare(node)
 

@@ -174,13 +174,11 @@ def _watched(record: Mapping[str, Any], total: int) -> Iterator[str]:
 
 def _is_written_by_the_judge(record: Mapping[str, Any]) -> bool:
     """Whether what a record holds has the types, and the numbers, that the judge gives it."""
-    kind, for_nothing = record.get("kind"), record.get("for_nothing", 0)
-    passed, total = record.get("passed"), record.get("total")
-    # a bool is an int as well, and no count
-    if not isinstance(passed, int) or not isinstance(total, int) or type(for_nothing) is not int:
+    kind = record.get("kind")
+    numbers: list[Any] = [record.get("passed"), record.get("total"), record.get("for_nothing", 0)]
+    if any(type(each) is not int for each in numbers):  # a bool is an int as well, and no count
         return False
-    if isinstance(passed, bool) or isinstance(total, bool):
-        return False
+    passed, total, for_nothing = numbers
     lists = (record.get(name, []) for name in ("flags", "changes", "also"))
     texts = (record.get(name, "") for name in (*TEXTS, "why", "error"))
     return (

@@ -70,7 +70,7 @@ def sinusoidal_encoding(max_len, d_model):
 
 
 @pytest.mark.full
-def test_an_answer_finds_none_and_what_is_built_on_one_works(lessons):
+def test_an_answer_finds_none_and_what_is_built_on_one_works():
     lesson = read_lessons(ROOT, ["01"])["01"]
     known = KnownAnswers(ROOT, lesson)
     cells = {each.exercise: known.cell(each) for each in known.references()}

@@ -1,29 +1,17 @@
 """Thirty honest notebooks in odd styles and shapes: their answers are read, none is flagged."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from solutions.grading.intake.lesson import read_lessons, take_answers
+from solutions.grading.intake.lesson import take_answers
 from solutions.grading.results import Answers, Limits
 from solutions.grading.sandbox.run import Workspace
+from tests.grading.test_lesson import LESSON, PADDING, code, notebook
 
 ROOT = Path(__file__).resolve().parents[2]
-LESSON = read_lessons(ROOT, ["02"])["02"]
-PADDING = '@exercise("02.2")\ndef padding_mask(tokens, pad_id=0):\n    return tokens != pad_id\n'
 DATACLASS = "from dataclasses import dataclass\n@dataclass\nclass A:\n    n: int\n"
-
-
-def code(source, **more):
-    return {"cell_type": "code", "metadata": {}, "source": source, **more}
-
-
-def notebook(*cells, **more):
-    cells = [code(each) if isinstance(each, str) else each for each in cells]
-    content = {"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": cells, **more}
-    return json.dumps(content).encode()
 
 
 def with_lines(*lines):

@@ -270,8 +270,8 @@ class _Cell:
         if path.startswith(roots) and any(each in self.last_names for each in parts):
             return True
         for module, _, begin in (each.rpartition(".") for each in self.forbidden):
-            inside = path.startswith(f"{module}.")
-            if inside and any(each.startswith(begin or path) for each in parts):
+            inside = begin and path.startswith(f"{module}.")
+            if inside and any(each.startswith(begin) for each in parts):
                 return True
         return path.startswith(self.forbidden)
 

@@ -6,7 +6,7 @@ code needs stays, statement by statement; where an answer of NN stands, a line t
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from solutions.built import NEEDED_BEFORE, built_in
 from solutions.grading.intake.known import KnownAnswers, own_answers
 from solutions.grading.intake.lesson import read_exercises
 from solutions.grading.intake.sources import bound_by, imported_by, parsed
+from solutions.grading.results import Lesson
 
 Place = tuple[str, str]  # a module and a name in it
 IMPORTS = ast.Import, ast.ImportFrom
@@ -27,10 +28,20 @@ YOURS = """\
 class ClassEdition:
     """The modules of shared/ as the edition through a lesson has them, read from a whole course."""
 
-    def __init__(self, course: Path, through: int, *, solved: bool = False) -> None:
-        """`solved`: with the week's answers where something needs them, as checks do."""
+    def __init__(
+        self,
+        course: Path,
+        through: int,
+        *,
+        solved: bool = False,
+        lessons: Mapping[str, Lesson] | None = None,
+    ) -> None:
+        """`solved`: with the week's answers where something needs them, as checks do.
+
+        `lessons`: all of the course, where the caller has read them.
+        """
         self.course, self.through, self.solved = course, through, solved
-        lessons = read_exercises(course)
+        lessons = lessons or read_exercises(course)
         self.known = KnownAnswers(course, next(iter(lessons.values())))
         self.answers: dict[Place, str] = {}  # of lesson NN and later ones, in shared/
         self.earlier: dict[str, str] = {}  # where those of the lessons before it are, by exercise

@@ -12,7 +12,7 @@ import importlib.metadata
 import json
 import platform
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,18 +42,15 @@ def read_lessons(course: Path, numbers: Sequence[str] | None = None) -> dict[str
     Raises InputError for a number that the course does not have.
     """
     machinery = _machinery(course)
-    return {n: _completed(course, each, machinery) for n, each in _pristine(course, numbers)}
+    read = read_exercises(course, numbers)
+    return {number: _completed(course, each, machinery) for number, each in read.items()}
 
 
-def read_exercises(course: Path) -> dict[str, Lesson]:
+def read_exercises(course: Path, numbers: Sequence[str] | None = None) -> dict[str, Lesson]:
     """The same, without what takes the time: known wrong answers, a digest, the course's own."""
-    return dict(_pristine(course, None))
-
-
-def _pristine(course: Path, numbers: Sequence[str] | None) -> Iterator[tuple[str, Lesson]]:
     folders = lesson_folders(course)
     wanted = folders if numbers is None else sorted({_number(each, folders) for each in numbers})
-    yield from ((number, _read_lesson(folders[number])) for number in wanted)
+    return {number: _read_lesson(folders[number]) for number in wanted}
 
 
 def lesson_folders(course: Path) -> dict[str, Path]:
@@ -95,8 +92,7 @@ def _completed(course: Path, lesson: Lesson, machinery: list[str]) -> Lesson:
     files, exercises = _digests(folder, folder.rglob("*.py")), list(map(repr, lesson.exercises))
     parts = [lesson.setup, lesson.stubs, exercises, machinery, files, wrong]
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-    more: dict[str, Any] = {"wrong": wrong, "answers": own, "forbidden": _forbidden(folder)}
-    return replace(lesson, digest=digest, **more)
+    return replace(lesson, wrong=wrong, answers=own, forbidden=_forbidden(folder), digest=digest)
 
 
 def _forbidden(folder: Path) -> dict[str, tuple[str, ...]]:

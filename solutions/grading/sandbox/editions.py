@@ -11,16 +11,14 @@ import sys
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from solutions.grading.intake.class_edition import ClassEdition
-from solutions.grading.intake.lesson import lesson_folders
+from solutions.grading.intake.lesson import lesson_folders, read_exercises
 from solutions.grading.results import Lesson
 
 INSIDE = Path(__file__).with_name("inside")
-PREPARE = (
-    "import compileall, sys, matplotlib.font_manager; compileall.compile_dir(sys.argv[1], quiet=2)"
-)
 
 
 @dataclass(frozen=True)
@@ -49,27 +47,27 @@ class Editions:
             shutil.copy(path, self.whole / path.name)
         self.fonts = workspace / "caches" / "matplotlib"
         self.fonts.mkdir(parents=True)
+        self._run("-c", "import matplotlib.font_manager")  # its list of fonts takes a second
+        _let_read(self.fonts.parent)
         self._prepare(self.whole)
 
     def _prepare(self, copy: Path) -> None:
-        """Compile what a run imports, make matplotlib's list of fonts, let any user read both.
+        """Compile what a run imports, which takes seconds, and let any user read it."""
+        self._run("-m", "compileall", "-qq", str(copy))
+        _let_read(copy)
 
-        It takes seconds, and runs are users of their own.
-        """
+    def _run(self, *words: str) -> None:
         subprocess.run(
-            [sys.executable, "-c", PREPARE, str(copy)],
+            [sys.executable, *words],
             env={**os.environ, "MPLCONFIGDIR": str(self.fonts)},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             check=False,  # without it each run does it for itself
         )
-        for path in (
-            *self.workspace.glob("caches/**/*"),
-            self.fonts.parent,
-            copy,
-            *copy.rglob("*"),
-        ):
-            path.chmod(0o755 if path.is_dir() else 0o644)
+
+    @cached_property
+    def _lessons(self) -> dict[str, Lesson]:
+        return read_exercises(self.course)
 
     def of(self, lesson: Lesson) -> Copy:
         """The copy that a lesson is judged beside."""
@@ -82,8 +80,9 @@ class Editions:
         if not (self.course / "solutions" / f"{lesson.folder}.py").exists():
             return Copy(self.whole, {})
         week = int(lesson.number)
-        seen = dict(ClassEdition(self.course, week).files())
-        needed = dict(ClassEdition(self.course, week, solved=True).files())
+        lessons = self._lessons
+        seen = dict(ClassEdition(self.course, week, lessons=lessons).files())
+        needed = dict(ClassEdition(self.course, week, solved=True, lessons=lessons).files())
         texts = {
             name.removesuffix(".py").replace("/", "."): text
             for name, text in needed.items()
@@ -100,6 +99,12 @@ class Editions:
                 (folder / name).write_text(text, encoding="utf-8")
         self._prepare(folder)
         return Copy(folder, texts)
+
+
+def _let_read(top: Path) -> None:
+    """Runs are users of their own."""
+    for path in (top, *top.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
 
 
 def _left_out(top: Path, names: Collection[str]) -> Callable[[str, list[str]], set[str]]:
