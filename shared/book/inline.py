@@ -34,7 +34,9 @@ FRAME = """
 """
 GROW = """
 const grow = () => { frameElement.style.height = `${document.body.scrollHeight + 4}px`; };
-new ResizeObserver(() => setTimeout(grow)).observe(document.body); // when it has been drawn
+const drawn = { attributes: true, characterData: true, childList: true, subtree: true };
+new MutationObserver(grow).observe(document.body, drawn);
+for (const event of ["load", "resize"]) addEventListener(event, grow);
 """
 
 
