@@ -1,6 +1,7 @@
 """What the fields of a description may hold."""
 
 from collections.abc import Sequence
+from functools import cache
 from typing import get_args, get_type_hints
 
 from shared.errors import InputError
@@ -8,8 +9,7 @@ from shared.errors import InputError
 
 def at_least(spec: object, names: Sequence[str], least: int) -> None:
     """Raise InputError for a number below `least`, and for a count that is no whole number."""
-    kinds = get_type_hints(type(spec))
-    whole = {name for name, kind in kinds.items() if int in (kind, *get_args(kind))}
+    whole = _whole_numbers(type(spec))
     for name in names:
         value = getattr(spec, name)
         good = not isinstance(value, bool) and isinstance(
@@ -18,6 +18,13 @@ def at_least(spec: object, names: Sequence[str], least: int) -> None:
         if not good or not value >= least:  # NaN is not
             what = "a whole number" if name in whole else "a number"
             raise InputError(f"{name} must be {what}, {least} or more, got {value!r}")
+
+
+@cache
+def _whole_numbers(kind: type) -> frozenset[str]:
+    """The fields that hold a count; a search makes some ten thousand descriptions."""
+    hints = get_type_hints(kind).items()
+    return frozenset(name for name, hint in hints if int in (hint, *get_args(hint)))
 
 
 def one_of(spec: object, name: str, allowed: Sequence[object]) -> None:
