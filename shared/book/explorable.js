@@ -44,35 +44,36 @@ function grid(data, state, step) {
   return table;
 }
 
-const amount = (value, unit) => `${value.toLocaleString("en")} ${unit}`;
+const amount = (value, unit) => `${value.toLocaleString("en", { maximumSignificantDigits: 3 })} ${unit}`;
 
-// A bar of one part for each value, or one of all parts where they are parts of a sum.
-function bars(state) {
-  const values = state.bars.map((bar) => bar.value);
-  const whole = values.reduce((sum, value) => sum + value, 0);
-  const most = Math.max(state.line.value, ...(state.stacked ? [whole] : values)) * 1.05;
-  const box = make("div", { class: "explorable-bars" });
-  const track = (parts) => {
-    const line = make("span", { class: "explorable-track" });
-    for (const part of parts) {
-      const body = make("span", { class: "explorable-bar", title: `${part.label} ${amount(part.value, state.unit)}` });
-      body.style.width = `${(100 * part.value) / most}%`;
-      body.style.background = part.colour;
-      line.append(body);
-    }
-    const limit = make("span", { class: "explorable-limit", title: state.line.label });
-    limit.style.left = `${(100 * state.line.value) / most}%`;
-    line.append(limit);
-    return line;
-  };
-  for (const bar of state.bars) {
+// Stacked bars: a row's parts in the colours of the panel's kinds, or the reason why it has none.
+function panel({ title, unit, kinds, rows, line }) {
+  const wholes = rows.map(([, parts]) => (Array.isArray(parts) ? parts.reduce((sum, part) => sum + part, 0) : 0));
+  const most = 1.05 * Math.max(line ?? 0, ...wholes) || 1;
+  const box = make("div", { class: "explorable-bars" }, make("b", {}, title));
+  const legend = make("span", { class: "explorable-legend" });
+  kinds.forEach(([kind, colour], at) => {
     const chip = make("span", { class: "explorable-chip" });
-    chip.style.background = bar.colour;
-    const label = make("span", {}, `${bar.label} ${amount(bar.value, state.unit)}`);
-    box.append(label, state.stacked ? chip : track([bar]));
-  }
-  if (state.stacked) box.append(make("span", {}, `in all ${amount(whole, state.unit)}`), track(state.bars));
-  box.append(make("span", {}, ""), make("span", { class: "explorable-note" }, `line: ${state.line.label}`));
+    chip.style.background = colour;
+    const alone = rows.length === 1 ? ` ${amount(rows[0][1][at], unit)}` : "";
+    legend.append(make("span", {}, chip, kind + alone));
+  });
+  if (line) legend.append(make("span", {}, `dashed: ${amount(line, unit)}`));
+  box.append(legend);
+  rows.forEach(([label, parts], row) => {
+    const drawn = Array.isArray(parts);
+    const track = make("span", { class: drawn ? "explorable-track" : "explorable-note" }, ...(drawn ? [] : [parts]));
+    for (const [at, part] of drawn ? parts.entries() : []) {
+      const body = make("span", { class: "explorable-bar", title: `${kinds[at][0]}: ${amount(part, unit)}` });
+      body.style.width = `${(100 * part) / most}%`;
+      body.style.background = kinds[at][1];
+      track.append(body);
+    }
+    const limit = make("span", { class: "explorable-limit" });
+    limit.style.left = `${(100 * line) / most}%`;
+    if (drawn && line) track.append(limit);
+    box.append(make("span", {}, drawn ? `${label} ${amount(wholes[row], unit)}` : label), track);
+  });
   return box;
 }
 
@@ -111,7 +112,7 @@ function start(root) {
     slider.value = at;
     counted.textContent = state.frames ? ` step ${at} of ${length - 1}` : ` step ${at + 1} of ${length}`;
     time.hidden = length < 2;
-    const picture = [...(state.bars ? [bars(state)] : []), ...(length ? [grid(data, state, at)] : [])];
+    const picture = [...(state.panels ?? []).map(panel), ...(length ? [grid(data, state, at)] : [])];
     stage.replaceChildren(...picture, numbers(state));
     says.textContent = Array.isArray(state.says) ? state.says[at] : state.says;
     if (!moved || !alone || location.protocol === "about:") return; // a notebook's frame has none

@@ -1,9 +1,10 @@
 """Pictures that answer: every state of each is made here, by what the lessons built.
 
 An explorable has controls, and for each choice of them a state: frames (a grid of cells, seen one
-after the other), bars, numbers and a sentence. The page holds all states; `explorable.js` shows
-the chosen one and computes nothing. States come by arithmetic (`planned`) or from a run on forked
-ranks, made when the book is built (`recorded`).
+after the other), panels of bars, numbers and a sentence. The page holds all states;
+`explorable.js` shows the chosen one and computes nothing. States come by arithmetic (`planned`),
+message by message (`moved`), or from a run on forked ranks, made when the book is built
+(`recorded`).
 """
 
 import functools
@@ -13,11 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from shared.book.moved import COLLECTIVES, WAYS, collective
 from shared.book.offloading import offload
-from shared.book.planned import State, mesh, one_gpu, ring, strategies, zero
+from shared.book.planned import State, mesh, one_gpu, ring, zero
 from shared.book.recorded import ddp_step, fsdp_step, tensor_parallel_step
 from shared.book.recorded_accelerate import accelerate_step
 from shared.book.recorded_pipeline import pipeline_picture
+from shared.book.strategies import strategies
 
 
 @dataclass(frozen=True)
@@ -93,15 +96,22 @@ EXPLORABLES = (
         lesson="05",
     ),
     Explorable(
+        "collectives",
+        "All collectives, in three ways",
+        {"operation": COLLECTIVES, "way": WAYS, "ranks": (2, 4, 8)},
+        collective,
+        ("all_reduce", "tree", 4),
+        lesson="05",
+    ),
+    Explorable(
         "zero_stages",
         "ZeRO's stages",
         {
-            "stage": (0, 1, 2, 3),
             "ranks": (1, 2, 4, 8, 16, 64),
             "billions of parameters": (0.1, 1, 7, 13, 70),
         },
         zero,
-        (2, 8, 7),
+        (8, 7),
         lesson="10",
     ),
     Explorable(
@@ -134,9 +144,14 @@ EXPLORABLES = (
     Explorable(
         "strategies",
         "The strategies compared",
-        {"model": ("gpt2", "8b", "70b"), "GPUs": (2, 4, 8, 16, 32)},
+        {
+            "model": ("gpt2", "8b", "70b"),
+            "GPU": ("a100", "h100"),
+            "GPUs": (8, 16, 64, 256),
+            "kept for backward": ("all activations", "inputs of layers"),
+        },
         strategies,
-        ("8b", 8),
+        ("8b", "h100", 16, "inputs of layers"),
         lesson="16",
     ),
     Explorable(

@@ -81,39 +81,46 @@ def as_element(each: Explorable) -> str:
 def still_picture(each: Explorable) -> str:
     """Its first choice, where its film begins, as plain HTML, which the script replaces."""
     state = each.state(*each.first_choice)
-    rows, begins = _still_bars(state) if "bars" in state else "", state.get("begins", -1)
+    tables, begins = (
+        [_still_panel(each) for each in state.get("panels", ())],
+        state.get("begins", -1),
+    )
     if "rows" in state:
-        rows += _row("", state["columns"], "th") if "columns" in state else ""
+        rows = _row("", state["columns"], "th") if "columns" in state else ""
         cells = state["frames"][begins] if "frames" in state else state["grid"]
         for name, row in zip(state["rows"], cells, strict=True):
             rows += _row(name, [_coloured(state, cell) for cell in row])
-    numbers = "".join(_row(name, [value]) for name, value in state.get("numbers", {}).items())
+        tables.append(rows)
+    tables.append("".join(_row(name, [value]) for name, value in state["numbers"].items()))
     says = state["says"] if isinstance(state["says"], str) else state["says"][begins]
     apart = "<table style='margin-top: 1em'>"
-    tables = "".join(f"{apart}{each}</table>" for each in (rows, numbers) if each)
-    return f"{tables}<p>{escape(says)}</p>"
+    return "".join(f"{apart}{each}</table>" for each in tables if each) + f"<p>{escape(says)}</p>"
 
 
-def _still_bars(state: State) -> str:
-    """A row for each bar; where they stand for parts of one sum, their stack and the line, too."""
-    unit, line = state["unit"], state["line"]
-    parts = [(bar["value"], bar["colour"]) for bar in state["bars"]]
-    whole = round(sum(value for value, _ in parts), 2)
-    drawn = {
-        bar["label"]: (bar["value"], [part]) for bar, part in zip(state["bars"], parts, strict=True)
-    }
-    if state.get("stacked"):
-        drawn |= {"in all": (whole, parts), "a GPU": (line["value"], [(line["value"], "#cccccc")])}
-    most = max(value for value, _ in drawn.values()) or 1
-    rows = ""
-    for label, (value, stack) in drawn.items():
-        wide = "display: inline-block; height: 1em; width"
+def _still_panel(panel: State) -> str:
+    """A row for each of a panel's bars: its parts, the mark as a bar of its own, its sum."""
+    unit, line = panel["unit"], panel["line"]
+    bars = [*panel["rows"], *([("the mark", [line])] if line else [])]
+    most = max(sum(parts) for _, parts in bars if not isinstance(parts, str)) or 1
+    rows = _row(panel["title"], [""], beside=", ".join(_bar(1, *kind) for kind in panel["kinds"]))
+    for label, parts in bars:
+        if isinstance(parts, str):
+            rows += _row(label, [""], beside=escape(parts))
+            continue
+        grey = [["", "#cccccc"]]
+        kinds = panel["kinds"] if label != "the mark" else grey
         body = "".join(
-            f"<span style='{wide}: {12 * size / most:.1f}em; background: {colour}'></span>"
-            for size, colour in stack
+            _bar(12 * size / most, "", colour)
+            for size, (_, colour) in zip(parts, kinds, strict=True)
         )
-        rows += _row(label, [f"{value:,} {unit}"], beside=body)
+        rows += _row(label, [f"{round(sum(parts), 2):,} {unit}"], beside=body)
     return rows
+
+
+def _bar(width: float, text: str, colour: str) -> str:
+    """A piece of a bar as HTML, `width` in letters, and a text after it."""
+    style = f"display: inline-block; height: 1em; width: {width:.1f}em; background: {colour}"
+    return f"<span style='{style}'></span>{escape(text)}"
 
 
 def _coloured(state: State, cell: Any) -> tuple[str, str]:

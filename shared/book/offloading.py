@@ -1,11 +1,10 @@
 """States of the picture of offloading: where bytes lie, and what crosses the bus in a step."""
 
-from shared.book.planned import State
+from shared.book.planned import State, panel
 from shared.plots import BLUE, GREY, MEANING, SKY, VERMILION
 from shared.training.quiet_deepspeed import import_deepspeed
 
 PLACES = {"all on the GPU": (False, False), "optimizer": (True, False), "all states": (True, True)}
-
 
 UNITS = 32  # of a model that is fetched unit by unit, as many as a 7B has blocks
 
@@ -29,18 +28,12 @@ def offload(place: str, ranks: int, billions: float, bus: int) -> State:
     down = share if optimizer else 0.0
     below = share * (8 if weights else 6) if optimizer else 0.0
     above = 2 * unit / 1e9 if weights else 8 * share - below
-    size = {"on a GPU": above, "in host memory, a GPU's share": below}
-    colours = (BLUE, MEANING["optimizer states"])
     kept = "weights, gradients" + ("" if optimizer else ", optimizer states")
     there = "16-bit weights and gradients, " if weights else ""
+    places = {"on a GPU": [above], "in host memory": [below]}
     estimated = (gpu / 1e9, host / ranks / 1e9 * optimizer)
     return {
-        "bars": [
-            {"label": label, "value": round(each, 2), "colour": colour}
-            for (label, each), colour in zip(size.items(), colours, strict=True)
-        ],
-        "unit": "GB",
-        "line": {"value": 80, "label": "80 GB"},
+        "panels": [panel("GB a GPU", "GB", {"states": BLUE}, places.items(), line=80)],
         **_flow(share, optimizer, weights),
         "numbers": {
             "on a GPU": f"one of {UNITS} units, in 16 bits" if weights else kept,

@@ -1,7 +1,7 @@
 """States of pictures by arithmetic: the planner's bytes, tables of schedules, who is in a group."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,8 +18,9 @@ from shared.pipeline.schedules import (
 )
 from shared.planner.memory import memory_per_rank
 from shared.planner.models import MODELS
+from shared.planner.outcomes import Memory
 from shared.planner.specs import Plan
-from shared.plots import BLUE, MEANING, SKY, VARIANTS, VERMILION
+from shared.plots import MEANING, SKY, VARIANTS, VERMILION
 from shared.sharding.counting import formula
 
 State = dict[str, Any]
@@ -103,38 +104,57 @@ def _named(held: Sequence[Sequence[set[int]]]) -> list[list[list[str]]]:
     """Who is in each chunk, and a colour: the more, the darker; that of a message when complete."""
     full = len(held)
     return [
-        [["+".join(map(str, sorted(those))), _shade(len(those), full)] for those in row]
+        [["+".join(map(str, sorted(those))), shade(len(those), full)] for those in row]
         for row in held
     ]
 
 
-def _shade(present: int, full: int) -> str:
+def shade(present: int, full: int) -> str:
     """Grey that darkens with the number of ranks in a sum, and a colour for the complete one."""
     level = round(240 - 70 * (present - 1) / max(1, full - 1))
     return SKY if present == full else f"#{level:02x}{level:02x}{level:02x}"
 
 
-def zero(stage: int, ranks: int, billions: float) -> State:
-    """Bytes of the states of a model in mixed precision on one rank, by kind."""
-    sizes = {"parameters": 2, "gradients": 2, "optimizer states": 12}
-    cut = {"optimizer states": stage >= 1, "gradients": stage >= 2, "parameters": stage >= 3}
-    bars = {kind: size / (ranks if cut[kind] else 1) for kind, size in sizes.items()}
-    each = formula(stage, ranks)
-    assert abs(sum(bars.values()) - each) < 1e-9
-    gigabytes = each * billions
-    fits = "fits" if gigabytes <= 80 else "does not fit"
+def zero(ranks: int, billions: float) -> State:
+    """Bytes of a model's states in mixed precision on a rank, and what it sends, by stage."""
+    kept, sent = [], []
+    for stage in range(4):
+        sizes = {"parameters": 2, "gradients": 2, "optimizer states": 12}
+        cut = {"optimizer states": stage >= 1, "gradients": stage >= 2, "parameters": stage >= 3}
+        parts = [size / (ranks if cut[kind] else 1) for kind, size in sizes.items()]
+        assert abs(sum(parts) - formula(stage, ranks)) < 1e-9
+        kept.append((f"stage {stage}", [part * billions for part in parts]))
+        passes = 3 if stage == 3 else 2  # each (n - 1) / n of the 16-bit numbers (section 7)
+        sent.append((f"stage {stage}", [2 * passes * (ranks - 1) / ranks * billions]))
+    fit = [name for name, parts in kept if sum(parts) <= 80]
+    each = [f"{formula(stage, ranks):.2f}" for stage in range(4)]
     return {
-        "bars": [
-            {"label": kind, "value": round(value * billions, 3), "colour": MEANING[kind]}
-            for kind, value in bars.items()
+        "panels": [
+            panel("GB a rank", "GB", {kind: MEANING[kind] for kind in sizes}, kept, line=80),
+            panel("GB that a rank sends in a step", "GB", {"messages": VERMILION}, sent),
         ],
-        "stacked": True,
-        "unit": "GB",
-        "line": {"value": 80, "label": "80 GB"},
-        "numbers": {"bytes a parameter": f"{each:.2f}", "GB a rank": f"{gigabytes:.1f}"},
-        "says": f"{billions:g} billion parameters under stage {stage} on {count(ranks, 'rank')}:"
-        f" the states take {gigabytes:.1f} GB a rank before any activation, which {fits} in 80 GB.",
+        "numbers": {"bytes a parameter, stages 0 to 3": ", ".join(each)},
+        "says": f"{billions:g} billion parameters on {count(ranks, 'rank')}, before any activation:"
+        f" {', '.join(fit) or 'no stage'} {'fit' if len(fit) > 1 else 'fits'} in 80 GB.",
     }
+
+
+def panel(
+    title: str,
+    unit: str,
+    kinds: dict[str, str],
+    rows: Iterable[tuple[str, Sequence[float] | str]],
+    line: float | None = None,
+) -> State:
+    """Stacked bars under a title: kinds and their colours, and a value of each kind a row.
+
+    A row that has none says why. `line`: a mark, in the unit of the bars.
+    """
+    found = [
+        (label, given if isinstance(given, str) else [float(f"{value:.3g}") for value in given])
+        for label, given in rows
+    ]
+    return {"title": title, "unit": unit, "kinds": list(kinds.items()), "rows": found, "line": line}
 
 
 def one_gpu(model: str, precision: str, sequences: int, checkpoint: str) -> State:
@@ -143,25 +163,24 @@ def one_gpu(model: str, precision: str, sequences: int, checkpoint: str) -> Stat
     plan = Plan(micro_batch=sequences)
     plan = replace(plan, precision=precision, checkpoint=recompute)
     memory = memory_per_rank(MODELS[model], plan)
-    kinds = {
-        "parameters": memory.parameters,
-        "gradients": memory.gradients,
-        "optimizer states": memory.optimizer,
-        "activations": memory.activations,
-    }
-    whole = sum(kinds.values()) / 1e9
+    whole = memory.total / 1e9
     return {
-        "bars": [
-            {"label": kind, "value": round(size / 1e9, 2), "colour": MEANING[kind]}
-            for kind, size in kinds.items()
-        ],
-        "stacked": True,
-        "unit": "GB",
-        "line": {"value": 80, "label": "80 GB"},
+        "panels": [panel("GB", "GB", KINDS, [("one GPU", shares(memory))], line=80)],
         "numbers": {"GPUs of 80 GB, at least": math.ceil(whole / 80)},
         "says": f"{model} with {count(sequences, 'sequence')} of {MODELS[model].seq_len:,} tokens"
         f" in {precision}: {whole:,.0f} GB where a GPU has 80.",
     }
+
+
+KINDS = {
+    kind: MEANING[kind] for kind in ("parameters", "gradients", "optimizer states", "activations")
+}
+
+
+def shares(memory: Memory) -> list[float]:
+    """GB by kind."""
+    sizes = memory.parameters, memory.gradients, memory.optimizer, memory.activations
+    return [size / 1e9 for size in sizes]
 
 
 def mesh(dp: int, tp: int, pp: int, node: int, axis: str) -> State:
@@ -186,33 +205,3 @@ def mesh(dp: int, tp: int, pp: int, node: int, axis: str) -> State:
 def _pale(colour: str) -> str:
     """A colour under black text: half of it is white."""
     return "#" + "".join(f"{(int(colour[n : n + 2], 16) + 255) // 2:02x}" for n in (1, 3, 5))
-
-
-def strategies(model: str, gpus: int) -> State:
-    """Bytes of the fullest rank under each way of using the same GPUs, states and activations."""
-    plans = {
-        "data parallel": Plan(dp=gpus),
-        "ZeRO-1": Plan(dp=gpus, zero=1),
-        "ZeRO-2": Plan(dp=gpus, zero=2),
-        "ZeRO-3 / FSDP": Plan(dp=gpus, zero=3),
-        "tensor parallel": Plan(tp=gpus),
-        "pipeline, m = 16": Plan(pp=gpus, num_micro_batches=16),
-    }
-    spec, bars, refused = MODELS[model], [], []
-    for name, plan in plans.items():
-        try:
-            size = memory_per_rank(spec, plan).total / 1e9
-        except InputError as error:
-            refused.append(f"{name}: {error}")
-            continue
-        bars.append({"label": name, "value": round(size, 1), "colour": BLUE})
-    fits = [bar["label"] for bar in bars if bar["value"] <= 80]
-    return {
-        "bars": bars,
-        "unit": "GB",
-        "line": {"value": 80, "label": "80 GB"},
-        "numbers": {"fit in 80 GB": ", ".join(fits) or "none"},
-        "says": f"{model}, {gpus} GPUs, one sequence of {spec.seq_len:,} tokens in a micro-batch,"
-        " mixed precision, all activations kept: bytes of the fullest rank by the planner."
-        + (f" Not possible: {'; '.join(refused)}." if refused else ""),
-    }

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from decimal import ROUND_HALF_UP, Context, Decimal
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -215,8 +216,21 @@ def as_rgb(colour: str) -> str:
 
 
 def number(value: float) -> str:
-    """A number as the page writes it: at most three decimals."""
-    return f"{round(value, 3):,}".removesuffix(".0")
+    """A number as the page writes it: three digits that count, 26.25 as 26.3."""
+    rounded = f"{Context(prec=3, rounding=ROUND_HALF_UP).create_decimal(Decimal(str(value))):,f}"
+    return rounded.rstrip("0").removesuffix(".") if "." in rounded else rounded
+
+
+def bars_of(panel: State) -> tuple[list[str], list[float]]:
+    """The texts beside a panel's bars, and how wide each part is, in percent."""
+    sums = {row: sum(parts) for row, parts in panel["rows"] if not isinstance(parts, str)}
+    most = 1.05 * max(panel["line"] or 0, *sums.values(), 0) or 1
+    labels = [
+        f"{row} {number(sums[row])} {panel['unit']}" if row in sums else row
+        for row, _ in panel["rows"]
+    ]
+    parts = [part for _, each in panel["rows"] if not isinstance(each, str) for part in each]
+    return labels, [100 * part / most for part in parts]
 
 
 def in_this_course(each: Explorable) -> Any:
@@ -244,13 +258,9 @@ def test_a_browser_shows_what_python_computes_for_every_choice_and_moment(each, 
             assert began == state.get("begins", last)
             at, end = (step, last) if "frames" in state else (step + 1, last + 1)
             assert of == f" step {at} of {end}"
-        bars = state.get("bars", [])
-        named = [(b["label"], b["value"]) for b in bars]
-        if state.get("stacked"):
-            named.append(("in all", sum(b["value"] for b in bars)))
-        assert labels == [f"{label} {number(value)} {state['unit']}" for label, value in named]
-        most = max([state["line"]["value"], *(value for _, value in named)]) * 1.05 if bars else 1
-        assert widths == pytest.approx([100 * b["value"] / most for b in bars], rel=1e-3)
+        wanted = [bars_of(panel) for panel in state.get("panels", ())]
+        assert labels == [label for texts, _ in wanted for label in texts], choice
+        assert widths == pytest.approx([w for _, wide in wanted for w in wide], rel=1e-3), choice
         moments += 1
     assert {"|".join(row[0]) for row in seen} == set(states)
     lengths = [

@@ -1,0 +1,170 @@
+"""Collectives, message by message: whose numbers each rank holds in each chunk after each round.
+
+A round is as long as a message: a rank sends at most one in it, and receives at most one.
+"""
+
+import itertools
+
+from shared.book.planned import State, count, shade
+from shared.plots import ORANGE, SKY
+
+SUMS = ("reduce", "all_reduce", "reduce_scatter")
+COLLECTIVES = ("broadcast", "scatter", "gather", "all_gather", *SUMS, "all_to_all")
+WAYS = ("ring", "tree", "central rank")
+READ = {"S": "the whole tensor, of the busiest rank", "orange, blue": "has just come, complete"}
+
+Chunks = dict[int, frozenset[int]]  # of which ranks a message or a rank has numbers, by chunk
+Message = tuple[int, int, Chunks]  # from, to, what
+Film = list[tuple[list[Chunks], list[Message]]]  # what each rank holds, after which messages
+
+
+def collective(operation: str, way: str, ranks: int) -> State:
+    """A collective's rounds, and what each way of doing it sends."""
+    films = {each: film(operation, each, ranks) for each in WAYS}
+    shown, last = films[way], len(films[way]) - 1
+    says = [f"Before the first of {count(last, 'round')}: what goes into {operation}."]
+    for number, (_, messages) in enumerate(shown[1:], 1):
+        sent = [f"{source} to {to} {_parts(operation, what)}" for source, to, what in messages]
+        more = f", and {len(sent) - 2} more" if len(sent) > 2 else ""
+        says.append(f"Round {number} of {last}: rank {', rank '.join(sent[:2])}{more}.")
+    return {
+        "rows": [f"rank {rank}" for rank in range(ranks)],
+        "columns": [f"chunk {chunk}" for chunk in range(ranks)],
+        "frames": [_frame(operation, *moment) for moment in shown],
+        "numbers": {each: _cost(operation, films[each], ranks) for each in WAYS} | READ,
+        "says": says,
+        "begins": min(2, last),
+    }
+
+
+def film(operation: str, way: str, ranks: int) -> Film:
+    """All rounds of a collective; what the ranks hold before the first comes first."""
+    held = [_before(operation, rank, ranks) for rank in range(ranks)]
+    moments: Film = [([dict(each) for each in held], [])]
+    for number in range(3 * ranks):
+        messages = [m for m in _round(operation, way, held, number) if m[2]]
+        for _, to, what in messages:
+            for chunk, those in what.items():
+                held[to][chunk] = held[to].get(chunk, frozenset()) | those
+        if messages:
+            moments.append(([dict(each) for each in held], messages))
+    return moments
+
+
+def wanted(operation: str, rank: int, ranks: int) -> Chunks:
+    """What a rank has to hold in the end."""
+    everybody, chunks = frozenset(range(ranks)), range(ranks)
+    if operation in ("broadcast", "scatter"):
+        return {c: frozenset({0}) for c in chunks if operation == "broadcast" or c == rank}
+    if operation in ("gather", "reduce") and rank:
+        return {}
+    if operation in ("gather", "all_gather"):
+        return {c: frozenset({c}) for c in chunks}
+    return {c: everybody for c in chunks if operation in ("reduce", "all_reduce") or c == rank}
+
+
+def blocks(operation: str, what: Chunks) -> int:
+    """The size of a message, in chunks: a sum is one however many are in it."""
+    return sum(1 if operation in SUMS else len(those) for those in what.values())
+
+
+def _before(operation: str, rank: int, ranks: int) -> Chunks:
+    mine = frozenset({rank})
+    if operation in ("broadcast", "scatter"):
+        return dict.fromkeys(range(ranks), mine) if rank == 0 else {}
+    if operation in ("gather", "all_gather"):
+        return {rank: mine}
+    return dict.fromkeys(range(ranks), mine)
+
+
+def _round(operation: str, way: str, held: list[Chunks], number: int) -> list[Message]:
+    """The messages of a round; after the last they are empty."""
+    ranks = len(held)
+    if way == "ring":
+        return [_to_the_next(operation, held, rank, number) for rank in range(ranks)]
+    branches = [[(rank, 0, 1)] for rank in range(1, ranks)]
+    if way == "tree":
+        sizes = [2**bit for bit in range((ranks - 1).bit_length())]
+        branches = [[(r, r - size, size) for r in range(size, ranks, 2 * size)] for size in sizes]
+    up = [] if operation in ("broadcast", "scatter") else branches
+    down = [] if operation in ("gather", "reduce") else branches[::-1]
+    if number < len(up):
+        return [_to_the_root(operation, held, *branch) for branch in up[number]]
+    now = down[number - len(up) :][:1]
+    return [_from_the_root(operation, held, *branch) for branch in itertools.chain(*now)]
+
+
+def _to_the_root(operation: str, held: list[Chunks], rank: int, root: int, size: int) -> Message:
+    """All that a branch of `size` ranks has, but for what its own ranks get of each other."""
+    stays = range(rank, rank + size) if operation == "all_to_all" else ()
+    return rank, root, {c: those for c, those in held[rank].items() if c not in stays}
+
+
+def _from_the_root(operation: str, held: list[Chunks], rank: int, root: int, size: int) -> Message:
+    """What the ranks of a branch are to hold, of what its first rank has not."""
+    ends = [wanted(operation, each, len(held)) for each in range(rank, min(rank + size, len(held)))]
+    missing = {
+        c: those if operation in SUMS else those - held[rank].get(c, frozenset())
+        for c, those in held[root].items()
+        if any(c in end for end in ends)
+    }
+    return root, rank, {c: those for c, those in missing.items() if those}
+
+
+def _to_the_next(operation: str, held: list[Chunks], rank: int, number: int) -> Message:
+    """A rank's message to its neighbour, who is the lower one where rank 0 is to have it all."""
+    ranks, to = len(held), rank + (-1 if operation in ("gather", "reduce") else 1)
+    opened = {  # from one end of the line to the other
+        "broadcast": number - rank,
+        "scatter": ranks - 1 - number + rank,
+        "gather": rank + number,
+        "reduce": number - (ranks - 1 - rank),
+    }
+    if operation in opened:
+        chunk = opened[operation]
+        least = to if operation == "scatter" else 0
+        goes = 0 <= to < ranks and least <= chunk < ranks
+        return rank, to % ranks, {chunk: held[rank][chunk]} if goes else {}
+    if number >= (ranks - 1) * (2 if operation == "all_reduce" else 1):
+        return rank, to % ranks, {}
+    if operation == "all_to_all":
+        source = (rank - number) % ranks
+        further = [(source + distance) % ranks for distance in range(number + 1, ranks)]
+        return rank, to % ranks, dict.fromkeys(further, frozenset({source}))
+    chunk = (rank - number - (operation != "all_gather")) % ranks
+    return rank, to % ranks, {chunk: held[rank][chunk]}
+
+
+def _cost(operation: str, moments: Film, ranks: int) -> str:
+    """Rounds, and what the busiest ranks send and receive, in sizes of the whole tensor."""
+    sent, received = [0] * ranks, [0] * ranks
+    for _, messages in moments:
+        for source, to, what in messages:
+            sent[source] += blocks(operation, what)
+            received[to] += blocks(operation, what)
+    rounds = count(len(moments) - 1, "round")
+    return f"{rounds}, sends {max(sent) / ranks:.2f} S, receives {max(received) / ranks:.2f} S"
+
+
+def _frame(operation: str, held: list[Chunks], messages: list[Message]) -> list[list[list[str]]]:
+    """A row a rank: whose numbers are in a chunk; coloured if just come, or complete."""
+    came = {(to, chunk) for _, to, what in messages for chunk in what}
+    ranks = len(held)
+    rows = []
+    for rank, chunks in enumerate(held):
+        due = wanted(operation, rank, ranks)
+        rows.append([])
+        for chunk in range(ranks):
+            those = chunks.get(chunk, frozenset())
+            text = ("+" if operation in SUMS else " ").join(map(str, sorted(those)))
+            done = chunk in due and those >= due[chunk]
+            grey = shade(max(1, len(those)), ranks) if those else "#ffffff"
+            colour = ORANGE if (rank, chunk) in came else SKY if done else grey
+            rows[-1].append([text, colour])
+    return rows
+
+
+def _parts(operation: str, what: Chunks) -> str:
+    """A message in words."""
+    size = blocks(operation, what)
+    return f"chunk {next(iter(what))}" if len(what) == size == 1 else count(size, "chunk")
