@@ -223,6 +223,8 @@ def _steps(trace: Mapping[str, Any]) -> list[Interval]:
     steps = _spans(trace, lambda event: event["name"].startswith("ProfilerStep#"))
     if not steps:
         raise InputError("the trace holds no ProfilerStep#...: nobody called profiler.step()")
+    if not _length(steps):
+        raise InputError("the trace's ProfilerStep#... take 0 microseconds: profile it again")
     return steps
 
 

@@ -26,7 +26,8 @@ def read_chrome(path: Path) -> dict[str, Any]:
     Where the content does not say which rank wrote it, the file's name may ("rank_3").
 
     Raises InputError for a file that is not there, is cut off, is no trace in Chrome's format, or
-    holds no step of torch.profiler (a trace of another program, or one without profiler.step()).
+    holds no step of torch.profiler that lasts (a trace of another program, or one without
+    profiler.step()).
     """
     content = _read_json(path)
     if not isinstance(content, dict) or not isinstance(content.get("traceEvents"), list):
@@ -40,6 +41,8 @@ def read_chrome(path: Path) -> dict[str, Any]:
             f"{path} holds no {STEP}...: it is a trace of another program, or nobody called "
             "profiler.step() after each step"
         )
+    if not any(start < end for start, end in spans):  # what is read is a share of their time
+        raise InputError(f"{path}: its {STEP}... take 0 microseconds: profile it again")
     named, info = _RANK.findall(path.name), content.get("distributedInfo") or {}
     if "rank" not in info and named:
         content["distributedInfo"] = {**info, "rank": int(named[-1])}

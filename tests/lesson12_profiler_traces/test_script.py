@@ -96,6 +96,7 @@ STEP = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "ts": 0, 
         ),
         ({"rank_0": '{"traceEvents": [{"ph"'}, "cut off"),
         ({"rank_0": '{"traceEvents": []}'}, "another program"),
+        ({"rank_0": json.dumps({"traceEvents": [STEP | {"dur": 0}]})}, "take 0 microseconds"),
     ],
 )
 def test_bad_traces_are_said_in_one_line(contents, words, tmp_path, refused):

@@ -186,6 +186,9 @@ def test_lateness_counts_no_message_between_the_steps_and_asks_for_one():
         lateness(merge_ranks([of_a_rank(rank) for rank in (0, 1)]))
     with pytest.raises(InputError, match=r"\{0: 2, 1: 1\}; record the same on all"):
         lateness(merge_ranks([of_a_rank(0, 20), of_a_rank(1, 20, steps=((0, 100),))]))
+    at_once = [on_a_gpu(rank, ((0, 9), (9, 20)), ((20, 30), (20, 40)), (25,)) for rank in (0, 1)]
+    with pytest.raises(InputError, match="take 0 microseconds"):  # by the GPU's clock
+        lateness(merge_ranks(at_once))
 
 
 KERNEL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"

@@ -16,7 +16,7 @@ def lateness(merged: Mapping[str, Any]) -> dict[int, float]:
     is of the step that launched it: the CPU's steps end before it begins.
     The last rank's messages are short, and those of the ranks that wait for it are long.
     What one rank has more of in a step than another is left out. Raises InputError where no step
-    sends anything, and for ranks whose steps differ in number.
+    sends anything or lasts, and for ranks whose steps differ in number.
     """
     late = {rank: list[float]() for rank in merged["ranks"]}
     own = {
@@ -35,6 +35,8 @@ def lateness(merged: Mapping[str, Any]) -> dict[int, float]:
     if not all(late.values()):
         raise InputError("no message lies in the steps of these traces: nobody waits for anybody")
     usual = 1e6 * sum(map(step_seconds, own.values())) / len(own)
+    if not usual:
+        raise InputError("the steps of these traces take 0 microseconds by their kernels")
     return {rank: sum(each) / len(each) / usual for rank, each in late.items()}
 
 
