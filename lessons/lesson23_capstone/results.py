@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from shared.capstone.config import Config, read_config
-from shared.capstone.modes import How, check_mode
+from shared.capstone.modes import BUCKET, How, check_mode
 from shared.capstone.record import Record, mfu
 from shared.capstone.tasks import flops_of, model_spec, padded
 from shared.errors import InputError
@@ -121,8 +121,8 @@ def conclude(
         "counted": most,
     }
     words = f"{args.mode} on {rank.world_size}: held-out loss {row['held-out']}, "
-    words += f"{row['tokens/s']} tokens/s, MFU {row['MFU, %']} %; states of the fullest rank "
-    words += f"{most:,} bytes" + ("" if states[0] is None else f", predicted {states[0]:,}")
+    words += f"{row['tokens/s']} tokens/s, MFU {row['MFU, %']} %; "
+    words += kept(args.mode, len(record.losses), most, states[0])
     write_results(
         args,
         rank,
@@ -135,6 +135,17 @@ def conclude(
         flops_per_token=[flops.per_token, flops.source],
         peak_flops=peak,
     )
+
+
+def kept(mode: str, steps: int, most: int, predicted: int | None) -> str:
+    """The counted bytes of the fullest rank's states beside those predicted, and what differs."""
+    words = f"states of the fullest rank {most:,} bytes"
+    words += "" if predicted is None else f", predicted {predicted:,}"
+    if predicted and steps == 1 and most < predicted:
+        words += ", which counts the optimizer's: the first step ends by making them"
+    elif predicted and mode == "deepspeed" and most > predicted:
+        words += f", without DeepSpeed's float32 copy and its bucket (up to {4 * BUCKET:,} bytes)"
+    return words
 
 
 def draw(record: Record, mode: str) -> Figure:

@@ -118,6 +118,8 @@ def make(mode: str, model: Any, config: Config, rank: Rank, how: How) -> Made:
     if mode == "fsdp2":
         shard_by_layer(model)
     if how.compiled:
+        if rank.is_main:
+            print("note: the first step compiles the layers, minutes on a CPU", flush=True)
         for layer in layers_of(inner):
             layer.compile()
     if mode == "ddp":

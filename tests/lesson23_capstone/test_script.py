@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from lessons.lesson23_capstone.results import kept
 from shared.capstone.config import TABLES, read_config
 from shared.capstone.modes import check_mode
 from shared.errors import InputError
@@ -100,6 +101,22 @@ def test_the_table_has_predicted_bytes_and_they_are_those_counted(run_script, tm
     assert found["preset"] == "run"  # by its file
     assert {"tokens/s", "MFU, %", "peak MiB", "held-out"} <= found["table"][0].keys()
     assert list((tmp_path / "out" / "tensorboard").glob("events.*"))
+
+
+@pytest.mark.parametrize(
+    ("mode", "steps", "most", "words"),
+    [
+        ("ddp", 1, 8, "8 bytes, predicted 16, which counts the optimizer's"),
+        ("ddp", 1, 16, "16 bytes, predicted 16"),  # resumed: they were there
+        ("deepspeed", 9, 20, "predicted 16, without DeepSpeed's float32 copy and its bucket (up"),
+        ("fsdp2", 9, 20, "20 bytes, predicted 16"),
+    ],
+)
+def test_what_was_not_predicted_is_named(mode, steps, most, words):
+    said = kept(mode, steps, most, 16)
+    assert words in said
+    assert ("DeepSpeed" in said, "optimizer" in said) == ("Deep" in words, "optimizer" in words)
+    assert kept(mode, steps, most, None) == f"states of the fullest rank {most} bytes"
 
 
 @pytest.mark.full
