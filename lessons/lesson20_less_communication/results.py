@@ -121,7 +121,7 @@ def conclude(
             "note: torch's hook sends from other threads, which are not counted: bytes by formula"
         )
         sent = predicted
-    share = round(sent / whole, 4) if n > 1 else 1.0
+    share = round(sent / whole, 4) if n > 1 else "-"  # one rank sends nothing
     row: dict[str, Any] = {
         "method": args.method,
         "engine": args.engine,
@@ -133,8 +133,11 @@ def conclude(
     }
     if args.mbit:
         row[f"message ms at {args.mbit:g} Mbit/s"] = round(1000 * sent * 8 / (args.mbit * 1e6), 2)
-    words = f"{args.method} on {n} ranks sends {row['KiB a step']:g} KiB a step, "
-    words += f"{100 * share:.3g} % of all-reduce's; loss {row['last loss']}"
+    words = f"{args.method} on 1 rank sends nothing"
+    if n > 1:
+        words = f"{args.method} on {n} ranks sends {row['KiB a step']:g} KiB a step, "
+        words += f"{100 * sent / whole:.3g} % of all-reduce's"
+    words += f"; loss {row['last loss']}"
     figures = {"less_communication.png": draw_run(training.losses, args.method, sent, whole)}
     more = {} if predicted is None or math.isnan(predicted) else {"predicted": predicted}
     results = {"losses": training.losses, "bytes_sent": {"measured": sent} | more}
