@@ -5,11 +5,13 @@ import gc
 import statistics
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch._dynamo  # what optimizers import: once here, not in every forked rank
 import torch.distributed as dist
 
+from shared.capstone.budgets import BARE, Budget, candidates
 from shared.capstone.config import ModelTable
 from shared.capstone.keeping import Keeping
 from shared.capstone.tasks import build_model, model_spec
@@ -18,6 +20,8 @@ from shared.measuring.timing import repetitions
 from shared.measuring.traffic import Traffic, count_traffic
 from shared.parallel3d.engine import Parallel3D
 from shared.parallel3d.mesh import build_mesh, make_groups
+from shared.planner.memory import memory_per_rank
+from shared.planner.seconds import step_time
 from shared.planner.specs import ModelSpec, Plan
 from shared.ranks.forked import run_ranks
 from shared.ranks.links import sent_by_card, throttled_links
@@ -34,6 +38,25 @@ def spec_of_table(table: ModelTable) -> ModelSpec:
     spec = model_spec(table, VOCABULARY)
     assert spec is not None, "the planner knows language models"
     return spec
+
+
+def kept_and_sent(spec: ModelSpec, budget: Budget) -> list[dict[str, Any]]:
+    """A table's rows: of each candidate the MB of states, and the seconds of its messages."""
+    rows = []
+    for plan in candidates(spec, budget):
+        most = memory_per_rank(spec, plan)
+        states = sum(getattr(most, kind) for kind in ("parameters", "gradients", "optimizer"))
+        spans = step_time(spec, plan, budget.cluster, BARE)
+        rows.append(
+            {
+                "dp x tp x pp": f"{plan.dp} x {plan.tp} x {plan.pp}",
+                "ZeRO": plan.zero,
+                "MB kept": round(states / 1e6, 3),
+                "fits": "yes" if states <= budget.memory else "",
+                "s of messages": round(spans.total - spans.compute - spans.bubble, 3),
+            }
+        )
+    return rows
 
 
 @dataclass(frozen=True)
