@@ -33,6 +33,15 @@ def peak_bytes(model: ModelSpec, plan: Plan, held: Held = "float32", logits: int
     return most
 
 
+def loss_bytes(model: ModelSpec, plan: Plan) -> int:
+    """Bytes that the last stage needs beside `memory_per_rank`, for a moment: the loss's backward.
+
+    Kept is the softmax alone, 4 bytes a logit. With cross entropy as torch computes it in float32
+    two gradients of its size join it; one in 16 bits, or in parts, needs less.
+    """
+    return tokens(model, plan) * (LOGITS - 4) * model.vocab_size // plan.tp
+
+
 def activations(model: ModelSpec, plan: Plan, held: Held, logits: int, rank: int) -> int:
     """The most bytes that a pipeline rank has for backward, gradients of logits included."""
     entering, kept = layer_kept(model, plan, held)

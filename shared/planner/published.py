@@ -31,6 +31,7 @@ class Run:
     cluster: Cluster
     flops: float
     seconds: float
+    gib: float = 0.0
 
     @property
     def published(self) -> float:
@@ -84,4 +85,4 @@ def _run(family: dict[str, Any], row: dict[str, Any]) -> Run:
     else:
         speed = row.get("tokens_per_s_of_all") or row["tokens_per_s"] * gpus
         seconds = tokens / speed
-    return Run(row["name"], model, plan, cluster, flops, seconds)
+    return Run(row["name"], model, plan, cluster, flops, seconds, row.get("gib", 0.0))

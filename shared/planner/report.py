@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from shared.planner.measured import days_and_hours, like_measured, tokens_per_second
 from shared.planner.memory import gathered_bytes
 from shared.planner.outcomes import FITTED, Choice
+from shared.planner.peak import loss_bytes
 from shared.planner.published import families
 from shared.planner.search import Survey, bounds, describe
 from shared.planner.seconds import step_time
@@ -59,6 +60,9 @@ def table(
         units = gathered_bytes(model, plan)
         which = "a unit that is" if plan.lora else "two units that are"
         more = f", and {units / 1e9:.1f} for {which} gathered" if units else ""
+        loss = loss_bytes(model, plan) / 1e9
+        where = "loss of the last stage" if plan.pp > 1 else "loss"
+        more += f", and {loss:.1f} for a moment at the {where}" if loss >= 0.05 else ""
         lines += [
             f"{number}. {describe(plan)}",
             f"   {time.total:.2f} s a step, {speed(model, choice, cluster, measured)}, "
@@ -233,8 +237,11 @@ def assumptions(model: ModelSpec, cluster: Cluster, plan: Plan) -> list[str]:
     return [
         f"bytes a parameter: {weight} weight, {gradient} gradient, {optimizer} optimizer (Adam)",
         f"{1 - USABLE:.0%} of the memory is kept free for the driver, gaps and buffers",
-        f"activations after Korthikanti et al. 2022, {scores}; logits in float32",
-        "the sequence is cut as well wherever tp is above 1 (sequence parallelism); no plan has cp",
+        f"activations after Korthikanti et al. 2022, {scores}; logits in float32 have the 4 bytes "
+        "that are kept, and 12 when the loss's backward begins (14 to 18 where a variable holds "
+        "them), which a plan that fits is not asked for",
+        "the sequence is cut as well wherever tp is above 1 (sequence parallelism); not searched: "
+        "context parallelism (cp) and expert parallelism",
         "schedule 1F1B, interleaved (chunks) where all stages have equally many layers, or the "
         "first and the last one less; messages between stages as lesson 15 simulates them",
         "ZeRO-1 in a pipeline sends as torchtitan's FSDP does there, whose weights stay whole for "
@@ -251,7 +258,9 @@ def assumptions(model: ModelSpec, cluster: Cluster, plan: Plan) -> list[str]:
         "none, is predicted 27 to 32 % too fast, four runs below a billion parameters up to 14 %",
         "four published plans that ran in 80 GB need 81 to 89 GB by this count, Llama 3's of the "
         "405B among them, and are refused here; and a plan that fits by this count may not: "
-        "KempnerForge's 14 runs held 0.6 to 3.6 times what is counted, 11 of them more",
+        "KempnerForge's 14 runs held 0.6 to 3.8 times what is counted, 11 of them more, and 0.93 "
+        "to 1.13 times with 8 bytes of states a parameter (all in 16 bits), float32 gradients that "
+        "stay whole between micro-batches, and whole logits of 10 bytes on every rank of tp",
         "left out: kernels by shape, stragglers, data loading, the optimizer's update, experts on "
         "own ranks, and in the search tp's messages behind compute; FLOPs and MFU without "
         "recomputation",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -27,7 +28,7 @@ from shared.measuring.room import check_room
 from shared.model import transformer
 from shared.model.language_model import LanguageModel
 from shared.planner.models import spec_of
-from shared.planner.peak import Held, peak_bytes
+from shared.planner.peak import Held, loss_bytes, peak_bytes
 from shared.planner.specs import ModelSpec, Plan
 from shared.training.language_recipes import RECIPES, bytes_of_replicas
 from shared.training.reference_run import loss_of
@@ -119,6 +120,30 @@ def test_the_peak_of_a_step(model, held, within):
     build, spec, rows = model
     found = counted(build, rows, spec.seq_len, held)
     assert peak_bytes(spec, Plan(micro_batch=rows), held) == pytest.approx(found, rel=within)
+
+
+@pytest.mark.parametrize(
+    ("cast", "kept", "most"),
+    [(False, (4, 12), (8, 16)), (True, (4, 12), (6, 14))],  # without a variable, with one
+)
+def test_the_bytes_of_a_logit(cast, kept, most):
+    """Backward adds two gradients to the softmax; logits that a variable holds stay meanwhile."""
+    tokens, words = 64, 1000
+    for held, expected in zip((False, True), (kept, most), strict=True):
+        with FakeTensorMode(), Alive() as alive:
+            x, head = (torch.zeros(n, 8, requires_grad=True) for n in (tokens, words))
+            targets, before = torch.zeros(tokens, dtype=torch.long), alive.now
+            with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+                logits = F.linear(x, head)
+                loss = F.cross_entropy(logits, targets)
+            if not held:
+                del logits
+            forward, alive.most = alive.now - before, 0
+            loss.backward()
+        seen = (forward, alive.most - before)
+        assert [round(each / (tokens * words)) for each in seen] == list(expected)
+    spec = ModelSpec(1, 8, 1, 8, words, tokens)
+    assert loss_bytes(spec, Plan()) == (kept[1] - kept[0]) * tokens * words
 
 
 @pytest.mark.full
