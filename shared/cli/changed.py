@@ -37,7 +37,7 @@ READERS = {
     " tests/book/test_glossary.py",
     "*.po": "tests/book/test_chinese.py",
     "lessons/*.md": "tests/book/test_[bfg]*.py",
-    "lessons/*/plain.py": "tests/frame/test_first_lines.py tests/book/test_first_lines.py",
+    "lessons/*/plain*.py": "tests/frame/test_first_lines.py tests/book/test_first_lines.py",
     "tests/*": "tests/frame/test_promises.py",
     "tests/pretend_gpu/*": "tests/pretend_gpu/test_*.py",
     "shared/book/*": "tests/book/*",

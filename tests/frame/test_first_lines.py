@@ -89,3 +89,46 @@ def test_a_plain_script_trains_as_one_process(script, tmp_path, one_process):
     assert left.keys() == weights.keys()
     for name, tensor in weights.items():
         torch.testing.assert_close(left[name], tensor, atol=1e-4, rtol=1e-3)
+
+
+KILLED = """
+import os, runpy, signal
+from pathlib import Path
+from torch.optim import AdamW
+
+calls, told = iter(range(1, 99)), Path("was_killed")
+
+def step(self, *args, step=AdamW.step, **kwargs):
+    if next(calls) == 14 and os.environ["RANK"] == "1" and not told.exists():
+        told.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(self, *args, **kwargs)
+
+AdamW.step = step
+runpy.run_path("plain_resume.py", run_name="__main__")
+"""
+
+
+@pytest.mark.full
+def test_a_run_that_is_killed_and_started_again_ends_bit_for_bit(tmp_path, monkeypatch):
+    """Rank 1 dies in the second epoch, behind its first checkpoint; torchrun starts all again."""
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # lesson 08, the two nodes
+    script = ROOT / "lessons" / "lesson08_fault_tolerance" / "plain_resume.py"
+    said, left = [], []
+    for name, restarts in ("plain_resume.py", 0), ("killed.py", 1):
+        folder = tmp_path / name.removesuffix(".py")
+        folder.mkdir()
+        shutil.copy(script, folder)
+        (folder / "killed.py").write_text(KILLED)
+        command = torchrun_command(Path(name), 2, max_restarts=restarts)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr
+        assert (folder / "was_killed").exists() == bool(restarts)
+        said.append(done.stdout.splitlines())
+        left.append(torch.load(folder / "plain_resume.pt"))
+    assert said[0] == said[1]
+    torch.testing.assert_close(left[0], left[1], rtol=0, atol=0)
+    plain = runpy.run_path(str(script))
+    net, (x, y) = plain["make_net"]().eval(), plain["make_data"](77, seed=2).tensors
+    net.load_state_dict(left[0]["model"])
+    assert said[0][-1].endswith(f"held out {F.mse_loss(net(x), y).item():.3f}")
