@@ -120,6 +120,20 @@ def test_the_trace_of_one_gpu_is_read_alone(tmp_path, run_script):
     assert not (folder / "out" / "merged.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("at", "words"),
+    [(20, "; nobody is late to send,"), (60, "; the last to send is rank 1 (by 40 %")],
+)
+def test_who_is_late_is_named_where_somebody_is(at, words, tmp_path, run_script):
+    starts = {"rank_0": 20, "rank_1": at}
+    texts = {
+        name: json.dumps(made.trace_of([made.label("ProfilerStep#1", 0, 100), made.message(a, 90)]))
+        for name, a in starts.items()
+    }
+    out, _ = read(folder_with(tmp_path / "late", **texts), run_script)
+    assert words in out
+
+
 def test_a_profile_of_the_cpu_alone_of_a_run_with_nccl_has_no_overlap(tmp_path, run_script):
     content = made.trace_of([made.label("ProfilerStep#1", 0, 100), made.label("nccl:x", 20, 30)])
     texts = {f"rank{rank}_trace": json.dumps(content) for rank in (0, 1)}

@@ -212,9 +212,11 @@ def write_merged(folder: Path, world_size: int) -> str:
 
 
 def latest(merged: Trace) -> str:
-    """The rank that comes to its messages last, and by how much of a step."""
+    """The rank that comes to its messages last, and by how much of a step; "nobody" by none."""
     late = lateness(merged)
     rank = max(late, key=late.__getitem__)
+    if round(100 * late[rank]) == 0:
+        return "nobody"
     return f"{rank} (by {100 * late[rank]:.0f} % of a step)"
 
 
@@ -254,6 +256,8 @@ def read_folder(args: argparse.Namespace, rank: Rank, readers: Readers) -> None:
 
 def _who_is_late(merged: Trace) -> str:
     try:
-        return f"; the last to send is rank {latest(merged)}, if the clocks agree"
+        late = latest(merged)
     except InputError as error:
         return f"; who is late cannot be said: {error}"
+    words = "nobody is late to send" if late == "nobody" else f"the last to send is rank {late}"
+    return f"; {words}, if the clocks agree"
