@@ -30,11 +30,6 @@ def sinusoidal_encoding(max_len, d_model):
     return torch.stack([cos, sin], dim=-1).flatten(1)
 
 
-@mistake("01.1", says="the first pair turns slowest")
-def sinusoidal_encoding(max_len, d_model):
-    return torch.stack(_table(max_len, _frequencies(d_model).flip(0)), dim=-1).flatten(1)
-
-
 @mistake("01.1", says="the angles were computed in float32")
 def sinusoidal_encoding(max_len, d_model):
     # The lines that circulate: exp of a logarithm, everything in float32.
@@ -135,14 +130,6 @@ def _turn(angles: Tensor) -> Tensor:
 @mistake("01.3", says="the matrix moves backwards")
 def shift_matrix(offset, d_model):
     return _turn(offset * _frequencies(d_model)).T
-
-
-@mistake("01.3", says="a turn has one minus")
-def shift_matrix(offset, d_model):
-    blocks = []
-    for a in (offset * _frequencies(d_model)).tolist():
-        blocks.append(torch.tensor([[math.cos(a), math.sin(a)], [math.sin(a), math.cos(a)]]))
-    return torch.block_diag(*blocks)
 
 
 @mistake("01.3", says="a d_model of 0 is accepted")

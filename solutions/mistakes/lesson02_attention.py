@@ -86,11 +86,6 @@ def scaled_dot_product_attention(query, key, value, mask=None):
 # 02.2 padding_mask
 
 
-@mistake("02.2", says="True marks the padding")
-def padding_mask(tokens, pad_id=0):
-    return (tokens == pad_id)[:, None, None, :]
-
-
 @mistake("02.2", says="one dim short")
 def padding_mask(tokens, pad_id=0):
     return (tokens != pad_id).unsqueeze(1)
@@ -116,11 +111,6 @@ def causal_mask(length, device=None):
     return torch.ones(1, 1, length, length, dtype=torch.bool, device=device).triu()
 
 
-@mistake("02.3", says="a word does not see itself")
-def causal_mask(length, device=None):
-    return torch.ones(1, 1, length, length, dtype=torch.bool, device=device).tril(-1)
-
-
 @mistake("02.3", says="the device argument is not used")
 def causal_mask(length, device=None):
     return right.causal_mask(length)
@@ -143,11 +133,6 @@ def split_heads(x, num_heads):
     if d_model % num_heads:
         raise ValueError(f"{d_model} is not divisible by {num_heads}")
     return x.reshape(batch, num_heads, length, d_model // num_heads)
-
-
-@mistake("02.4a", says="every H-th number")
-def split_heads(x, num_heads):
-    return x.unflatten(-1, (-1, num_heads)).permute(0, 3, 1, 2)
 
 
 @mistake("02.4a", says="is accepted")
@@ -178,11 +163,6 @@ def combine_heads(x):
     joined = torch.empty(batch, length, heads * head_dim)
     joined[:] = right.combine_heads(x)
     return joined
-
-
-@mistake("02.4b", says="the heads' numbers are interleaved")
-def combine_heads(x):
-    return x.permute(0, 2, 3, 1).flatten(2)
 
 
 @mistake("02.4b", says="no gradient reaches x")

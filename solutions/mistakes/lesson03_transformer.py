@@ -30,13 +30,6 @@ class LayerNorm(_Norm):
         return centred / (x.var(dim=-1, keepdim=True) + self.eps).sqrt() * self.weight + self.bias
 
 
-@mistake("03.1", says="eps is 1e-5 whatever is given")
-class LayerNorm(_Norm):
-    def forward(self, x: Tensor) -> Tensor:
-        variance, mean = torch.var_mean(x, dim=-1, keepdim=True, correction=0)
-        return (x - mean) / (variance + 1e-5).sqrt() * self.weight + self.bias
-
-
 @mistake("03.1", says="weight and bias are not the two trained parameters")
 class LayerNorm(nn.Module):
     def __init__(self, d_model: int, eps: float = 1e-5) -> None:
@@ -61,12 +54,6 @@ class LayerNorm(_Norm):
 class PositionwiseFeedForward(layers.PositionwiseFeedForward):
     def forward(self, x: Tensor) -> Tensor:
         return self.linear2(self.dropout(self.linear1(x)))
-
-
-@mistake("03.2", says="the activation is GELU")
-class PositionwiseFeedForward(layers.PositionwiseFeedForward):
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear2(self.dropout(F.gelu(self.linear1(x))))
 
 
 @mistake("03.2", says="dropout acts on the input")
@@ -106,16 +93,6 @@ class EncoderLayer(layers.EncoderLayer):
         super().__init__(replace(config, norm="post"))
 
 
-@mistake("03.3", says="around the attention the residual is the normed vector")
-class EncoderLayer(layers.EncoderLayer):
-    def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
-        if not self.pre:
-            return super().forward(x, mask, causal)
-        h = self.norm1(x)
-        x = h + self.dropout(self.self_attention(h, h, h, mask, causal))
-        return self.residual(x, self.norm2, self.feed_forward)
-
-
 @mistake("03.3", says="self.norm2 is missing")
 class EncoderLayer(layers.EncoderLayer):
     def __init__(self, config: TransformerConfig) -> None:
@@ -151,17 +128,6 @@ class DecoderLayer(layers.DecoderLayer):
             x,
             lambda h: self.self_attention(h, h, h),
             lambda h: self.cross_attention(h, memory, memory, memory_mask),
-        )
-
-
-@mistake("03.4", says="the cross-attention looks at x, not at the memory")
-class DecoderLayer(layers.DecoderLayer):
-    def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor | None = None) -> Tensor:
-        return _decoder(
-            self,
-            x,
-            lambda h: self.self_attention(h, h, h, causal=True),
-            lambda h: self.cross_attention(h, h, h),
         )
 
 
@@ -213,16 +179,6 @@ class Transformer(transformer.Transformer):
         for layer in self.encoder_layers:
             x = layer(x, src_mask)
         return x
-
-
-@mistake("03.5", says="decode returns logits")
-class Transformer(transformer.Transformer):
-    def decode(self, tgt: Tensor, memory: Tensor, src_mask: Tensor | None = None) -> Tensor:
-        return self.project(super().decode(tgt, memory, src_mask))
-
-    def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
-        mask = (src != self.config.pad_id)[:, None, None, :]
-        return self.decode(tgt, self.encode(src, mask), mask)
 
 
 @mistake("03.5", says="not num_layers different modules")
