@@ -19,7 +19,7 @@ from lessons.lesson11_gradient_checkpointing.laboratory.noted_calls import (
     expect_same_gradients,
 )
 from shared.exercises.checks import checks_for
-from shared.exercises.expecting import expect_close, expect_equal, expect_raises, recognise
+from shared.exercises.expecting import alike, expect_close, expect_equal, expect_raises, recognise
 from shared.exercises.on_ranks import on_ranks
 from shared.exercises.seeds import fresh_seed
 from shared.exercises.wrong import Wrong
@@ -641,7 +641,7 @@ def expect_least(plan, costs: list[LayerCost], budget: int, rules=None, mistake:
     assert best is not None, "a case that has a plan"
     got = fitting(plan(costs, budget), costs, budget)
     flops = partial(plans.flops_of, costs)
-    named = [words for words, other in (rules or {}).items() if other == tuple(got)]
+    named = [words for words, seen in alike(tuple(got), rules or {}).items() if seen]
     named += [plans.FEWEST] * (rules is not None and sum(got) == sum(rules[plans.FEWEST] or ()))
     what = f"the FLOPs that {len(costs)} layers under {budget} bytes compute again"
     expect_equal(flops(got), flops(best), what=what, mistake=next(iter(named), mistake))

@@ -17,6 +17,7 @@ from lessons.lesson12_profiler_traces.laboratory import suspects
 from lessons.lesson12_profiler_traces.laboratory import usual_mistakes as usual
 from shared.exercises.checks import checks_for
 from shared.exercises.expecting import (
+    alike,
     expect,
     expect_close,
     expect_equal,
@@ -221,7 +222,7 @@ def by_name(answer, trace, measure, usual_mistakes) -> None:
     recognise(
         {
             "that is in percent": abs(got - 100 * want) < 1e-7,
-            **{words: abs(got - value) < 1e-9 for words, value in mistakes.items()},
+            **alike(got, mistakes, lambda got, value: abs(got - value) < 1e-9),
             "events are taken to come in the order of their starts: sort the spans first": (
                 abs(got - want) > 1e-9 and abs(float(answer(in_order)) - want) < 1e-9
             ),
@@ -373,10 +374,7 @@ def flops_counted(answer) -> None:
     }
     got = float(answer(config, (rows, length), 0.4, 1e9))
     recognise(
-        {
-            words: math.isclose(got / want, value / whole, rel_tol=1e-9)
-            for words, value in products.items()
-        },
+        alike(whole * got / want, products, functools.partial(math.isclose, rel_tol=1e-9)),
         expected=f"{want:.6g}, by torch's FlopCounterMode",
         seen=f"{got:.6g}",
     )

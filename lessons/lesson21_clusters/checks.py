@@ -24,7 +24,14 @@ from shared.clusters.recordings import Recording
 from shared.clusters.verdicts import Hang, Odd, Straggler
 from shared.errors import InputError
 from shared.exercises.checks import checks_for
-from shared.exercises.expecting import expect, expect_close, expect_equal, expect_raises, recognise
+from shared.exercises.expecting import (
+    alike,
+    expect,
+    expect_close,
+    expect_equal,
+    expect_raises,
+    recognise,
+)
 from shared.exercises.seeds import fresh_seed
 
 exercise_21_1 = checks_for(
@@ -346,8 +353,7 @@ def expect_hang(
     seen = seen_in(found)
     expect(len(found) == 1, expected=expected, seen=seen)
     got = (found[0].number, tuple(sorted(found[0].missing)), tuple(sorted(found[0].odd)))
-    signs = {words: got == value for words, value in (looks_like or {}).items()}
-    recognise(signs, expected=expected, seen=seen)
+    recognise(alike(got, looks_like or {}), expected=expected, seen=seen)
     expect(got == want, expected=expected, seen=seen)
     kinds = type(found[0].missing).__name__, type(found[0].odd).__name__
     expect_equal(kinds, ("tuple", "tuple"), what="the kinds of missing and odd")

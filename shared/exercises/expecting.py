@@ -1,5 +1,6 @@
 """What a lesson's checks.py is written with: what is expected of an answer, mistakes by name."""
 
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -26,6 +27,13 @@ def recognise(
     for mistake, sign in mistakes.items():
         if sign() if callable(sign) else sign:
             raise Wrong(mistake, expected, seen, hint)
+
+
+def alike(
+    got: Any, looks_like: Mapping[str, Any], same: Callable[[Any, Any], Any] = operator.eq
+) -> dict[str, bool]:
+    """Rows for `recognise`: by the words for a mistake, whether got is the value it produces."""
+    return {words: bool(same(got, value)) for words, value in looks_like.items()}
 
 
 def expect(condition: bool, *, expected: str, seen: str, mistake: str = "", hint: str = "") -> None:

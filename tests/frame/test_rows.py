@@ -26,6 +26,16 @@ def heard(monkeypatch) -> Callable[[str], dict[str, Counter[str]]]:
     """
 
     told = defaultdict[str, Counter[str]](Counter)
+    alike = expecting.alike
+
+    def asking_rows(got: Any, looks_like: dict[str, Any], *same: Any) -> dict[str, bool]:
+        rows = alike(got, looks_like, *same)
+        for words, value in looks_like.items():
+            if value is not None:
+                others = alike(value, looks_like, *same)
+                heard = "right" if rows[words] else next(w for w in others if others[w])
+                told[words][heard] += 1
+        return rows
 
     def asking(ask: Callable[..., None]) -> Callable[..., None]:
         def asked(got: Any, want: Any, **given: Any) -> None:
@@ -38,10 +48,10 @@ def heard(monkeypatch) -> Callable[[str], dict[str, Counter[str]]]:
     def listen(number: str) -> dict[str, Counter[str]]:
         load_checks(number)
         for module in _written_with(number):
-            for name in ("expect_close", "expect_equal"):
-                original = getattr(expecting, name)
-                if vars(module).get(name) is original:
-                    monkeypatch.setattr(module, name, asking(original))
+            for ask in (expecting.expect_close, expecting.expect_equal, alike):
+                if vars(module).get(ask.__name__) is ask:
+                    own = asking_rows if ask is alike else asking(ask)
+                    monkeypatch.setattr(module, ask.__name__, own)
         refused = [each.exercise for each in hear_references(number) if not each.as_expected]
         assert not refused, f"references that are refused: {refused}"
         return told
