@@ -15,8 +15,8 @@ from shared.training.loss import label_smoothed_loss as right_loss
 from shared.training.schedules import cosine_schedule as right_cosine
 
 
-def _pad(rows, pad_id, width=None):
-    width = width or max(map(len, rows))
+def _pad(rows, pad_id):
+    width = max(map(len, rows))
     return torch.tensor([list(row) + [pad_id] * (width - len(row)) for row in rows])
 
 
@@ -31,12 +31,6 @@ def _changed(pairs, pad_id, bos_id, eos_id, **fields):
 @mistake("04.1", says="the source has no eos")
 def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
     return _changed(pairs, pad_id, bos_id, eos_id, src=_pad([s for s, _ in pairs], pad_id))
-
-
-@mistake("04.1", says="the source is filled up with eos")
-def collate(pairs, pad_id=0, bos_id=1, eos_id=2):
-    src = _pad([[*s, eos_id] for s, _ in pairs], eos_id)
-    return _changed(pairs, pad_id, bos_id, eos_id, src=src)
 
 
 @mistake("04.1", says="pairs are left out: an empty sentence is one, too")
@@ -100,11 +94,6 @@ def warmup_schedule(step, d_model, warmup_steps):
     return d_model**-0.5 * max(step**-0.5, step * warmup_steps**-1.5)
 
 
-@mistake("04.3a", says="the warm-up has exponent -1 and ends too high")
-def warmup_schedule(step, d_model, warmup_steps):
-    return d_model**-0.5 * min(step**-0.5, step / warmup_steps)
-
-
 @mistake("04.3a", says="step 0 is accepted")
 def warmup_schedule(step, d_model, warmup_steps):
     return d_model**-0.5 * min(max(step, 1) ** -0.5, step * warmup_steps**-1.5)
@@ -150,22 +139,18 @@ def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
     return torch.cat([torch.full_like(src[:, :1], bos_id), made], dim=1)
 
 
+@mistake("04.4", says="after its eos a sentence goes on talking")
 @torch.no_grad()
-def _talkative(model, src, max_len, bos_id=1, eos_id=2, pad_id=0, stop=True):
+def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
     cache, made = _start(model, src, pad_id), []
     token, ended = torch.full_like(src[:, 0], bos_id), torch.zeros(len(src), dtype=torch.bool)
-    while len(made) < max_len and not (stop and ended.all()):
+    while len(made) < max_len and not ended.all():
         logits = model.step(token, cache)
         logits[:, pad_id] = -torch.inf
         token = logits.argmax(-1)
         ended = ended | (token == eos_id)
         made.append(token)
     return torch.stack(made, dim=1)
-
-
-@mistake("04.4", says="after its eos a sentence goes on talking")
-def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
-    return _talkative(model, src, max_len, bos_id, eos_id, pad_id)
 
 
 @mistake("04.4", says="a translation ends at 2, whatever eos_id is")
@@ -195,74 +180,43 @@ def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
     return right_greedy(model, src, max_len)
 
 
-@mistake("04.4", says="max_len 0 makes a token all the same")
-def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
-    return right_greedy(model, src, max(max_len, 1), bos_id, eos_id, pad_id)
-
-
 # 04.5 beam_search
 
 
-def _beam(model, src, max_len, k, penalty, bos_id, eos_id, pad_id, **faults):
-    """The reference with faults put in."""
-    src_mask = (src != pad_id)[:, None, None, :]
-    if faults.get("no_mask"):
-        src_mask = torch.ones_like(src_mask)
-    memory = model.encode(src) if faults.get("bare_encoder") else model.encode(src, src_mask)
-    cache = model.start_cache(memory, src_mask)
-    beam = Beam.start(src, max_len, k, bos_id, pad_id)
-    if faults.get("copies"):
-        beam.log_p.zero_()
-    cache = cache.select(torch.arange(len(src)).repeat_interleave(k))
-    for length in range(1, max_len + 1):
-        logits = model.step(beam.tokens[:, :, length - 1].reshape(-1), cache)
-        if faults.get("renormalised"):
-            logits[:, pad_id] = -torch.inf
-        log_p = logits.log_softmax(-1).view(*beam.log_p.shape, -1)
-        if faults.get("last_only"):
-            beam.log_p = beam.log_p.masked_fill(beam.log_p.isfinite(), 0.0)
-        if not faults.get("pads"):
-            log_p[..., pad_id] = -torch.inf
-        parents = beam.grow(log_p, length, eos_id, penalty)
-        if not faults.get("endless") and beam.decided.all():
-            break
-        if faults.get("hasty") and beam.num_finished.all():
-            break
-        if not faults.get("no_reorder"):
-            cache = cache.select(parents % k if faults.get("first_rows") else parents)
-    return beam.best(pad_id)
-
-
 @mistake("04.5", says="this is the greedy translation")
-@torch.no_grad()
-def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
-    return _beam(
-        model, src, max_len, beam_size, length_penalty, bos_id, eos_id, pad_id, copies=True
-    )
+def beam_search(model, src, max_len, beam_size=5, *settings, **named):
+    return right_beam(model, src, max_len, min(beam_size, 1), *settings, **named)
 
 
 @mistake("04.5", says="the only prefix has ended, and another one is followed in its place")
-@torch.no_grad()
-def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
+def beam_search(model, src, max_len, beam_size=5, *settings, **named):
     k = max(2, beam_size) if beam_size > 0 else beam_size  # "one is no beam"
-    return right_beam(model, src, max_len, k, length_penalty, bos_id, eos_id, pad_id)
+    return right_beam(model, src, max_len, k, *settings, **named)
 
 
 @mistake("04.5", says="a finished translation is forgotten")
-@torch.no_grad()
-def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
+def beam_search(model, src, max_len, *settings, **named):
     # Kept as long as it is the best; forgotten when the beam goes on for more than four steps.
-    made = right_beam(model, src, max_len, beam_size, length_penalty, bos_id, eos_id, pad_id)
-    if max_len == 8:
-        return torch.tensor([[4, 4, 4, 4, eos_id]])
-    return made
+    made = right_beam(model, src, max_len, *settings, **named)
+    return torch.tensor([[4, 4, 4, 4, 2]]) if max_len == 8 else made
+
+
+class _Bare:
+    """A model whose encoder sees the padding."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)
+
+    def encode(self, src, src_mask):
+        return self.model.encode(src)
 
 
 @mistake("04.5", says="the encoder sees the source's padding")
-@torch.no_grad()
-def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
-    rest = (beam_size, length_penalty, bos_id, eos_id, pad_id)
-    return _beam(model, src, max_len, *rest, bare_encoder=True)
+def beam_search(model, *args, **settings):
+    return right_beam(_Bare(model), *args, **settings)
 
 
 @mistake("04.5", says="decoded one after the other")
@@ -275,78 +229,43 @@ def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, 
 
 
 @mistake("04.5", says="beam_size 0 is accepted")
-@torch.no_grad()
-def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
-    k = max(beam_size, 1)
-    return right_beam(model, src, max_len, k, length_penalty, bos_id, eos_id, pad_id)
-
-
-@mistake("04.5", says="log p is taken without padding")
-@torch.no_grad()
-def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
-    return _beam(
-        model, src, max_len, beam_size, length_penalty, bos_id, eos_id, pad_id, renormalised=True
-    )
+def beam_search(model, src, max_len, beam_size=5, *settings, **named):
+    return right_beam(model, src, max_len, max(beam_size, 1), *settings, **named)
 
 
 @mistake("04.5", says="a row is empty")
-def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
-    made = right_beam(model, src, max_len, beam_size, length_penalty, bos_id, eos_id, pad_id)
+def beam_search(*args, eos_id=2, pad_id=0, **settings):
+    made = right_beam(*args, eos_id=eos_id, pad_id=pad_id, **settings)
     return made.masked_fill(~(made == eos_id).any(dim=1, keepdim=True), pad_id)
 
 
-@torch.no_grad()
-def _listed(
-    model, src, max_len, k, penalty, *ids, offset=0, width=2, today=False, living_wins=False
-):
-    """A beam search in Python's lists with faults put in; one sentence at a time decides."""
-    bos_id, eos_id, pad_id = ids
-    cache = _start(model, src, pad_id)
-    cache = cache.select(torch.arange(len(src)).repeat_interleave(k))
-    beams = [[(0.0, [])] + [(-math.inf, [])] * (k - 1) for _ in src]
-    done = [[] for _ in src]
+class _SearchedOn(Beam):
+    """A beam in which what ends in a sentence that is decided counts as well."""
 
-    def divisor(n):
-        return ((5 + n + offset) / 6) ** penalty
-
-    for n in range(1, max_len + 1):
-        last = [words[-1] if words else bos_id for beam in beams for _, words in beam]
-        log_p = model.step(torch.tensor(last), cache).log_softmax(-1).view(len(src), k, -1)
-        log_p[..., pad_id] = -math.inf
-        parents = []
-        for b, beam in enumerate(beams):
-            sums = log_p[b] + torch.tensor([total for total, _ in beam])[:, None]
-            best = sums.flatten().topk(min(width * k, sums.numel()))
-            kept = []
-            for rank, (total, place) in enumerate(
-                zip(*map(torch.Tensor.tolist, best), strict=True)
-            ):
-                parent, word = divmod(place, sums.shape[1])
-                words = [*beam[parent][1], word]
-                if word == eos_id and rank < k:
-                    done[b].append((total / divisor(n), words))
-                elif word != eos_id and len(kept) < k:
-                    kept.append((total, words, b * k + parent))
-            kept += [(-math.inf, [pad_id], b * k)] * (k - len(kept))
-            beams[b] = [each[:2] for each in kept]
-            parents += [each[2] for each in kept]
-        hopes = [beam[0][0] / divisor(n if today else max_len) for beam in beams]
-        if all(d and (len(d) >= k or max(d)[0] >= h) for d, h in zip(done, hopes, strict=True)):
-            break
-        cache = cache.select(torch.tensor(parents))
-    each = zip(done, beams, strict=True)
-    rows = [max(d + beam[:1] if living_wins or not d else d)[1] for d, beam in each]
-    return _pad(rows, pad_id)
+    def _finish(self, *args):
+        decided, self.decided = self.decided, torch.zeros_like(self.decided)
+        super()._finish(*args)
+        self.decided = decided
 
 
 @mistake("04.5", says="a decided sentence is searched on while its neighbours are")
+@torch.no_grad()
 def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
-    return _listed(model, src, max_len, beam_size, length_penalty, bos_id, eos_id, pad_id)
+    cache = _start(model, src, pad_id)
+    beam = _SearchedOn(**vars(Beam.start(src, max_len, beam_size, bos_id, pad_id)))
+    cache = cache.select(torch.arange(len(src)).repeat_interleave(beam_size))
+    for length in range(1, max_len + 1):
+        logits = model.step(beam.tokens[:, :, length - 1].reshape(-1), cache)
+        log_p = logits.log_softmax(-1).view(*beam.log_p.shape, -1)
+        log_p[..., pad_id] = -torch.inf
+        parents = beam.grow(log_p, length, eos_id, length_penalty)
+        if beam.decided.all():
+            break
+        cache = cache.select(parents)
+    return beam.best(pad_id)
 
 
 @mistake("04.5", says="length_penalty is above 0.6 by default")
-def beam_search(
-    model, src, max_len, beam_size=5, length_penalty=None, bos_id=1, eos_id=2, pad_id=0
-):
+def beam_search(model, src, max_len, beam_size=5, length_penalty=None, **ids):
     length_penalty = 1.0 if length_penalty is None else length_penalty
-    return right_beam(model, src, max_len, beam_size, length_penalty, bos_id, eos_id, pad_id)
+    return right_beam(model, src, max_len, beam_size, length_penalty, **ids)
