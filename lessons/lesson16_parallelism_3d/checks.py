@@ -22,6 +22,7 @@ from lessons.lesson16_parallelism_3d.laboratory import steps as steps_lab
 from shared.exercises.checks import checks_for
 from shared.exercises.expecting import (
     accepted,
+    alike,
     expect,
     expect_close,
     expect_equal,
@@ -101,6 +102,10 @@ def in_any_order(groups: Groups) -> Groups:
     return {axis: sorted(map(sorted, lists)) for axis, lists in groups.items()}
 
 
+def in_any_orders(found: list[Groups], others: list[Groups]) -> bool:
+    return [*map(in_any_order, found)] == [*map(in_any_order, others)]
+
+
 @exercise_16_1.check("the groups of each axis, for every order")
 def groups(answer) -> None:
     without_group(
@@ -116,9 +121,9 @@ def groups(answer) -> None:
     found = [answer(*sizes.values(), order=order) for sizes, order in cases]
     for got in found:
         expect_lists(got)
-    for words, other in WRONG_MESHES.items():
-        pairs = [(got, other(*case)) for case, got in zip(cases, found, strict=True)]
-        if all(in_any_order(got) == in_any_order(its) for got, its in pairs):
+    others = {words: [other(*each) for each in cases] for words, other in WRONG_MESHES.items()}
+    for words, seen in alike(found, others, in_any_orders).items():
+        if seen:
             expect_as(words, cases, found)
     for (sizes, order), got in zip(cases, found, strict=True):
         expect_groups(sizes, order, got)
@@ -676,7 +681,10 @@ def expect_once(world, seen, step) -> None:
                 "the optimizer makes more than one step": len(each.steps) > 1,
                 "the pipeline does not run": each.runs == 0,
                 "the pipeline runs once for each micro-batch, while its other stages wait: it "
-                "takes all of them together": each.runs > 1,
+                "takes all of them together": 1 < each.runs == world.num_micro_batches,
+                "the pipeline runs more than once: it takes all micro-batches together": (
+                    each.runs > 1
+                ),
                 "more micro-batches are in flight than 1F1B has": each.in_flight > most,
             },
             expected=f"one run of the pipeline and one step, {most} micro-batches in flight at the "
@@ -760,18 +768,17 @@ def expect_seconds(answer, lab, cases) -> None:
 
     right = wanted(lab.right)
     off = [i for i, got in enumerate(found) if not all(map(nearly, got, right[i]))]
-    if not off:
-        return
+    others = {words: wanted(other) for words, other in lab.mistakes.items()}
 
     def explaining(places) -> list[str]:
-        others = {words: wanted(other) for words, other in lab.mistakes.items()}
-        return [
-            words
-            for words, numbers in others.items()
-            if all(all(map(nearly, found[i], numbers[i])) for i in places)
-        ]
+        def same(got, numbers) -> bool:
+            return all(all(map(nearly, got[i], numbers[i])) for i in places)
+
+        return [words for words, seen in alike(found, others, same).items() if seen]
 
     named = explaining(range(len(found)))
+    if not off:
+        return
     if not named and len(in_part := explaining(off)) == 1:  # a mistake made in one branch alone
         named = in_part
     mistake = next(iter(named), "")

@@ -130,13 +130,15 @@ def losses(world: World, twin: Twin, place: Place) -> list[tuple[str, float]]:
     """What the loss comes to on one rank where its parts are not brought together."""
     own = sum(twin.losses[place["dp"]]) / twin.total
     last = place["pp"] == world.pp - 1
+    summed = "the loss is added up over tp as well, whose ranks have the same"
+    same = f"{summed}, or multiplied by dp" if world.dp == world.tp else ""
     found = {
         "the loss is known on the last stage alone: all ranks return it": twin.loss * last,
         "the loss is one replica's part": own,
         "the loss is one replica's part, and on the last stage alone": own * last,
-        "the loss is dp times too large": world.dp * twin.loss,
+        same or "the loss is dp times too large": world.dp * twin.loss,
         "the loss is divided by dp twice": twin.loss / world.dp,
         "the loss is divided by the micro-batches as well": twin.loss / world.num_micro_batches,
-        "the loss is added up over tp as well, whose ranks have the same": world.tp * twin.loss,
+        summed: world.tp * twin.loss,
     }
     return list(found.items())
