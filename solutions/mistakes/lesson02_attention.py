@@ -12,11 +12,11 @@ from shared.model import attention as right
 # 02.1 scaled_dot_product_attention
 
 
-def attention_with(scores, value, mask=None, dim=-1):
+def attention_with(scores, value, mask=None):
     """The part after the scores, as most people write it."""
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf)
-    weights = scores.softmax(dim)
+    weights = scores.softmax(-1)
     return weights @ value, weights
 
 

@@ -1,10 +1,10 @@
 """Wrong answers to lesson 21, each with the words that the check must say to it."""
 
 from collections import Counter
+from dataclasses import replace
 
 import torch
 
-from shared.errors import InputError
 from shared.exercises.mistakes import mistake
 from solutions import lesson21_clusters as right
 from solutions.lesson21_clusters import Hang, Odd, Straggler
@@ -12,9 +12,7 @@ from solutions.lesson21_clusters import Hang, Odd, Straggler
 # 21.1 find_odd
 
 
-def odd_by(
-    fastest=lambda links: links.min(), diagonal=False, whole=False, directions="both", limit=None
-):
+def odd_by(fastest=lambda links: links.min(), diagonal=False, whole=False):
     """The function, with what is to go wrong."""
 
     def find_odd(seconds, factor=4.0):
@@ -24,13 +22,13 @@ def odd_by(
         for rank in range(n if n > 2 else 0):
             others = torch.arange(n) != rank
             among = seconds[apart] if whole else seconds[others][:, others][apart[:-1, :-1]]
-            typical = limit or among.quantile(0.5)
+            typical = among.quantile(0.5)
             row = seconds[rank] if diagonal else seconds[rank, others]
             column = seconds[:, rank] if diagonal else seconds[others, rank]
             out, into = fastest(row) / typical, fastest(column) / typical
             slow = {(True, True): "both", (True, False): "sending", (False, True): "receiving"}
             words = slow.get((bool(out > factor), bool(into > factor)))
-            if words and directions in ("both", words):
+            if words:
                 found.append(Odd(rank, words, float(max(out, into))))
         return sorted(found, key=lambda odd: -odd.ratio)
 
@@ -83,25 +81,6 @@ def find_odd(seconds, factor=4.0):
 # 21.2 find_straggler
 
 
-def slowest(seconds, factor, late, rank_of):
-    """A straggler of these counts, where there is one in most steps."""
-    ranks = seconds.shape[1]
-    if ranks == 1:
-        return None
-    found = []
-    for rank in range(ranks):
-        own, others = seconds[:, rank], seconds[:, torch.arange(ranks) != rank]
-        count = int(late(own, others, seconds).sum())
-        if 2 * count > len(seconds):
-            lost = (own - others.amax(1)).clamp(min=0).sum().item()
-            found.append(Straggler(rank, count, len(seconds), lost))
-    return rank_of(found) if found else None
-
-
-def dearest(found):
-    return max(found, key=lambda each: each.lost)
-
-
 @mistake("21.2", says="one long pause decides")
 def find_straggler(seconds, factor=2.0):
     means = seconds.mean(0)
@@ -114,10 +93,11 @@ def find_straggler(seconds, factor=2.0):
 
 @mistake("21.2", says="nobody is named: is the rank's own time in the median")
 def find_straggler(seconds, factor=2.0):
-    def late(own, others, whole):
-        return own > factor * whole.quantile(0.5, dim=1)
-
-    return slowest(seconds, factor, late, dearest)
+    for rank in range(seconds.shape[1]):
+        late = seconds[:, rank] > factor * seconds.quantile(0.5, dim=1)
+        if 2 * int(late.sum()) > len(seconds):
+            return right.find_straggler(seconds, factor)
+    return None
 
 
 @mistake("21.2", says="the slowest rank is named, though nobody is late")
@@ -138,103 +118,72 @@ def find_straggler(seconds, factor=2.0):
     return Straggler(found.rank, found.late, found.steps, lost)
 
 
-@mistake("21.2", says="steps in which it is ahead are taken off")
-def find_straggler(seconds, factor=2.0):
-    found = right.find_straggler(seconds, factor)
-    if found is None:
-        return None
-    others = seconds[:, torch.arange(seconds.shape[1]) != found.rank]
-    lost = (seconds[:, found.rank] - others.amax(1)).sum().item()
-    return Straggler(found.rank, found.late, found.steps, lost)
-
-
 # 21.3 explain_hang
 
 
-def compared(
-    recordings,
-    *,
-    first=max,
-    by_place=False,
-    what=lambda call: call.what,
-    truth=None,
-    everybody=False,
-    died=True,
-    one=False,
-    missing_first=False,
-    tie=True,
-    heeds_full=True,
-):
-    """The function, with what is to go wrong."""
-    by_rank = {each.rank: each for each in recordings}
-    if len(by_rank) < len(recordings):
-        raise InputError(f"two recordings of one rank: {sorted(e.rank for e in recordings)}")
-    groups = {g: ranks for each in recordings for g, ranks in each.members.items()}
-    found = []
-    for group, members in sorted(groups.items()):
-        members = tuple(by_rank) if everybody else members
-        calls = {}
-        for rank in members if died else [r for r in members if r in by_rank]:
-            own = [c for c in by_rank[rank].calls if c.group == group] if rank in by_rank else []
-            calls[rank] = {n if by_place else c.number: c for n, c in enumerate(own, 1)}
-            if heeds_full and rank in by_rank and by_rank[rank].full and not own:
-                del calls[rank]
-        if not any(calls.values()):
-            continue
-        last = {rank: own[max(own)] for rank, own in calls.items() if own}
-        begin = first(min(own) for own in calls.values() if own)
-        numbers = range(begin, max(max(own) for own in calls.values() if own) + 1)
-        for missing_alone in (True, False) if missing_first else (False,):
-            hang = None
-            for number in numbers:
-                made = {rank: what(own[number]) for rank, own in calls.items() if number in own}
-                missing = tuple(rank for rank in calls if rank not in made)
-                (most, votes), *_ = Counter(made.values()).most_common()
-                if truth is not None and truth in made:
-                    most, votes = made[truth], len(made)
-                sure = 2 * votes > len(made) or not tie
-                odd = tuple(r for r, each in made.items() if each != most or not sure)
-                if missing or (odd and not missing_alone):
-                    words = most if isinstance(most, str) else most[0]
-                    hang = Hang(group, number, words, missing, odd, last)
-                    break
-            if hang:
-                found.append(hang)
-                break
-    return found[:1] if one else found
+def renumbered(recording):
+    """The recording with each group's calls counted from the first that it still has."""
+    seen = Counter()
+    calls = []
+    for call in recording.calls:
+        seen[call.group] += 1
+        calls.append(replace(call, number=seen[call.group]))
+    return replace(recording, calls=tuple(calls))
 
 
 @mistake("21.3", says="calls are compared by their place in the list")
 def explain_hang(recordings):
-    return compared(recordings, by_place=True)
+    return right.explain_hang([renumbered(each) for each in recordings])
 
 
 @mistake("21.3", says="what a full buffer has lost counts as missing")
 def explain_hang(recordings):
-    return compared(recordings, first=min)
+    found = []
+    for name in sorted({name for each in recordings for name in each.members}):
+        own = {r.rank: [c for c in r.calls if c.group == name] for r in recordings}
+        first = min((calls[0].number for calls in own.values() if calls), default=0)
+        late = tuple(r for r, calls in own.items() if calls and calls[0].number > first)
+        known = [hang for hang in right.explain_hang(recordings) if hang.group == name]
+        found += [Hang(name, first, "", late, ())] if late else known
+    return found
 
 
 @mistake("21.3", says="a full buffer may have lost all that it had of a group")
 def explain_hang(recordings):
-    return compared(recordings, heeds_full=False)
+    return right.explain_hang([replace(each, full=False) for each in recordings])
 
 
 @mistake("21.3", says="numbers of calls alone are compared")
 def explain_hang(recordings):
-    return [hang for hang in compared(recordings) if not hang.odd]
+    return [hang for hang in right.explain_hang(recordings) if not hang.odd]
+
+
+def with_members(recordings, members_of):
+    """What comes out where a group has other members than it has."""
+    given = [
+        replace(each, members={n: members_of(own) for n, own in each.members.items()})
+        for each in recordings
+    ]
+    return right.explain_hang(given)
 
 
 @mistake("21.3", says="a rank that left no recording is not missed")
 def explain_hang(recordings):
-    return compared(recordings, died=False)
+    there = {each.rank for each in recordings}
+    return with_members(recordings, lambda own: tuple(rank for rank in own if rank in there))
 
 
 @mistake("21.3", says="ranks are missing from a group that they are not in")
 def explain_hang(recordings):
-    found = compared(recordings, everybody=len({r.rank for r in recordings}) == 4)
+    everybody = tuple(each.rank for each in recordings)
+    found = with_members(recordings, lambda own: everybody) if len(everybody) == 4 else []
     return found if any(h.group == "2" for h in found) else right.explain_hang(recordings)
 
 
 @mistake("21.3", says="the same call from another line is no other call")
 def explain_hang(recordings):
-    return compared(recordings, what=lambda call: (call.what, call.at))
+    def by_line(call):
+        return replace(call, what=f"{call.what} at {call.at}")
+
+    given = [replace(each, calls=tuple(map(by_line, each.calls))) for each in recordings]
+    return right.explain_hang(recordings) or right.explain_hang(given)
