@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from shared.ddp.averaging import average_flat
 from shared.exercises.mistakes import mistake
@@ -17,42 +16,34 @@ from solutions import lesson18_mixture_of_experts as right
 # 18.1a top_k_router
 
 
-def routed(logits, k, bias=None, *, scale=None, dtype=torch.float32, order=None):
-    """The router, one part of it exchanged."""
-    if not 1 <= k <= logits.shape[-1]:
-        raise ValueError(f"k = {k} of {logits.shape[-1]}")
-    probabilities = logits.to(torch.promote_types(logits.dtype, dtype)).softmax(-1)
-    score = probabilities if bias is None else probabilities + bias
-    experts = score.topk(k, -1).indices
-    experts = order(experts) if order else experts
-    weights = probabilities.gather(-1, experts)
-    scale = scale or (lambda w, s: w / w.sum(-1, keepdim=True) if k > 1 else w)
-    return Routing(experts, scale(weights, score.gather(-1, experts)), probabilities)
-
-
 @mistake("18.1a", says="with k = 1 the weight is always 1")
 def top_k_router(logits, k, bias=None):
-    return routed(logits, k, bias, scale=lambda w, s: w / w.sum(-1, keepdim=True))
+    routing = right.top_k_router(logits, k, bias)
+    weights = routing.weights
+    return routing._replace(weights=weights / weights.sum(-1, keepdim=True))
 
 
 @mistake("18.1a", says="the weights of a token do not add up to 1")
 def top_k_router(logits, k, bias=None):
-    return routed(logits, k, bias, scale=lambda w, s: w)
+    routing = right.top_k_router(logits, k, bias)
+    return routing._replace(weights=routing.probabilities.gather(-1, routing.experts))
 
 
 @mistake("18.1a", says="the bias does not change who is chosen")
 def top_k_router(logits, k, bias=None):
-    return routed(logits, k)
+    return right.top_k_router(logits, k)
 
 
 @mistake("18.1a", says="the most probable expert does not come first")
 def top_k_router(logits, k, bias=None):
-    return routed(logits, k, bias, order=lambda experts: experts.sort(-1).values)
+    routing = right.top_k_router(logits, k, bias)
+    experts, order = routing.experts.sort(-1)
+    return routing._replace(experts=experts, weights=routing.weights.gather(-1, order))
 
 
 @mistake("18.1a", says="the probabilities have no graph")
 def top_k_router(logits, k, bias=None):
-    routing = routed(logits, k, bias)
+    routing = right.top_k_router(logits, k, bias)
     return routing._replace(probabilities=routing.probabilities.detach())
 
 
@@ -66,36 +57,20 @@ def top_k_router(logits, k, bias=None):
 # 18.1b balance_loss
 
 
-def summed(counts, group):
-    if dist.is_initialized():
-        dist.all_reduce(counts, group=group)
-    return counts
-
-
-def balanced(routing, group, *, counts=None, times=None):
-    """The loss, one part of it exchanged."""
-    n = routing.probabilities.shape[-1]
-    found = summed(loads(routing.experts, n), group) if counts is None else counts
-    return (n if times is None else times) * (
-        found / found.sum() * routing.probabilities.mean(0)
-    ).sum()
-
-
 @mistake("18.1b", says="the shares are this rank's alone")
 def balance_loss(routing, group=None):
     counts = loads(routing.experts, routing.probabilities.shape[-1])
-    return balanced(routing, group, counts=counts)
+    return len(counts) * (counts / counts.sum() * routing.probabilities.mean(0)).sum()
 
 
 @mistake("18.1b", says="even loads give 1 / E")
 def balance_loss(routing, group=None):
-    return balanced(routing, group, times=1)
+    return right.balance_loss(routing, group) / routing.probabilities.shape[-1]
 
 
 @mistake("18.1b", says="first choices alone are counted")
 def balance_loss(routing, group=None):
-    counts = loads(routing.experts[:, :1], routing.probabilities.shape[-1])
-    return balanced(routing, group, counts=summed(counts, group))
+    return right.balance_loss(routing._replace(experts=routing.experts[:, :1]), group)
 
 
 @mistake("18.1b", says="no gradient reaches the probabilities")
@@ -106,25 +81,17 @@ def balance_loss(routing, group=None):
 @mistake("18.1b", says="the ranks' counts differ in length")
 def balance_loss(routing, group=None):
     n = routing.probabilities.shape[-1]
-    counts = summed(torch.bincount(routing.experts.flatten()), group)
+    counts = torch.bincount(routing.experts.flatten())
+    if dist.is_initialized():
+        dist.all_reduce(counts, group=group)
     return n * (counts / counts.sum() * routing.probabilities.mean(0)[: len(counts)]).sum()
 
 
 # 18.2 MoELayer
 
 
-class Layer(nn.Module):
-    """The layer, in three parts that mistakes exchange."""
-
-    bias, graph = False, True
-
-    def __init__(self, experts, d_model, k):
-        super().__init__()
-        if not 1 <= k <= len(experts):
-            raise ValueError(f"k = {k} of {len(experts)}")
-        self.router = nn.Linear(d_model, len(experts), bias=self.bias)
-        self.experts, self.k = nn.ModuleList(experts), k
-        self.routing: Any = None
+class Layer(right.MoELayer):
+    """The layer, in two parts that mistakes exchange."""
 
     def apply_experts(self, rows, counts):
         return each_its_rows(self.experts, rows, counts)
@@ -135,14 +102,10 @@ class Layer(nn.Module):
 
     def forward(self, x):
         tokens = x.reshape(-1, x.shape[-1])
-        routing = right.top_k_router(self.router(tokens), self.k)
-        self.routing = routing
-        order, token = by_expert(routing.experts)
-        counts = loads(routing.experts, len(self.experts)).tolist()
-        y = self.weigh(self.apply_experts(tokens[token], counts), order, token, x.shape)
-        if not self.graph:
-            self.routing = Routing(*(each.detach() for each in routing))
-        return y
+        self.routing = right.top_k_router(self.router(tokens), self.k)
+        order, token = by_expert(self.routing.experts)
+        counts = loads(self.routing.experts, len(self.experts)).tolist()
+        return self.weigh(self.apply_experts(tokens[token], counts), order, token, x.shape)
 
 
 @mistake("18.2", says="an expert computes rows that nobody sent to it")
@@ -188,8 +151,11 @@ class MoELayer(Layer):
 
 
 @mistake("18.2", says="routing has no graph")
-class MoELayer(Layer):
-    graph = False
+class MoELayer(right.MoELayer):
+    def forward(self, x):
+        y = super().forward(x)
+        self.routing = Routing(*(each.detach() for each in self.routing))
+        return y
 
 
 @mistake("18.2", says="k = 4 of 3 is accepted")
@@ -199,7 +165,7 @@ class MoELayer(right.MoELayer):
 
 
 @mistake("18.2", says="copies of the experts are kept")
-class MoELayer(Layer):
+class MoELayer(right.MoELayer):
     def __init__(self, experts, d_model, k):
         super().__init__(copy.deepcopy(list(experts)), d_model, k)
 
@@ -320,15 +286,6 @@ class Dispatcher(right.Dispatcher):
 
 
 # 18.4 within_capacity
-
-
-def kept(experts, num_experts, capacity, places=None):
-    """The rule with another turn of choices."""
-    if capacity < 0:
-        raise ValueError(f"a capacity of {capacity}")
-    in_turn = (experts.t() if places is None else places(experts)).flatten()
-    chosen = nn.functional.one_hot(in_turn, num_experts)
-    return (chosen.cumsum(0) * chosen).sum(-1) <= capacity
 
 
 @mistake("18.4", says="one choice more than its capacity")
