@@ -27,6 +27,7 @@ from lessons.lesson07_distributed_sampler.laboratory import (
 from shared.exercises.checks import checks_for
 from shared.exercises.expecting import (
     accepted,
+    alike,
     expect,
     expect_equal,
     expect_raises,
@@ -293,7 +294,7 @@ def expect_mean(runs: list[Evaluation], want: float, looks_like: dict[str, float
             "the result is no float: tensor.item()": not floats,
             "a rank without samples makes the result NaN": math.isnan(mean),
             "each rank has a figure of its own": apart,
-            **{words: math.isclose(mean, value) for words, value in looks_like.items()},
+            **alike(mean, looks_like, math.isclose),
         },
         expected=f"{want:.6g} from every rank",
         seen=f"{mean:.6g}" if floats and not apart else f"{results}",
@@ -475,7 +476,7 @@ def resumable_same_ranks(candidate: Any) -> None:
         "the state does not hold the epoch, or loading does not take it": first[10:],
         "the state holds neither epoch nor position": first,
     }
-    if sorted(rest) == sorted(order[10:]):
+    if rest != order[10:] and sorted(rest) == sorted(order[10:]):
         looks_like["what is left comes in another order"] = rest
     expect_from(10, order, rest, looks_like)
     written, _ = state != before, take(samplers)
@@ -665,7 +666,10 @@ def resumable_foreign(candidate: Any) -> None:
         words = "a state that is refused is half loaded: compare everything first"
         what = "the indices after a state was refused"
         expect_equal(list(sampler), list(other), what=what, mistake=words)
-    (ordered,) = lab.group(candidate, 20, 1, seed=5, shuffle=False)
+    state = lab.group(candidate, 20, 1, seed=5, shuffle=False)[0].state_dict()
     load = lab.group(candidate, 20, 1, seed=5)[0].load_state_dict
     what = "a state without shuffle, for a shuffled order"
-    expect_raises(ValueError, load, ordered.state_dict(), what=what, hint=hint)
+    expect_raises(ValueError, load, state, what=what, hint=hint)
+    load = lab.group(candidate, 20, 1, seed=6, shuffle=False)[0].load_state_dict
+    what = "a state of seed 5, for seed 6, both without shuffle"
+    expect_raises(ValueError, load, state, what=what, mentions=[5, 6], hint="compare both always")

@@ -12,7 +12,7 @@ from unittest import mock
 import torch
 from torch.overrides import TorchFunctionMode
 
-from shared.exercises.expecting import expect, recognise
+from shared.exercises.expecting import alike, expect, recognise
 from shared.exercises.on_ranks import on_one_rank, on_ranks
 from shared.exercises.seeds import seed_all
 from shared.measuring.traffic import count_traffic
@@ -247,7 +247,7 @@ def expect_from(begin: int, order: list[int], rest: list[int], looks_like: dict[
     """`rest` must be what is left of an epoch's order from sample `begin` on."""
     expect(
         rest == order[begin:],
-        mistake=next((words for words, value in looks_like.items() if rest == value), ""),
+        mistake=next((words for words, seen in alike(rest, looks_like).items() if seen), ""),
         expected=f"to begin at sample {begin} of the epoch's order",
         seen=place_in(order, rest),
         hint="the next iteration begins where load_state_dict says: share out order[consumed:]",

@@ -2,108 +2,62 @@
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import Sampler
 
 from shared.data import sampling
-from shared.errors import InputError
 from shared.exercises.mistakes import mistake
 from solutions.lesson07_distributed_sampler import exact_evaluation as right_evaluation
 
 # 07.1 DistributedSampler
 
 
-class Base(Sampler):
-    """A right answer, cut so that each mistake below changes one part."""
-
-    def __init__(
-        self, dataset, num_replicas=None, rank=None, shuffle=True, seed=0, drop_last=False
-    ):
-        self.num_replicas = dist.get_world_size() if num_replicas is None else num_replicas
-        self.rank = dist.get_rank() if rank is None else rank
-        if not 0 <= self.rank < self.num_replicas:
-            raise InputError(f"rank {self.rank} is not in 0..{self.num_replicas - 1}")
-        self.length, self.shuffle, self.seed, self.drop_last = (
-            len(dataset),
-            shuffle,
-            seed,
-            drop_last,
-        )
-        self.epoch = 0
-
-    def __len__(self):
-        n = self.num_replicas
-        return self.length // n if self.drop_last else -(-self.length // n)
-
-    def __iter__(self):
-        return iter(self.share(self.divisible(self.order())))
-
-    def set_epoch(self, epoch):
-        self.epoch = epoch
-
-    def generator(self):
-        return torch.Generator().manual_seed(self.seed + self.epoch)
-
-    def order(self):
-        if not self.shuffle:
-            return list(range(self.length))
-        return torch.randperm(self.length, generator=self.generator()).tolist()
-
-    def divisible(self, order):
-        total = len(self) * self.num_replicas
-        padded = order * (1 + self.num_replicas) if order else order
-        return padded[:total]
-
-    def share(self, order):
-        return order[self.rank :: self.num_replicas]
-
-
 @mistake("07.1", says="every rank has the whole dataset")
-class DistributedSampler(Base):
-    def share(self, order):
-        return order
+class DistributedSampler(sampling.DistributedSampler):
+    def __iter__(self):
+        order = self._order()
+        return iter((order * (1 + self.num_replicas))[: len(self) * self.num_replicas])
 
 
 @mistake("07.1", says="nothing is shuffled")
-class DistributedSampler(Base):
-    def order(self):
+class DistributedSampler(sampling.DistributedSampler):
+    def _order(self):
         return list(range(self.length))
 
 
 @mistake("07.1", says="the ranks get different numbers of samples")
-class DistributedSampler(Base):
-    def divisible(self, order):
-        return order[: len(self) * self.num_replicas] if self.drop_last else order
+class DistributedSampler(sampling.DistributedSampler):
+    def __iter__(self):
+        own = super().__iter__()
+        return own if self.drop_last else iter(self._order()[self.rank :: self.num_replicas])
 
 
 @mistake("07.1", says="the padding needs more than one round")
-class DistributedSampler(Base):
-    def divisible(self, order):
-        missing = len(self) * self.num_replicas - len(order)
-        return order[:missing] if missing < 0 else order + order[:missing]
+class DistributedSampler(sampling.DistributedSampler):
+    def __iter__(self):
+        order, whole = self._order(), len(self) * self.num_replicas
+        once = order + order[: max(0, whole - len(order))]
+        return iter(once[:whole][self.rank :: self.num_replicas])
 
 
 @mistake("07.1", says="is accepted")
-class DistributedSampler(Base):
-    def __init__(
-        self, dataset, num_replicas=None, rank=None, shuffle=True, seed=0, drop_last=False
-    ):
-        super().__init__(dataset, num_replicas, 0, shuffle, seed, drop_last)
+class DistributedSampler(sampling.DistributedSampler):
+    def __init__(self, dataset, num_replicas=None, rank=None, *args, **kwargs):
+        super().__init__(dataset, num_replicas, 0, *args, **kwargs)
         self.rank = dist.get_rank() if rank is None else rank
 
 
 @mistake("07.1", says="set_epoch changes nothing once the sampler was iterated over")
-class DistributedSampler(Base):
+class DistributedSampler(sampling.DistributedSampler):
     kept = None
 
-    def order(self):
-        self.kept = self.kept or super().order()
+    def _order(self):
+        self.kept = self.kept or super()._order()
         return self.kept
 
 
 @mistake("07.1", says="fewer samples than ranks with drop_last")
-class DistributedSampler(Base):
-    def __len__(self):
-        return super().__len__() or min(self.length, 1)
+class DistributedSampler(sampling.DistributedSampler):
+    def _rounded(self, count):
+        return super()._rounded(count) or min(count, 1) * self.num_replicas
 
 
 # 07.2 exact_evaluation
@@ -261,3 +215,9 @@ class ResumableSampler(sampling.ResumableSampler):
     def load_state_dict(self, state):
         self.epoch = state["epoch"]
         super().load_state_dict(state)
+
+
+@mistake("07.3", says="for seed 6, both without shuffle is accepted")
+class ResumableSampler(sampling.ResumableSampler):
+    def load_state_dict(self, state):
+        super().load_state_dict(state if self.shuffle else {**state, "seed": self.seed})
