@@ -156,7 +156,7 @@ def send_activation(link, *tensors):
 # 15.2b recv_activation
 
 
-def receiver(backward, group="activations", empty=torch.empty):
+def receiver(backward, group="activations"):
     """recv_activation from what is done with the gradients."""
 
     class Receive(Function):
@@ -171,7 +171,7 @@ def receiver(backward, group="activations", empty=torch.empty):
             return None, None, None
 
     def recv_activation(link, shapes, dtype=torch.float32, device="cpu"):
-        tensors = [empty(shape, dtype=dtype, device=device) for shape in shapes]
+        tensors = [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
         return Receive.apply(link, tensors, torch.zeros((), requires_grad=True))
 
     return recv_activation
@@ -334,31 +334,26 @@ def one_f_one_b_schedule(num_stages, num_micro_batches):
     return right.one_f_one_b_schedule(num_stages, num_micro_batches)
 
 
-def interleave(p, m, v, warmup=None, place=None, chunk_back=None, group=None):
+def interleave(p, m, v, warmup=None, chunk_back=None, group=None):
     """The right order with parts of it exchanged."""
     below_1(p, m, v)
     if m % p:
         raise ValueError(f"{m} micro-batches are no multiple of {p}")
     group = group or p
+    groups = [range(at, at + group) for at in range(0, m, group)]
+    first = [(i, c) for each in groups for c in range(v) for i in each]
+    then = [(i, chunk_back(c) if chunk_back else v - 1 - c) for i, c in first]
     orders = []
     for r in range(p):
-        own = [place(r, c) if place else c * p + r for c in range(v)]
-        first = [
-            (i, c) for at in range(0, m, group) for c in range(v) for i in range(at, at + group)
-        ]
-        then = [(i, chunk_back(c) if chunk_back else v - 1 - c) for i, c in first]
         k = warmup(r) if warmup else (v - 1) * p + (2 if v > 1 else 1) * (p - 1 - r)
-        f = [Cell("F", i, own[c]) for i, c in first]
-        orders.append(turns(f, [Cell("B", i, own[c]) for i, c in then], k))
+        ahead = [Cell("F", i, c * p + r) for i, c in first]
+        orders.append(turns(ahead, [Cell("B", i, c * p + r) for i, c in then], k))
     return orders
 
 
 @mistake("15.5", says="all micro-batches go through a stage before the next stage begins")
 def interleaved_schedule(num_ranks, num_micro_batches, num_chunks):
     p, m, v = num_ranks, num_micro_batches, num_chunks
-    below_1(p, m, v)
-    if m % p:
-        raise ValueError(f"{m} micro-batches are no multiple of {p}")
     return timetable(
         interleave(p, m, v, warmup=lambda r: (v - 1) * m + min(v, 2) * (p - 1 - r), group=m)
     )
