@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -84,29 +85,13 @@ class DynamicLossScaler(right.DynamicLossScaler):
         super().update()
 
 
-class Alone(right.DynamicLossScaler):
-    """Looks at its own gradients and sends nothing."""
-
-    def unscale_(self, optimizer):
-        if optimizer in self._overflowed:
-            raise RuntimeError("unscale_() was already called")
-        grads = grads_of(optimizer)
-        if any(grad.dtype == torch.float16 for grad in grads):
-            raise ValueError("fp16 gradients")
-        for grad in grads:
-            grad.mul_(1 / self._scale)
-        self._overflowed[optimizer] = not all(bool(grad.isfinite().all()) for grad in grads)
-
-
 @mistake("09.1", says="more than one message a step")
-class DynamicLossScaler(Alone):
+class DynamicLossScaler(right.DynamicLossScaler):
     def unscale_(self, optimizer):
         super().unscale_(optimizer)
         if current_world_size() > 1:
-            bad = torch.tensor(float(self._overflowed[optimizer]))
-            for _ in optimizer.param_groups:
-                dist.all_reduce(bad)
-            self._overflowed[optimizer] = bool(bad)
+            for _ in optimizer.param_groups[1:]:
+                dist.all_reduce(torch.zeros(()))
 
 
 # 09.2 MasterWeightAdamW
@@ -127,41 +112,23 @@ class MasterWeightAdamW(right.MasterWeightAdamW):
         self.state[parameter]["grad"] = parameter.grad.float()
 
 
-def written_out(
-    self, parameter, group, *, coupled=False, late=False, corrected=True, root=None, square=None
-):
-    """AdamW's step on the states of the reference, with one thing changed."""
-    state, grad = self.state[parameter], parameter.grad.float()
-    if not state:
-        state["step"] = 0
-        for name in ("exp_avg", "exp_avg_sq"):
-            state[name] = torch.zeros_like(grad)
-        if parameter.dtype != torch.float32:
-            state["master"] = parameter.detach().float()
-    state["step"] += 1
-    master = state.get("master", parameter)
-    if coupled:
-        grad = grad + group["weight_decay"] * master
-    elif not late:
-        master.mul_(1 - group["lr"] * group["weight_decay"])
-    (beta1, beta2), eps = group["betas"], group["eps"]
-    squared = grad * grad if square is None else square(parameter.grad)
-    state["exp_avg"].mul_(beta1).add_((1 - beta1) * grad)
-    state["exp_avg_sq"].mul_(beta2).add_((1 - beta2) * squared)
-    a, b = (1 - beta1 ** state["step"], 1 - beta2 ** state["step"]) if corrected else (1.0, 1.0)
-    v = state["exp_avg_sq"] / b
-    below = v.sqrt() + eps if root is None else root(v, eps)
-    master -= group["lr"] * (state["exp_avg"] / a) / below
-    if late:
-        master.mul_(1 - group["lr"] * group["weight_decay"])
-    if master is not parameter:
-        parameter.copy_(master)
-
-
 @mistake("09.2", says="the bias correction is missing")
 class MasterWeightAdamW(right.MasterWeightAdamW):
     def _update(self, parameter, group):
-        written_out(self, parameter, group, corrected=False)
+        state, grad = self.state[parameter], parameter.grad.float()
+        if not state:
+            state["step"] = 0
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(grad), torch.zeros_like(grad)
+            if parameter.dtype != torch.float32:
+                state["master"] = parameter.detach().float()
+        state["step"] += 1
+        master, (beta1, beta2) = state.get("master", parameter), group["betas"]
+        master.mul_(1 - group["lr"] * group["weight_decay"])
+        state["exp_avg"].mul_(beta1).add_((1 - beta1) * grad)
+        state["exp_avg_sq"].mul_(beta2).add_((1 - beta2) * (grad * grad))
+        master -= group["lr"] * state["exp_avg"] / (state["exp_avg_sq"].sqrt() + group["eps"])
+        if master is not parameter:
+            parameter.copy_(master)
 
 
 @mistake("09.2", says="gradients from before the closure")
@@ -195,42 +162,6 @@ class MasterWeightAdamW(right.MasterWeightAdamW):
 # 09.3 accumulate
 
 
-def weighed_by(
-    model,
-    micro_batches,
-    loss_of,
-    scaler=None,
-    *,
-    weight,
-    quiet="all",
-    every=False,
-    ranks=True,
-    retain=False,
-    half=False,
-):
-    """The reference with parts that can be exchanged; `weight` takes a micro-batch and its list."""
-    if not micro_batches:
-        raise ValueError("no micro-batch, got 0")
-    world_size = current_world_size()
-    total = 0.0
-    for number, each in enumerate(micro_batches, start=1):
-        silent = world_size > 1 and not every and (number < len(micro_batches) or quiet == "last")
-        inside = model.no_sync() if silent else contextlib.nullcontext()
-        with contextlib.nullcontext() if quiet == "backward" else inside:
-            loss = loss_of(model, each)
-            loss = loss.float() if loss.dtype == torch.float16 and not half else loss
-            part = loss * weight(each, micro_batches)
-        with (
-            inside
-            if quiet == "backward"
-            else (model.no_sync() if silent else contextlib.nullcontext())
-        ):
-            scaled = part * (world_size if ranks else 1)
-            (scaled if scaler is None else scaler.scale(scaled)).backward(retain_graph=retain)
-        total = total + part.detach()
-    return total
-
-
 SEEN = {}
 
 
@@ -246,7 +177,8 @@ def share(each, micro_batches):
 
 @mistake("09.3", says="counts the same, whatever its number of tokens")
 def accumulate(model, micro_batches, loss_of, scaler=None):
-    return weighed_by(model, micro_batches, loss_of, scaler, weight=lambda one, all: 1 / len(all))
+    alike = [SimpleNamespace(num_tokens=1, own=each) for each in micro_batches]
+    return right.accumulate(model, alike, lambda model, each: loss_of(model, each.own), scaler)
 
 
 @mistake("09.3", says="one backward for all")
@@ -282,7 +214,17 @@ def accumulate(model, micro_batches, loss_of, scaler=None):
 
 @mistake("09.3", says="an fp16 loss is weighted in fp16")
 def accumulate(model, micro_batches, loss_of, scaler=None):
-    return weighed_by(model, micro_batches, loss_of, scaler, weight=share, half=True)
+    if not micro_batches:
+        raise ValueError("got 0")
+    total = 0.0
+    for each in micro_batches:
+        silent = current_world_size() > 1 and each is not micro_batches[-1]
+        with model.no_sync() if silent else contextlib.nullcontext():
+            part = loss_of(model, each) * share(each, micro_batches)
+            whole = part * current_world_size()
+            (whole if scaler is None else scaler.scale(whole)).backward()
+        total = total + part.detach()
+    return total
 
 
 # 09.4 float8_linear
@@ -290,76 +232,25 @@ def accumulate(model, micro_batches, loss_of, scaler=None):
 E4M3 = torch.float8_e4m3fn
 
 
-def eight_bits(x, weight, dtype, by_row, *, largest=None, scale=True, back=True, floor=1e-30):
-    """The reference with parts that can be exchanged; `largest` makes a size from a factor."""
-    largest = largest or (lambda f: f.abs().amax(1 if by_row else (0, 1), keepdim=True))
-    x, weight = x.float(), weight.float()
-    scales = [largest(f).clamp(min=floor) / torch.finfo(dtype).max for f in (x, weight)]
-    scales = scales if scale else [torch.ones(1, 1)] * 2
-    a, b = ((f / s).to(dtype).float() for f, s in zip((x, weight), scales, strict=True))
-    return a @ b.T * scales[0] * scales[1].T if back else a @ b.T
-
-
 @mistake("09.4", says="no scale: what is small")
 def float8_linear(x, weight, dtype=E4M3, by_row=False):
-    return eight_bits(x, weight, dtype, by_row, scale=False)
+    return x.to(dtype).float() @ weight.to(dtype).float().T
 
 
 @mistake("09.4", says="it has to be multiplied by both scales")
 def float8_linear(x, weight, dtype=E4M3, by_row=False):
-    return eight_bits(x, weight, dtype, by_row, back=False)
-
-
-@mistake("09.4", says="not by the largest in size")
-def float8_linear(x, weight, dtype=E4M3, by_row=False):
-    dim = 1 if by_row else (0, 1)
-    return eight_bits(x, weight, dtype, by_row, largest=lambda f: f.amax(dim, keepdim=True))
+    (a, _), (b, _) = (right._in_8_bits(each, dtype, by_row) for each in (x, weight))
+    return a.float() @ b.float().T
 
 
 @mistake("09.4", says="one scale a factor, where by_row asks")
 def float8_linear(x, weight, dtype=E4M3, by_row=False):
-    return eight_bits(x, weight, dtype, False)
-
-
-@mistake("09.4", says="the factors are rounded to another format")
-def float8_linear(x, weight, dtype=E4M3, by_row=False):
-    return right.float8_linear(x, weight, E4M3, by_row)
-
-
-@mistake("09.4", says="the product is rounded to 16 bits")
-def float8_linear(x, weight, dtype=E4M3, by_row=False):
-    return right.float8_linear(x, weight, dtype, by_row).bfloat16().float()
-
-
-@mistake("09.4", says="both factors are divided by one scale")
-def float8_linear(x, weight, dtype=E4M3, by_row=False):
-    if by_row:
-        return right.float8_linear(x, weight, dtype, True)
-    largest = torch.maximum(x.abs().amax(), weight.abs().amax()).float().view(1, 1)
-    return eight_bits(x, weight, dtype, by_row, largest=lambda f: largest)
-
-
-@mistake("09.4", says="the scales go by columns")
-def float8_linear(x, weight, dtype=E4M3, by_row=False):
-    if not by_row:
-        return right.float8_linear(x, weight, dtype)
-    (a, sa), (b, sb) = (right._in_8_bits(f.T, dtype, True) for f in (x, weight))
-    return (a.float() * sa).T @ (b.float() * sb)
-
-
-@mistake("09.4", says="a floor of 1e-12 under the scale")
-def float8_linear(x, weight, dtype=E4M3, by_row=False):
-    return eight_bits(x, weight, dtype, by_row, floor=1e-12 * torch.finfo(dtype).max)
-
-
-@mistake("09.4", says="the largest number becomes 1")
-def float8_linear(x, weight, dtype=E4M3, by_row=False):
-    (a, sa), (b, sb) = (right._in_8_bits(f, dtype, by_row) for f in (x, weight))
-    largest = torch.finfo(dtype).max
-    a, b = ((f.float() / (s * largest)).to(dtype) for f, s in ((x, sa), (weight, sb)))
-    return a.float() @ b.float().T * (sa * largest) * (sb * largest).T
+    return right.float8_linear(x, weight, dtype)
 
 
 @mistake("09.4", says="is divided by its largest number, which is 0")
 def float8_linear(x, weight, dtype=E4M3, by_row=False):
-    return eight_bits(x, weight, dtype, by_row, floor=0.0)
+    x, weight, dims = x.float(), weight.float(), 1 if by_row else (0, 1)
+    scales = [f.abs().amax(dims, keepdim=True) / torch.finfo(dtype).max for f in (x, weight)]
+    a, b = ((f / s).to(dtype).float() for f, s in zip((x, weight), scales, strict=True))
+    return a @ b.T * scales[0] * scales[1].T
