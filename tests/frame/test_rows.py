@@ -31,7 +31,7 @@ def heard(monkeypatch) -> Callable[[str], dict[str, Counter[str]]]:
     def asking_rows(got: Any, looks_like: dict[str, Any], *same: Any) -> dict[str, bool]:
         rows = alike(got, looks_like, *same)
         for words, value in looks_like.items():
-            if value is not None:
+            if words and value is not None:
                 others = alike(value, looks_like, *same)
                 heard = "right" if rows[words] else next(w for w in others if others[w])
                 told[words][heard] += 1
