@@ -1,161 +1,37 @@
 """Wrong answers to lesson 11 that people really give, and what the check must say to each."""
 
+import contextlib
 import copy
 import itertools
 import math
-from functools import partial
-from typing import Any
 
 import torch
 import torch.utils.checkpoint
 from torch import Tensor
 
 from shared.exercises.mistakes import mistake
-from shared.measuring.activations import LayerCost, peak_bytes
+from shared.measuring.activations import LayerCost
 from solutions import lesson11_gradient_checkpointing as right
 
-LAST: dict[str, Any] = {}  # what the last checkpoint was given
-
-
-class Flawed(torch.autograd.Function):
-    """A checkpoint in which one thing is done wrongly."""
-
-    @staticmethod
-    def forward(ctx, always, flaw, function, *args):
-        ctx.flaw, ctx.function, ctx.surroundings = flaw, function, right.Surroundings(args)
-        LAST.update(function=function, surroundings=ctx.surroundings)
-        # In the place of a tensor is one without numbers, but for the flaws that keep it.
-        kept = flaw in ("on ctx", "also on ctx")
-        ctx.args = [x if kept or not isinstance(x, Tensor) else torch.empty(0) for x in args]
-        if flaw == "a seed":
-            ctx.seed = torch.initial_seed()
-            torch.default_generator.manual_seed(ctx.seed)
-        tensors = [x for x in args if isinstance(x, Tensor)]
-        if flaw == "own version":
-            ctx.save_for_backward(*(x.data.requires_grad_(x.requires_grad) for x in tensors))
-        elif flaw == "state saved":
-            ctx.save_for_backward(*tensors, ctx.surroundings.random)
-        elif flaw != "on ctx":
-            ctx.save_for_backward(*tensors)
-        result = function(*args)
-        if flaw == "result on ctx":
-            ctx.result = result
-        if flaw == "put back at once":
-            torch.set_rng_state(ctx.surroundings.random)
-        if flaw == "result kept":
-            ctx.save_for_backward(*tensors, result)
-        return result
-
-    @staticmethod
-    def backward(ctx, *grads):
-        saved = ctx.args if ctx.flaw == "on ctx" else iter(ctx.saved_tensors)
-        args = list(ctx.args)
-        if ctx.flaw != "on ctx":
-            args = [next(saved) if isinstance(x, Tensor) else x for x in args]
-        if ctx.flaw != "attached":
-            needy = ctx.flaw.removeprefix("all need") if "all need" in ctx.flaw else None
-            cuts = [cut(x, needy) if isinstance(x, Tensor) else x for x in args]
-            if ctx.flaw == "one leaf":
-                places = [next(i for i, y in enumerate(args) if y is x) for x in args]
-                cuts = [cuts[place] for place in places]
-            args = cuts
-        outputs = second_run(ctx, args)
-        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-        if ctx.flaw == "first result":
-            outputs, grads = outputs[:1], grads[:1]
-        pairs = [
-            (output, grad)
-            for output, grad in zip(outputs, grads, strict=True)
-            if ctx.flaw == "all results"
-            or (isinstance(output, Tensor) and output.requires_grad and grad is not None)
-        ]
-        needing = [x for x in args if isinstance(x, Tensor) and x.requires_grad]
-        if ctx.flaw == "autograd.grad":
-            outs, given = zip(*pairs, strict=True)
-            found = iter(torch.autograd.grad(outs, needing, given))
-            need = [next(found) if any(x is n for n in needing) else None for x in args]
-            return None, None, None, *need
-        if ctx.flaw == "of a module":
-            weights = getattr(ctx.function, "parameters", list)()
-            back(pairs, inputs=[*needing, *weights])
-        elif ctx.flaw == "way back":
-            with ctx.surroundings.restored():
-                back(pairs)
-        elif pairs or ctx.flaw == "no graph":
-            back(pairs) if pairs else raise_as_torch()
-        if ctx.flaw == "twice":
-            once_more = [cut(x, None) if isinstance(x, Tensor) else x for x in args]
-            back([(second_run(ctx, once_more), grads[0])])
-        return None, None, None, *(x.grad if isinstance(x, Tensor) else None for x in args)
-
-
-def back(pairs, inputs=None):
-    """Backward from results with their gradients, to all leaves or to some."""
-    outputs, grads = [output for output, _ in pairs], [grad for _, grad in pairs]
-    torch.autograd.backward(outputs, grads, inputs=inputs)
-
-
-def raise_as_torch():
-    """What torch says where there is no graph."""
-    raise RuntimeError("element 0 of tensors does not require grad and does not have a grad_fn")
-
-
-def cut(x, needy):
-    """A leaf with the same numbers."""
-    needs = x.requires_grad if needy is None else bool(needy) or x.is_floating_point()
-    return x.detach().requires_grad_(needs)
-
-
-def second_run(ctx, args):
-    """The function once more, under what the flaw leaves of its surroundings."""
-    if ctx.flaw in LAST:
-        setattr(ctx, ctx.flaw, LAST[ctx.flaw])
-    then, flaw = ctx.surroundings, ctx.flaw
-    grads = torch.set_grad_enabled(flaw != "no graph")
-    with grads:
-        if flaw == "other numbers":
-            then.random = torch.get_rng_state()  # of now
-        if flaw == "left behind":
-            with then.restored():
-                result = ctx.function(*args)
-            torch.set_rng_state(then.random)
-            return result
-        if flaw == "no finally":
-            now = torch.get_rng_state()
-            torch.set_rng_state(then.random)
-            with torch.autocast("cpu", then.autocast[0][1], then.autocast[0][2]):
-                result = ctx.function(*args)
-            torch.set_rng_state(now)
-            return result
-        if flaw == "default cache":
-            then.cache = True
-        if flaw == "a seed":
-            with then.restored():
-                torch.default_generator.manual_seed(ctx.seed)
-                return ctx.function(*args)
-        if flaw == "no autocast":
-            with torch.random.fork_rng(devices=[]):
-                torch.set_rng_state(then.random)
-                return ctx.function(*args)
-        if flaw == "default dtype" and then.autocast[0][2]:
-            with then.restored(), torch.autocast("cpu", torch.bfloat16):
-                return ctx.function(*args)
-        if flaw == "autocast if it was on" and not then.autocast[0][2]:
-            with torch.random.fork_rng(devices=[]):
-                torch.set_rng_state(then.random)
-                return ctx.function(*args)
-        with then.restored():
-            return ctx.function(*args)
-
-
-def flawed(flaw, function, args, always=True):
-    """Run with a flaw."""
-    if not torch.is_grad_enabled():
-        return function(*args)
-    return Flawed.apply(torch.empty(0, requires_grad=always), flaw, function, *args)
-
-
 # 11.1 checkpoint
+
+
+def changed(change):
+    """A checkpoint that keeps other things; `change` takes its ctx, the arguments, the result."""
+
+    class Changed(right.Recomputed):
+        @staticmethod
+        def forward(ctx, always, function, *args):
+            result = right.Recomputed.forward(ctx, always, function, *args)
+            change(ctx, args, result)
+            return result
+
+    def checkpoint(function, *args):
+        if not torch.is_grad_enabled():
+            return function(*args)
+        return Changed.apply(torch.empty(0, requires_grad=True), function, *args)
+
+    return checkpoint
 
 
 @mistake("11.1", says="torch.utils.checkpoint does the work")
@@ -165,27 +41,48 @@ def checkpoint(function, *args):
 
 @mistake("11.1", says="tensors are made to need a gradient that needed none")
 def checkpoint(function, *args):
-    return flawed("all need, integers too", function, args)
+    def needing(*args):
+        for x in args if torch.is_grad_enabled() else ():  # the second run
+            if isinstance(x, Tensor):
+                x.requires_grad_()
+        return function(*args)
+
+    return right.checkpoint(needing, *args)
 
 
 @mistake("11.1", says="autocast has another dtype")
 def checkpoint(function, *args):
-    return flawed("default dtype", function, args)
+    def in_bfloat16(*args):
+        second = torch.is_grad_enabled() and torch.is_autocast_enabled("cpu")
+        with torch.autocast("cpu", torch.bfloat16) if second else contextlib.nullcontext():
+            return function(*args)
+
+    return right.checkpoint(in_bfloat16, *args)
 
 
 @mistake("11.1", says="an input that is changed in place before backward is accepted")
 def checkpoint(function, *args):
-    return flawed("own version", function, args)
+    def own_versions(ctx, args, result):
+        tensors = [x for x in args if isinstance(x, Tensor)]
+        ctx.save_for_backward(*(x.data.requires_grad_(x.requires_grad) for x in tensors))
+
+    return changed(own_versions)(function, *args)
 
 
 @mistake("11.1", says="a random state is among the saved tensors")
 def checkpoint(function, *args):
-    return flawed("state saved", function, args)
+    def with_state(ctx, args, result):
+        ctx.places.append(len(args))
+        ctx.args.append(None)
+        ctx.function = lambda *args: function(*args[:-1])
+        ctx.save_for_backward(*(x for x in args if isinstance(x, Tensor)), ctx.surroundings.random)
+
+    return changed(with_state)(function, *args)
 
 
 @mistake("11.1", says="the result is kept on ctx: it holds its own graph")
 def checkpoint(function, *args):
-    return flawed("result on ctx", function, args)
+    return changed(lambda ctx, args, result: setattr(ctx, "result", result))(function, *args)
 
 
 @mistake("11.1", says="just called, without a checkpoint")
@@ -195,9 +92,22 @@ def checkpoint(function, *args):
     return right.checkpoint(function, *args)
 
 
+class WithoutFinally(right.Surroundings):
+    """What an error in the second run leaves as it is."""
+
+    @contextlib.contextmanager
+    def restored(self):
+        now = torch.get_rng_state()
+        torch.set_rng_state(self.random)
+        with torch.autocast("cpu", *self.autocast[0][1:]):
+            yield
+        torch.set_rng_state(now)
+
+
 @mistake("11.1", says="the random state stays as the second run had it")
 def checkpoint(function, *args):
-    return flawed("no finally", function, args)
+    surroundings = WithoutFinally(args)
+    return changed(lambda ctx, *_: setattr(ctx, "surroundings", surroundings))(function, *args)
 
 
 class WholeBackwardRestored(right.Recomputed):
@@ -205,21 +115,9 @@ class WholeBackwardRestored(right.Recomputed):
 
     @staticmethod
     def backward(ctx, *grads):
-        args = list(ctx.args)
-        for place, x in zip(ctx.places, ctx.saved_tensors, strict=True):
-            args[place] = x.detach().requires_grad_(x.requires_grad)
         with torch.random.fork_rng(devices=[]):
-            with torch.enable_grad(), ctx.surroundings.restored():
-                outputs = ctx.function(*args)
             torch.set_rng_state(ctx.surroundings.random)
-            outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-            used = [
-                (y, g)
-                for y, g in zip(outputs, grads, strict=True)
-                if g is not None and isinstance(y, Tensor) and y.requires_grad
-            ]
-            torch.autograd.backward([y for y, _ in used], [g for _, g in used])
-        return None, None, *(x.grad if isinstance(x, Tensor) else None for x in args)
+            return right.Recomputed.backward(ctx, *grads)
 
 
 @mistake("11.1", says="what draws in backward draws the first run's numbers")
@@ -238,22 +136,12 @@ def checkpoint(function, *args):
 # 11.2 checkpoint_sequential
 
 
-def in_segments(layers, x, sizes, last=False, again=right.checkpoint):
-    """Run in segments of these sizes, the last one checkpointed or not."""
-    start = 0
-    for number, size in enumerate(sizes):
-        run = partial(right._run, layers[start : start + size])
-        x = again(run, x) if last or number < len(sizes) - 1 else run(x)
-        start += size
-    return x
-
-
-def checked(layers, segments, rounded=round):
+def checked(layers, segments):
     """The layers as a list, and the number of segments."""
     layers = list(layers)
     if not layers:
         raise ValueError("no layers")
-    count = max(1, rounded(math.sqrt(len(layers)))) if segments is None else segments
+    count = max(1, round(math.sqrt(len(layers)))) if segments is None else segments
     if not 1 <= count <= len(layers):
         raise ValueError(f"{count} segments of {len(layers)} layers")
     return layers, count
@@ -288,7 +176,7 @@ def checkpoint_sequential(layers, x, segments=None):
 @mistake("11.2", says="every layer is a segment of its own")
 def checkpoint_sequential(layers, x, segments=None):
     layers, _ = checked(layers, segments)
-    return in_segments(layers, x, [1] * len(layers))
+    return right.checkpoint_sequential(layers, x, len(layers))
 
 
 @mistake("11.2", says="the last segment's input is detached")
@@ -323,21 +211,6 @@ def checkpoint_sequential(layers, x, segments=None):
 # 11.3 plan
 
 
-def search(costs, budget, price, size=peak_bytes):
-    """The cheapest of all choices under other rules."""
-    right.plan(costs, budget)  # refuses what cannot be
-    if len(costs) > 20:
-        return right.plan(costs, budget)
-    every = itertools.product((False, True), repeat=len(costs))
-    fitting = [choice for choice in every if size(costs, choice) <= budget]
-    return list(min(fitting, key=lambda choice: price(costs, choice), default=[True] * len(costs)))
-
-
-def again_flops(costs, choice):
-    """FLOPs that are computed again."""
-    return sum(c.flops for c, again in zip(costs, choice, strict=True) if again)
-
-
 def held(costs, choice):
     """Bytes at the end of forward."""
     return sum(c.inputs if again else c.saved for c, again in zip(costs, choice, strict=True))
@@ -345,7 +218,16 @@ def held(costs, choice):
 
 @mistake("11.3", says="only what is held at the end of forward is counted")
 def plan(costs, budget):
-    return search(costs, budget, again_flops, held)
+    best = right.plan(costs, budget)  # refuses what cannot be
+    if len(costs) > 20:
+        return best
+    every = itertools.product((False, True), repeat=len(costs))
+    fitting = [choice for choice in every if held(costs, choice) <= budget]
+
+    def again(choice):
+        return sum(cost.flops for cost, again in zip(costs, choice, strict=True) if again)
+
+    return list(min(fitting, key=again, default=[True] * len(costs)))
 
 
 @mistake("11.3", says="the choice is in the order of backward")
