@@ -24,7 +24,14 @@ from lessons.lesson06_ddp.laboratory.messages import (
 )
 from shared.exercises import nets
 from shared.exercises.checks import checks_for
-from shared.exercises.expecting import expect, expect_close, expect_equal, expect_raises, recognise
+from shared.exercises.expecting import (
+    alike,
+    expect,
+    expect_close,
+    expect_equal,
+    expect_raises,
+    recognise,
+)
 from shared.exercises.nets import BUFFERS, FROZEN, Case, Grads, flat_grads
 from shared.exercises.on_ranks import on_one_rank
 from shared.exercises.wrong import Wrong
@@ -736,7 +743,6 @@ def buckets(BucketedDDP: Any) -> None:
     for rule, cut in CUTS.items():
         (got, left), wanted = messages.seen(rule, apart=HANG)[0], cut.buckets()
         cap, kib = "left alone" if cut.cap_mb is None else f"= {cut.cap_mb:g}", cut.unit // 2**10
-        named = {words: got == sizes for words, sizes in cut.looks_like.items()}
         recognise(
             {
                 "gradients of two dtypes share a bucket: one of them is converted to the other": (
@@ -744,7 +750,7 @@ def buckets(BucketedDDP: Any) -> None:
                 ),
                 "every gradient is a message of its own: there are no buckets": got == cut.alone(),
             }
-            | named
+            | alike(got, cut.looks_like)
             | {"": got not in wanted},
             expected=f"{rule}: {' or '.join(map(str, wanted))} for gradients of {cut.gradients} "
             f"(last parameter first, all times {kib} KiB; d: float64, x: frozen, +: one layer) "

@@ -1,7 +1,6 @@
 """Wrong answers to lesson 06 that people really give, and what the check must say to each."""
 
 import contextlib
-import operator
 
 import torch
 import torch.distributed as dist
@@ -34,29 +33,12 @@ def broadcast_parameters(module, src=0):
     right.broadcast_parameters(module, 0)
 
 
-@mistake("06.1", says="the weights are averaged, which is no one's start")
-def broadcast_parameters(module, src=0):
-    with torch.no_grad():
-        for parameter in module.parameters():
-            whole = parameter.contiguous()
-            dist.all_reduce(whole)
-            parameter.copy_(whole / dist.get_world_size())
-    everywhere(module.buffers(), src)
-
-
-def layouts_of(module):
-    """The names and shapes of every rank's parameters."""
-    layouts = [[] for _ in range(dist.get_world_size())]
-    dist.all_gather_object(layouts, [(n, p.shape) for n, p in module.named_parameters()])
-    return layouts
-
-
 @mistake("06.1", says="does not say which tensor differs in its shape")
 def broadcast_parameters(module, src=0):
-    layouts = layouts_of(module)
-    if any(each != layouts[0] for each in layouts):
-        raise ValueError("the models differ")
-    everywhere(named(module), src)
+    try:
+        right.broadcast_parameters(module, src)
+    except ValueError:
+        raise ValueError("the models differ") from None
 
 
 def compared(module, tensors, what):
@@ -123,14 +105,6 @@ def average_gradients(module):
         dist.all_reduce(filled(parameter))
 
 
-@mistake("06.2", says="every rank keeps its own gradients")
-def average_gradients(module):
-    for parameter in trained(module):
-        mean = filled(parameter).clone()
-        dist.all_reduce(mean)
-        mean /= dist.get_world_size()
-
-
 @mistake("06.2", says="a frozen parameter is given a gradient")
 def average_gradients(module):
     for parameter in module.parameters():
@@ -164,9 +138,9 @@ def average_gradients(module):
 # 06.2b average_gradients_flat
 
 
-def flat_all_reduce(grads, dtype=None):
+def flat_all_reduce(grads):
     """One message: the mean over the ranks, in the pieces of the gradients."""
-    flat = torch.cat([grad.flatten().to(dtype or grad.dtype) for grad in grads])
+    flat = torch.cat([grad.flatten() for grad in grads])
     dist.all_reduce(flat)
     flat /= dist.get_world_size()
     return flat.split([grad.numel() for grad in grads])
@@ -185,14 +159,6 @@ def average_gradients_flat(module):
     right.average_gradients_flat(module)
     for parameter in trained(module):
         parameter.grad *= dist.get_world_size()
-
-
-@mistake("06.2b", says="gradients of 2 bytes a number travel as float32")
-def average_gradients_flat(module):
-    for grads in by_dtype(filled(p) for p in trained(module)):
-        wide = torch.float32 if grads[0].element_size() == 2 else None
-        for grad, mean in zip(grads, flat_all_reduce(grads, wide), strict=True):
-            grad.copy_(mean.view_as(grad))
 
 
 @mistake("06.2b", says="what a step does not use is left out")
@@ -230,35 +196,7 @@ def average_gradients_flat(module):
             grad.copy_(mean.view_as(grad))
 
 
-# 06.3 and 06.4, mistakes that both engines can have
-
-
-class OneSwitch(right.GradientSync):
-    """All engines of a program share the switch."""
-
-    silent = False
-
-    @contextlib.contextmanager
-    def no_sync(self):
-        before, type(self).silent = self.silent, True
-        try:
-            yield
-        finally:
-            type(self).silent = before
-
-    def _on_gradient(self, parameter):
-        if not self.silent:
-            super()._on_gradient(parameter)
-
-
 # 06.3 OverlappedDDP
-
-
-def wait_for_all(works):
-    """Wait, and forget what was waited for."""
-    for work in works:
-        work.wait()
-    works.clear()
 
 
 @mistake("06.3", says="the ranks start from different weights")
@@ -296,7 +234,9 @@ class OverlappedDDP(right.OverlappedDDP):
         for parameter in self._order:
             if parameter not in self.sent:
                 self._send(parameter)
-        wait_for_all(self._works)
+        for work in self._works:
+            work.wait()
+        self._works.clear()
         self._complete.clear()
         self.sent.clear()
 
@@ -310,8 +250,22 @@ class OverlappedDDP(right.OverlappedDDP):
 
 
 @mistake("06.3", says="two models in one program disturb each other")
-class OverlappedDDP(OneSwitch, right.OverlappedDDP):
-    pass
+class OverlappedDDP(right.OverlappedDDP):
+    """All engines of a program share the switch."""
+
+    silent = False
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        before, type(self).silent = self.silent, True
+        try:
+            yield
+        finally:
+            type(self).silent = before
+
+    def _on_gradient(self, parameter):
+        if not self.silent:
+            super()._on_gradient(parameter)
 
 
 # 06.4 BucketedDDP
@@ -350,35 +304,12 @@ class BucketedDDP(right.BucketedDDP):
 
 
 class CutsOtherwise(right.BucketedDDP):
-    """Buckets by another rule: `cut` returns them as lists of parameters, in order."""
-
-    bucket = ddp_buckets.Bucket
+    """Buckets as `cut` makes them of the parameters, the last one first."""
 
     def _fill(self):
         order = [p for p in [*self.module.parameters()][::-1] if p.requires_grad]
-        self.buckets = [self.bucket(each) for each in self.cut(order) if each]
+        self.buckets = self.cut(order)
         self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.views}
-
-    def limits(self):
-        """The bytes of a first bucket and of the others."""
-        return min(self._cap_mb, 1) * 2**20, self._cap_mb * 2**20
-
-    def cut(self, order):
-        """The right rule, in which others replace a part."""
-        return self.filled(order)
-
-    def filled(self, order, size=lambda p: p.nbytes, full=operator.ge, limits=None, kind=None):
-        """Fill and close, one dtype a bucket."""
-        done, filling, seen = [], {}, set()
-        first, others = limits or self.limits()
-        for p in order:
-            key = (kind or (lambda p: p.dtype))(p)
-            filling.setdefault(key, []).append(p)
-            limit = others if key in seen else first
-            if full(float(sum(map(size, filling[key]))), float(limit)):
-                done.append(filling.pop(key))
-                seen.add(key)
-        return [*done, *filling.values()]
 
 
 @mistake("06.4", says="from the first parameter to the last")
@@ -386,7 +317,17 @@ class BucketedDDP(CutsOtherwise):
     """Filled forwards, and sent last bucket first."""
 
     def cut(self, order):
-        return self.filled(order[::-1])[::-1]
+        return ddp_buckets.fill_buckets(order[::-1], self._cap_mb)[::-1]
+
+
+@mistake("06.4", says="a bucket behind the first is closed at more than bucket_cap_mb")
+class BucketedDDP(CutsOtherwise):
+    """For those behind the first a MiB is 1024 * 1044 bytes."""
+
+    def cut(self, order):
+        first = ddp_buckets.fill_buckets(order, self._cap_mb)[0]
+        later = [p for p in order if p not in first.views]
+        return [first, *ddp_buckets.fill_buckets(later, self._cap_mb * 1044 / 1024)]
 
 
 @mistake("06.4", says="where a parameter is unused on one rank, the ranks send in different orders")
@@ -468,13 +409,6 @@ def accumulate_gradients(ddp, micro_batches, loss_of):
     for parameter in ddp.parameters():
         parameter.grad /= len(micro_batches)
     return loss
-
-
-@mistake("06.5", says="the returned loss is the sum over the ranks")
-def accumulate_gradients(ddp, micro_batches, loss_of):
-    total = right.accumulate_gradients(ddp, micro_batches, loss_of).clone()
-    dist.all_reduce(total)
-    return total
 
 
 @mistake("06.5", says="a step without micro-batches")

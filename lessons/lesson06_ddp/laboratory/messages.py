@@ -197,8 +197,13 @@ CUTS = {
         unit=16 * KIB,
     ),
     "closed when it holds exactly the cap": Cut(
-        "16 16 16 12",
-        {"a bucket that holds exactly bucket_cap_mb is not closed: it is full": (12, 48)},
+        "64 64 127 1 12",
+        {
+            "a bucket that holds exactly bucket_cap_mb is not closed: it is full": (13, 255),
+            "a bucket behind the first is closed before it holds bucket_cap_mb": (13, 127, 128),
+            "a bucket behind the first is closed at more than bucket_cap_mb": (128, 140),
+        },
+        cap_mb=1 / 8,
     ),
     "one bucket for the whole model": Cut(
         "12 8 8",
