@@ -175,11 +175,6 @@ def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
     return torch.stack(made[1:], dim=1)
 
 
-@mistake("04.4", says="the first token is 1, whatever bos_id is")
-def greedy_decode(model, src, max_len, bos_id=1, eos_id=2, pad_id=0):
-    return right_greedy(model, src, max_len)
-
-
 # 04.5 beam_search
 
 

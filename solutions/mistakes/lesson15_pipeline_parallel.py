@@ -145,14 +145,6 @@ def send_activation(link, *tensors):
     return Send.apply(*tensors)
 
 
-@mistake("15.2", says="the gradient: divided by the number of tensors")
-def send_activation(link, *tensors):
-    def mean(link, empty):
-        return [x / len(empty) for x in receive_all(link, empty)]
-
-    return sender(send_all, mean)(link, *tensors)
-
-
 # 15.2b recv_activation
 
 

@@ -53,12 +53,6 @@ def build_mesh(dp, tp, pp, world_size=None, order=AXES):
     return list(right.build_mesh(dp, tp, pp, world_size, order).values())
 
 
-@mistake("16.1", says="dp has the size of tp")
-def build_mesh(dp, tp, pp, world_size=None, order=AXES):
-    refuse({"dp": dp, "tp": tp, "pp": pp}, world_size, order)
-    return right.build_mesh(tp, dp, pp, world_size, order)
-
-
 @mistake("16.1", says="world_size 3 for 6 places is accepted")
 def build_mesh(dp, tp, pp, world_size=None, order=AXES):
     if world_size is not None and (world_size < 1 or dp * tp * pp % world_size):
@@ -163,14 +157,6 @@ def clip_gradients(parameters, max_norm, tp=None, pp=None):
     norm = right.gradient_norm(own, tp, pp)
     mine = squares(p for p in own if p.grad is not None).sqrt()
     scale(own, factor_of(mine, max_norm))
-    return norm
-
-
-@mistake("16.2b", says="what is not cut is not scaled")
-def clip_gradients(parameters, max_norm, tp=None, pp=None):
-    own = list(parameters)
-    norm = right.gradient_norm(own, tp, pp)
-    scale([p for p in own if hasattr(p, "cut_dim")], factor_of(norm, max_norm))
     return norm
 
 

@@ -23,12 +23,6 @@ def top_k_router(logits, k, bias=None):
     return routing._replace(weights=weights / weights.sum(-1, keepdim=True))
 
 
-@mistake("18.1a", says="the weights of a token do not add up to 1")
-def top_k_router(logits, k, bias=None):
-    routing = right.top_k_router(logits, k, bias)
-    return routing._replace(weights=routing.probabilities.gather(-1, routing.experts))
-
-
 @mistake("18.1a", says="the bias does not change who is chosen")
 def top_k_router(logits, k, bias=None):
     return right.top_k_router(logits, k)
@@ -66,11 +60,6 @@ def balance_loss(routing, group=None):
 @mistake("18.1b", says="even loads give 1 / E")
 def balance_loss(routing, group=None):
     return right.balance_loss(routing, group) / routing.probabilities.shape[-1]
-
-
-@mistake("18.1b", says="first choices alone are counted")
-def balance_loss(routing, group=None):
-    return right.balance_loss(routing._replace(experts=routing.experts[:, :1]), group)
 
 
 @mistake("18.1b", says="no gradient reaches the probabilities")
@@ -137,17 +126,6 @@ class MoELayer(Layer):
     def apply_experts(self, rows, counts):
         parts = zip(self.experts, rows.split(counts), strict=True)
         return torch.cat([expert(part) for expert, part in parts if len(part)])
-
-
-@mistake("18.2", says="they are written, not added")
-class MoELayer(Layer):
-    def weigh(self, outputs, order, token, shape):
-        y = outputs.new_zeros(len(self.routing.experts), outputs.shape[-1])
-        for row, weight, t in zip(
-            outputs, self.routing.weights.flatten()[order], token, strict=True
-        ):
-            y[t] = weight * row
-        return y.view(shape)
 
 
 @mistake("18.2", says="routing has no graph")
@@ -269,16 +247,6 @@ class Dispatcher(right.Dispatcher):
         self.counts = torch.tensor(self.receive)
 
 
-@mistake("18.3b", says="the ranks are out of order")
-class Dispatcher(right.Dispatcher):
-    def __init__(self, counts, group=None):
-        super().__init__(counts, group)
-        places = self.order.split(self.counts.tolist())
-        ranks = torch.arange(len(self.receive)).repeat_interleave(torch.tensor(self.receive))
-        turned = [p[(-ranks[p]).argsort(stable=True)] for p in places]
-        self.order = torch.cat(turned)
-
-
 @mistake("18.3b", says="5 experts on 2 ranks are accepted")
 class Dispatcher(right.Dispatcher):
     def __init__(self, counts, group=None):
@@ -327,11 +295,6 @@ def average_gradients(model, mesh):
 def average_gradients(model, mesh):
     average_flat(by_kind(model, True), mesh["dp"].get_group())
     average_flat(by_kind(model, False))
-
-
-@mistake("18.5", says="experts are averaged over all ranks")
-def average_gradients(model, mesh):
-    average_flat([*by_kind(model, True), *by_kind(model, False)])
 
 
 @mistake("18.5", says="a frozen parameter is given a gradient")
