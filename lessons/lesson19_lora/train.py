@@ -12,7 +12,14 @@ from torch import Tensor, nn
 
 from lessons.lesson19_lora.experiments.adapting import NAMES, texts_of
 from lessons.lesson19_lora.experiments.engines import trained, under
-from lessons.lesson19_lora.experiments.results import RECIPES, Fit, check_flags, conclude, loss_on
+from lessons.lesson19_lora.experiments.results import (
+    RECIPES,
+    Fit,
+    bytes_needed,
+    check_flags,
+    conclude,
+    loss_on,
+)
 from shared.lora.counting import counted_bytes, predicted_bytes
 from shared.measuring.timing import synchronized_now
 from shared.measuring.traffic import count_traffic
@@ -29,7 +36,7 @@ from shared.script import (
     progress,
     run_script,
 )
-from shared.training.language_recipes import Recipe, bytes_of_replicas, rows, rows_a_rank
+from shared.training.language_recipes import Recipe, rows, rows_a_rank
 from shared.training.schedules import set_learning_rate
 from solutions.lesson19_lora import LoRALinear, QLoRALinear, add_lora
 
@@ -81,7 +88,7 @@ def main() -> None:
     args = parser.parse_args()
     with process_group(args.device) as rank:
         prepare(args, rank, globals())
-        recipe = choose_preset(args, rank.device, RECIPES, bytes_of_replicas)
+        recipe = choose_preset(args, rank.device, RECIPES, bytes_needed)
         cast = autocast(args, rank.device)
         torch.manual_seed(args.seed)
         model = LanguageModel(recipe.config(256)).to(rank.device)  # a token is a byte

@@ -19,11 +19,12 @@ from shared.ddp.wrapping import ddp_of_fixed_buffers
 from shared.errors import InputError
 from shared.less_communication.states import LowRank, TopK
 from shared.measuring.traffic import Call, Traffic
+from shared.planner.peak import DDP
 from shared.plots import MEANING, use_style
 from shared.ranks.group import Rank
 from shared.results import of_all_ranks, write_results
 from shared.training.language_recipes import RECIPES as STANDARD
-from shared.training.language_recipes import Recipe
+from shared.training.language_recipes import Recipe, shared_out
 
 RECIPES = STANDARD | {"small": replace(STANDARD["small"], num_layers=2)}
 TORCHS = ("all_reduce", "fp16", "power_sgd", "local_sgd")
@@ -63,6 +64,15 @@ def torchs(args: argparse.Namespace, model: nn.Module) -> tuple[nn.Module, Calla
             state, power_sgd_of_torch if over_gloo else powerSGD_hook.powerSGD_hook
         )
     return ddp, lambda: None
+
+
+def bytes_needed(args: argparse.Namespace, recipe: Recipe, ranks: int, half: bool) -> int:
+    """The most bytes on each rank: see `check_room`; DDP's buckets, and what a method remembers."""
+    if args.method in ("local_sgd", "diloco"):  # by hand: where all agreed last, and a velocity
+        beside = 2 if args.engine == "by_hand" else 0
+    else:
+        beside = DDP + (args.method in ("topk", "one_bit", "power_sgd"))  # what was not sent yet
+    return recipe.most_bytes(shared_out(recipe, ranks), half, beside=beside)
 
 
 @dataclass

@@ -16,7 +16,14 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from lessons.lesson20_less_communication.results import RECIPES, Seen, checked, conclude, torchs
+from lessons.lesson20_less_communication.results import (
+    RECIPES,
+    Seen,
+    bytes_needed,
+    checked,
+    conclude,
+    torchs,
+)
 from shared.ddp.wrapping import ddp_of_fixed_buffers
 from shared.less_communication.hierarchical import two_levels
 from shared.less_communication.states import ErrorFeedback, LowRank, TopK, ready
@@ -34,7 +41,7 @@ from shared.script import (
     progress,
     run_script,
 )
-from shared.training.language_recipes import bytes_of_replicas, load_tokens, rows, rows_a_rank
+from shared.training.language_recipes import load_tokens, rows, rows_a_rank
 from shared.training.schedules import set_learning_rate
 from solutions.lesson20_less_communication import (
     LocalSGD,
@@ -96,7 +103,7 @@ def main() -> None:
     args = checked(parser.parse_args())
     with process_group(args.device) as rank:
         prepare(args, rank, globals())
-        recipe = choose_preset(args, rank.device, RECIPES, bytes_of_replicas)
+        recipe = choose_preset(args, rank.device, RECIPES, bytes_needed)
         cast = autocast(args, rank.device)
         ids, vocab_size = load_tokens(load_same_text(args), recipe)
         torch.manual_seed(args.seed)

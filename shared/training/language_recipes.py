@@ -12,7 +12,7 @@ from shared.data.tokenizer import Tokenizer
 from shared.errors import InputError
 from shared.model.config import TransformerConfig
 from shared.planner.models import spec_of
-from shared.planner.peak import LOGITS, peak_bytes
+from shared.planner.peak import DDP, LOGITS, peak_bytes
 from shared.planner.specs import Plan
 from shared.ranks.group import Rank
 from shared.training.schedules import cosine_schedule
@@ -45,11 +45,16 @@ class Recipe:
         )
 
     def most_bytes(
-        self, plan: Plan, half: bool, vocab_size: int | None = None, logits: int = LOGITS
+        self,
+        plan: Plan,
+        half: bool,
+        vocab_size: int | None = None,
+        logits: int = LOGITS,
+        beside: int = 0,
     ) -> int:
-        """The most bytes of a rank in a step, in bf16 by autocast (`half`) or in float32."""
+        """`peak_bytes` of a step, in bf16 by autocast (`half`) or in float32."""
         spec = spec_of(self.config(vocab_size or self.vocab_size), self.length)
-        return peak_bytes(spec, plan, "autocast" if half else "float32", logits)
+        return peak_bytes(spec, plan, "autocast" if half else "float32", logits, beside)
 
     def learning_rate(self, step: int, steps: int, peak: float) -> float:
         """A tenth of the run up to the peak, then half a cosine."""
@@ -82,8 +87,8 @@ def shared_out(recipe: Recipe, ranks: int, zero: int = 0) -> Plan:
 
 
 def bytes_of_replicas(args: object, recipe: Recipe, ranks: int, half: bool) -> int:
-    """The most bytes on each of `ranks` that have whole models: see `check_room`."""
-    return recipe.most_bytes(shared_out(recipe, ranks), half)
+    """The most bytes on each of `ranks` that have whole models in DDP: see `check_room`."""
+    return recipe.most_bytes(shared_out(recipe, ranks), half, beside=DDP)
 
 
 def rows_a_rank(recipe: Recipe, rank: Rank) -> int:

@@ -22,7 +22,7 @@ from lessons.lesson19_lora.experiments import results as lesson19
 from lessons.lesson20_less_communication import results as lesson20
 from lessons.lesson23_capstone import results as lesson23
 from shared.measuring.room import Needed, fewest_ranks
-from shared.training.language_recipes import RECIPES, bytes_of_replicas
+from shared.training.language_recipes import RECIPES
 
 GB = 1e9
 FREE = 0.95  # of a GPU's memory: the driver and CUDA have the rest
@@ -48,7 +48,7 @@ CONFIGS = {"tiny": "tiny", "small": "small", "large": "124m"}
 SCRIPTS = [
     Script("10", lesson10.bytes_needed, RECIPES, {"engine": "zero2", "search": False}),
     Script("11", lesson11.bytes_needed, lesson11.PRESETS, {}),
-    Script("12", lesson12.bytes_needed, lesson12.PRESETS, {"read": None}),
+    Script("12", lesson12.bytes_needed, lesson12.PRESETS, {"read": None, "engine": "ddp"}),
     Script(
         "13",
         lesson13.bytes_needed,
@@ -76,8 +76,13 @@ SCRIPTS = [
     ),
     Script("17", lesson17.bytes_needed, lesson17.RECIPES, {"engine": "ring", "length": None}),
     Script("18", lesson18.bytes_needed, lesson18.RECIPES, {"experts": None, "ep": None, "k": 2}),
-    Script("19", bytes_of_replicas, lesson19.RECIPES, {}),
-    Script("20", bytes_of_replicas, lesson20.RECIPES, {}),
+    Script("19", lesson19.bytes_needed, lesson19.RECIPES, {}),
+    Script(
+        "20",
+        lesson20.bytes_needed,
+        lesson20.RECIPES,
+        {"method": "power_sgd", "engine": "by_hand"},
+    ),
     Script("23", lesson23.bytes_needed, CONFIGS, CAPSTONE | {"checkpointing": False}),
     Script(
         "23 `--checkpointing`", lesson23.bytes_needed, CONFIGS, CAPSTONE | {"checkpointing": True}

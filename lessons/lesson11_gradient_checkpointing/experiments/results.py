@@ -18,7 +18,7 @@ from shared.errors import InputError
 from shared.measuring.activations import counting_saved
 from shared.model.config import TransformerConfig
 from shared.planner.models import spec_of
-from shared.planner.peak import peak_bytes
+from shared.planner.peak import DDP, peak_bytes
 from shared.planner.specs import Plan
 from shared.plots import MEANING, use_style
 from shared.ranks.group import Rank
@@ -60,7 +60,8 @@ PRESETS = {
 def bytes_needed(args: argparse.Namespace, size: Size, ranks: int, half: bool) -> int:
     """The most bytes on each rank, in the steps without checkpoints: see `check_room`."""
     spec = spec_of(size.config(), size.length)
-    return peak_bytes(spec, Plan(micro_batch=size.batch), "autocast" if half else "float32")
+    plan = Plan(micro_batch=size.batch)
+    return peak_bytes(spec, plan, "autocast" if half else "float32", beside=DDP)
 
 
 @dataclass

@@ -31,7 +31,7 @@ from shared.measuring.peak import peak_of
 from shared.measuring.trace import file_alone, quiet_stderr
 from shared.model.config import TransformerConfig
 from shared.planner.models import spec_of
-from shared.planner.peak import peak_bytes
+from shared.planner.peak import DDP, peak_bytes
 from shared.planner.specs import Plan
 from shared.plots import save_figure, use_style
 from shared.ranks.group import Rank
@@ -65,7 +65,8 @@ def bytes_needed(args: argparse.Namespace, size: Size, ranks: int, half: bool) -
     if args.read:
         return 0
     spec = spec_of(size.config(), size.length)
-    return peak_bytes(spec, Plan(micro_batch=size.rows), "autocast" if half else "float32")
+    plan, beside = Plan(micro_batch=size.rows), DDP if args.engine == "ddp" else 0
+    return peak_bytes(spec, plan, "autocast" if half else "float32", beside=beside)
 
 
 PRESETS = {

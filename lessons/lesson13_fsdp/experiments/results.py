@@ -22,7 +22,7 @@ from shared.measuring.memory import peak_memory
 from shared.model.config import TransformerConfig
 from shared.model.language_model import LanguageModel
 from shared.planner.models import spec_of
-from shared.planner.peak import peak_bytes
+from shared.planner.peak import DDP, Held, peak_bytes
 from shared.plots import MEANING, use_style
 from shared.ranks.agreement import refused_by_any
 from shared.ranks.group import Rank
@@ -174,7 +174,8 @@ def bytes_needed(args: argparse.Namespace, recipe: Recipe, ranks: int, half: boo
     spec = spec_of(config_of(recipe, recipe.vocab_size), recipe.length)
     replicas, shards = read_mesh(args.mesh, ranks) if args.engine == "hybrid" else (1, ranks)
     if args.engine == "ddp":
-        return peak_bytes(spec, shared_out(recipe, ranks), "autocast" if half else "float32")
+        held: Held = "autocast" if half else "float32"
+        return peak_bytes(spec, shared_out(recipe, ranks), held, beside=DDP)
     plan = replace(shared_out(recipe, replicas * shards), dp=shards, zero=3)
     return peak_bytes(spec, plan, "bf16" if half else "float32")
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from shared.errors import InputError
 from shared.parallel3d.engine import Parallel3D
+from shared.planner.peak import CUT_LOGITS
 from shared.planner.specs import Plan
 from shared.tensor_parallel.vocabulary import padded_vocabulary
 from shared.training.language_recipes import Recipe
@@ -62,7 +63,7 @@ def choose_plan(args: argparse.Namespace, recipe: Recipe, world_size: int) -> Pl
 def bytes_needed(args: argparse.Namespace, recipe: Recipe, ranks: int, half: bool) -> int:
     """The most bytes on a rank: see `check_room`."""
     plan = choose_plan(args, recipe, ranks)
-    return recipe.most_bytes(plan, half, padded_vocabulary(recipe.vocab_size))
+    return recipe.most_bytes(plan, half, padded_vocabulary(recipe.vocab_size), CUT_LOGITS[half])
 
 
 def idle_flags(args: argparse.Namespace, plan: Plan) -> list[str]:

@@ -21,6 +21,7 @@ from shared.training.schedules import cosine_schedule, set_learning_rate
 
 NAMES = ("w_q", "w_k", "w_v", "w_o", "linear1", "linear2")  # all of a layer's matrices
 KINDS = {"lora": LoRALinear, "qlora": QLoRALinear}
+WINDOWS = 64  # of held-out text
 SEEDS = range(repetitions(5))
 Tokens = Int[Tensor, "tokens"]
 
@@ -102,8 +103,8 @@ def train(model: nn.Module, text: Tokens, run: Run, steps: int, peak: float, see
 def held_loss(
     model: nn.Module, held: Tokens, length: int, device: torch.device | str = "cpu"
 ) -> float:
-    """The loss in nats a byte on the same 64 windows of held-out text every time."""
-    tokens, follow = (x.to(device) for x in rows(held, 0, 19, 64, length, slice(None)))
+    """The loss in nats a byte on the same windows of held-out text every time."""
+    tokens, follow = (x.to(device) for x in rows(held, 0, 19, WINDOWS, length, slice(None)))
     return F.cross_entropy(model(tokens).flatten(0, 1).float(), follow.flatten()).item()
 
 

@@ -10,7 +10,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from lessons.lesson19_lora.experiments.adapting import Texts, held_loss
+from lessons.lesson19_lora.experiments.adapting import WINDOWS, Texts, held_loss
 from shared.lora.adapter import check_rank
 from shared.lora.counting import KINDS, Tuning
 from shared.lora.layers import places_meant
@@ -18,7 +18,7 @@ from shared.measuring.traffic import Traffic
 from shared.plots import BLUE, MEANING, ORANGE, VARIANTS, VERMILION, use_style
 from shared.ranks.group import Rank
 from shared.results import of_all_ranks, write_results
-from shared.training.language_recipes import Recipe
+from shared.training.language_recipes import Recipe, bytes_of_replicas
 
 # Rows that 1, 2, 3, 4 and 6 ranks share evenly; the vocabulary is the 256 bytes.
 RECIPES = {
@@ -26,6 +26,17 @@ RECIPES = {
     "small": Recipe(64, 2, 4, 256, 64, 24, 150, 1_000_000, peak=3e-3),
     "large": Recipe(768, 12, 12, 256, 1024, 48, 500, 50_000_000),
 }
+
+
+def bytes_needed(args: argparse.Namespace, recipe: Recipe, ranks: int, half: bool) -> int:
+    """The most bytes on each rank: see `check_room`. A step of the whole model, or an evaluation.
+
+    That is of all windows on every rank, in float32: the residual stream before and after, a norm's
+    result, and at an adapted matrix the feed-forward's features four times.
+    """
+    d, tokens = recipe.d_model, WINDOWS * recipe.length
+    evaluated = 4 * tokens * (3 * d + 4 * 4 * d)
+    return max(evaluated, bytes_of_replicas(args, recipe, ranks, half))
 
 
 @dataclass
