@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from shared.errors import InputError
+from shared.errors import InputError, NoGroup
 from shared.ranks.visible import VISIBLE
 
 HIDES_ALL = ("", "-1", "NoDevFiles")  # the last is older Slurm's, of a job without GPUs
@@ -41,8 +41,8 @@ def chosen_by() -> str:
 def take_gpu(device: torch.device) -> None:
     """Make it this process's GPU; raises InputError where torch or the GPU cannot be used.
 
-    Without NCCL in torch, without code for this GPU in torch, and where another process has it for
-    itself or has filled it.
+    Without NCCL in torch; and NoGroup, since it may be this rank's alone, without code for this GPU
+    in torch, and where another process has it for itself or has filled it.
     """
     if not dist.is_nccl_available():
         raise InputError(
@@ -54,14 +54,14 @@ def take_gpu(device: torch.device) -> None:
         _check_architecture(device)
         torch.empty(1, device=device)
     except RuntimeError as error:  # among them OutOfMemoryError, and the driver's own
-        raise InputError(
+        raise NoGroup(
             f"GPU {device.index} cannot be used ({str(error).splitlines()[0]}): `nvidia-smi` shows "
             f"who has it; choose others by {VISIBLE}, or use --device cpu"
         ) from error
 
 
 def _check_architecture(device: torch.device) -> None:
-    """Raise InputError unless torch has code for this GPU: of its generation, or to be compiled.
+    """Raise NoGroup unless torch has code for this GPU: of its generation, or to be compiled.
 
     Code for sm_80 runs on 8.0 to 8.9, that for compute_80 is compiled for everything from 8.0 on.
     Source: CUDA C++ Programming Guide, "Application Compatibility".
@@ -75,7 +75,7 @@ def _check_architecture(device: torch.device) -> None:
         if (major, minor) <= own and (kind == "compute" or major == own[0]):
             return
     gpu, version = torch.cuda.get_device_name(device), ".".join(map(str, own))
-    raise InputError(
+    raise NoGroup(
         f"GPU {device.index} ({gpu}) has compute capability {version}, and torch "
         f"{torch.__version__} has code for {', '.join(built)}: install a torch that has it, or use "
         "--device cpu"

@@ -3,6 +3,7 @@
 import functools
 import inspect
 import os
+import re
 import subprocess
 import sys
 from types import FunctionType
@@ -11,6 +12,8 @@ from shared.errors import InputError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 HIDDEN = "TORCH_HANDLE_HIDDEN_DEVICES"  # what it said before; empty where it was not set
+# What torch says of a GPU that somebody else has, up to the end of its first sentence.
+TAKEN = re.compile(r"^[\w.]+Error: (CUDA (?:out of memory|error: .*(?:busy|memory))[^.\n]*)", re.M)
 HIDE_FIRST = (
     "Hide the GPUs first, as a notebook's first cell does (restart the kernel; elsewhere: "
     "shared.ranks.visible.without_gpus), or use launch()."
@@ -67,7 +70,8 @@ def num_gpus() -> int:
 def with_gpus(work: FunctionType) -> None:
     """Run a function of a notebook in a process of its own, which sees the GPUs; print its words.
 
-    Its text travels, so it imports what it uses. Raises RuntimeError with what it ended on.
+    Its text travels, so it imports what it uses. Where the GPU is full, or another process has it
+    for itself, one line says so. Raises RuntimeError with what it ended on otherwise.
     """
     # No farewell: a thread of a device that is still there ends the interpreter's own end badly.
     end = "import os, sys\nsys.stdout.flush()\nos._exit(0)"
@@ -79,9 +83,11 @@ def with_gpus(work: FunctionType) -> None:
         text=True,
         check=False,
     )
-    if ended.returncode != 0:
-        raise RuntimeError(ended.stderr)
     print(ended.stdout, end="")
+    if taken := TAKEN.search(ended.stderr):
+        print(f"Not measured: the GPU cannot be used ({taken[1]}). `nvidia-smi` shows who has it.")
+    elif ended.returncode != 0:
+        raise RuntimeError(ended.stderr)
 
 
 def why_not_fork() -> str:

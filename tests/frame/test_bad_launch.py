@@ -186,13 +186,16 @@ def test_a_gpu_for_which_torch_has_no_code(built, runs, start, one_gpu):
 
 
 @pytest.mark.parametrize("kind", [torch.OutOfMemoryError, RuntimeError])
-def test_a_gpu_that_another_process_has(kind, start, one_gpu):
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_gpu_that_another_process_has(rank, kind, start, one_gpu):
     def refuse(device: torch.device) -> None:
         raise kind("CUDA error: devices are busy or unavailable\nCompile with TORCH_USE_CUDA_DSA")
 
+    one_gpu.setattr(torch.cuda, "device_count", lambda: 2)
     one_gpu.setattr(torch.cuda, "set_device", refuse)
-    result = start(SCRIPTS[0], *ON_GPU)
-    expect_error(result, "GPU 0 cannot be used (CUDA error: devices are busy", "nvidia-smi")
+    place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}  # each for itself: the others may go on
+    result = start(SCRIPTS[0], *ON_GPU, **LAUNCHED | place)
+    expect_error(result, f"GPU {rank} cannot be used (CUDA error: devices are busy", "nvidia-smi")
 
 
 def test_a_gpu_that_gets_full(capfd):

@@ -8,7 +8,13 @@ import torch
 from shared.errors import InputError
 from shared.ranks import launching, visible
 from shared.ranks.launching import LaunchFailed, launch
-from shared.ranks.visible import HIDDEN, VISIBLE, environment_with_gpus, without_gpus
+from shared.ranks.visible import (
+    HIDDEN,
+    VISIBLE,
+    environment_with_gpus,
+    with_gpus,
+    without_gpus,
+)
 
 
 @pytest.fixture(params=[None, "2,3", ""])
@@ -64,3 +70,33 @@ def test_a_fork_tells_whether_torch_has_counted(counted, before, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: counted)
     why = visible.why_not_fork()
     assert why.startswith("torch has looked for GPUs" if counted else "") and bool(why) == counted
+
+
+def full() -> None:
+    import torch
+
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has a")
+
+
+def busy() -> None:
+    raise RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable\nMore")
+
+
+@pytest.mark.parametrize(
+    ("work", "words"),
+    [(full, "CUDA out of memory"), (busy, "CUDA error: all CUDA-capable devices are busy or una")],
+)
+def test_a_cell_that_measures_a_gpu_says_that_somebody_else_has_it(work, words, capsys):
+    with_gpus(work)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"Not measured: the GPU cannot be used ({words}")
+    assert "nvidia-smi" in line
+
+
+def wrong() -> None:
+    raise ValueError("neither CUDA out of memory nor CUDA error: busy")
+
+
+def test_a_cells_own_error_is_raised():
+    with pytest.raises(RuntimeError, match="neither CUDA"):
+        with_gpus(wrong)
