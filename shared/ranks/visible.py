@@ -13,7 +13,9 @@ from shared.errors import InputError
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 HIDDEN = "TORCH_HANDLE_HIDDEN_DEVICES"  # what it said before; empty where it was not set
 # What torch says of a GPU that somebody else has, up to the end of its first sentence.
-TAKEN = re.compile(r"^[\w.]+Error: (CUDA (?:out of memory|error: .*(?:busy|memory))[^.\n]*)", re.M)
+TAKEN = re.compile(
+    r"^[\w.]+Error: (CUDA (?:out of memory|error: .*(?:busy|out of memory))[^.\n]*)", re.M
+)
 HIDE_FIRST = (
     "Hide the GPUs first, as a notebook's first cell does (restart the kernel; elsewhere: "
     "shared.ranks.visible.without_gpus), or use launch()."
