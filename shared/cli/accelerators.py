@@ -36,15 +36,33 @@ def look_at_torch() -> Iterator[Finding]:
             advice = "install torch's CUDA build, or use the machine's own with --no-setup"
             yield Finding("CUDA", MISSING, "a GPU, but a torch built without CUDA", advice)
         else:
-            advice = "the driver may be too old for it: compare with nvidia-smi's head"
-            yield Finding("CUDA", MISSING, f"torch is built for {built}, sees no GPU", advice)
+            from shared.ranks.gpus import why_none
+
+            yield Finding("CUDA", MISSING, f"torch is built for {built}, sees no GPU", why_none())
         return
     for index in range(torch.cuda.device_count()):
-        gpu = torch.cuda.get_device_properties(index)
-        bf16 = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "no bf16"
-        found = f"{gpu.name}, {gpu.total_memory / GIB:.0f} GiB, {bf16}, CUDA {torch.version.cuda}"
-        yield Finding(f"GPU {index}", GOOD, found)
+        yield look_at_gpu(index)
     yield look_at_nccl()
+
+
+def look_at_gpu(index: int) -> Finding:
+    """Return what a GPU is, and whether torch has code for it and others leave room on it."""
+    import torch
+
+    from shared.ranks.gpus import check_architecture
+
+    gpu, name = torch.cuda.get_device_properties(index), f"GPU {index}"
+    bf16 = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "no bf16"
+    found = f"{gpu.name}, {gpu.total_memory / GIB:.0f} GiB, {bf16}, CUDA {torch.version.cuda}"
+    try:
+        check_architecture(torch.device("cuda", index))
+        free, total = torch.cuda.mem_get_info(index)
+    except (ValueError, RuntimeError) as error:
+        return Finding(name, MISSING, str(error).splitlines()[0], "`nvidia-smi` shows who has it")
+    if free < total / 2:
+        found += f", {free / GIB:.1f} GiB free"
+        return Finding(name, NOTE, found, "`nvidia-smi` shows who has the rest")
+    return Finding(name, GOOD, found)
 
 
 def gpu_gib() -> list[float]:

@@ -51,7 +51,7 @@ def take_gpu(device: torch.device) -> None:
         )
     try:
         torch.cuda.set_device(device)
-        _check_architecture(device)
+        check_architecture(device)
         torch.empty(1, device=device)
     except RuntimeError as error:  # among them OutOfMemoryError, and the driver's own
         raise NoGroup(
@@ -60,7 +60,7 @@ def take_gpu(device: torch.device) -> None:
         ) from error
 
 
-def _check_architecture(device: torch.device) -> None:
+def check_architecture(device: torch.device) -> None:
     """Raise NoGroup unless torch has code for this GPU: of its generation, or to be compiled.
 
     Code for sm_80 runs on 8.0 to 8.9, that for compute_80 is compiled for everything from 8.0 on.

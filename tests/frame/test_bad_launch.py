@@ -178,7 +178,7 @@ def test_a_torch_without_nccl(start, one_gpu):
 def test_a_gpu_for_which_torch_has_no_code(built, runs, start, one_gpu):
     one_gpu.setattr(torch.cuda, "get_arch_list", lambda: built)
     if runs:
-        gpus._check_architecture(torch.device("cuda", 0))
+        gpus.check_architecture(torch.device("cuda", 0))
     else:
         result = start(SCRIPTS[0], *ON_GPU)
         words = "GPU 0 (Tesla T4) has compute capability 7.5", f"has code for {', '.join(built)}"

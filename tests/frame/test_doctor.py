@@ -4,8 +4,10 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from shared.cli import accelerators, doctor, machine
 from shared.cli.finding import GOOD, MISSING, NOTE, Finding
@@ -149,3 +151,46 @@ def test_a_containers_quota_counts(tmp_path, monkeypatch, quota, cores):
     monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: range(8), raising=False)
     assert machine.num_cores() == cores
     assert machine.memory_gib() == 1.0
+
+
+@pytest.mark.parametrize(
+    ("visible", "words"),
+    [("", "CUDA_VISIBLE_DEVICES= hides them all"), ("7", "CUDA_VISIBLE_DEVICES=7 names none")],
+)
+def test_gpus_that_are_hidden_are_no_old_driver(visible, words, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(accelerators.shutil, "which", lambda name: name)  # nvidia-smi
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    (cuda,) = [each for each in accelerators.look_at_torch() if each.name == "CUDA"]
+    assert words in cuda.advice
+
+
+@pytest.mark.parametrize(
+    ("built", "free", "state", "words"),
+    [
+        ("sm_90", 60, GOOD, "H100, 80 GiB, bf16"),
+        ("sm_100", 60, MISSING, "has compute capability 9.0"),
+        ("sm_90", 3, NOTE, "3.0 GiB free"),
+        ("sm_90", None, MISSING, "CUDA error: all CUDA-capable devices are busy"),
+    ],
+)
+def test_a_gpu_that_is_there_and_of_no_use(built, free, state, words, monkeypatch):
+    def free_and_total(device):
+        if free is None:
+            raise RuntimeError("CUDA error: all CUDA-capable devices are busy\nMore")
+        return free * 2**30, 80 * 2**30
+
+    known = {
+        "get_device_properties": lambda device: SimpleNamespace(name="H100", total_memory=80 << 30),
+        "get_device_name": lambda device: "H100",
+        "get_device_capability": lambda device: (9, 0),
+        "get_arch_list": lambda: [built],
+        "is_bf16_supported": lambda including_emulation: True,
+        "mem_get_info": free_and_total,
+    }
+    for name, value in known.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    finding = accelerators.look_at_gpu(0)
+    assert finding.state == state
+    assert words in finding.found
