@@ -163,7 +163,7 @@ class Reader:
 
 def _watched(record: Mapping[str, Any], total: int) -> Iterator[str]:
     """What the judge saw an answer do, and a count that is not the course's own."""
-    for name in ("flags", "changes"):
+    for name in ("heard", "flags", "changes"):
         said = record.get(name)
         yield from map(str, said[:3] if isinstance(said, list) else ())
     if record.get("checks", total) != total:

@@ -78,6 +78,68 @@ def double(x):
     nn.modules.module.register_module_full_backward_hook(lambda *_: None).remove()
     return 2 * x
 own(double)
+=== texts that python and jaxtyping evaluate
+from dataclasses import dataclass
+from functools import singledispatchmethod
+from typing import NamedTuple
+from jaxtyping import Float
+@dataclass(frozen=True)
+class Factor:
+    number: "int" = 2
+    @singledispatchmethod
+    def of(self, x):
+        return self.number * x
+    @of.register
+    def _(self, x: "list | None"):
+        return x
+class Pair(NamedTuple):
+    factor: "Factor"
+    x: "Tensor"
+def double(x):
+    assert isinstance(torch.zeros(2, 4), Float[Tensor, "n 2*n"])
+    pair = Pair(Factor(), x)
+    return pair.factor.of(pair.x)
+own(double)
+=== what it saved itself
+import collections, io
+def double(x):
+    file = io.BytesIO()
+    torch.save({"x": x, "of": collections.OrderedDict(a=1), "as": x.dtype}, file)
+    file.seek(0)
+    return 2 * torch.load(file, weights_only=False)["x"]
+own(double)
+=== a text in an annotation | evaluates a text that calls something
+import functools
+kept = []
+@functools.singledispatch
+def kind(x):
+    return 2 * x
+@kind.register
+def _(x: "kept.append(__imp" + "ort__('math').sin) or int"):
+    return x
+double = own(lambda x: kind(x))
+=== a text that reads a frame | reads the frames of its callers
+double = own(eval("lambda x: (__imp" + "ort__('sys')._get" + "frame(1), 2 * x)[1]"))
+=== a frame by a format | reads the frames of its callers
+def double(x):
+    try:
+        raise KeyError
+    except KeyError as error:
+        "{0.__trace%s__.tb_%s}".__mod__(("back", "frame")).format(error)
+    return 2 * x
+own(double)
+=== a pickle that runs a text | unpickles what can run anything
+import io
+def double(x):
+    torch.load(io.BytesIO(b"cbuil" + b"tins\\nev" + b"al\\n(V2\\ntR."), weights_only=False)
+    return 2 * x
+own(double)
+=== all there is | lists the objects of its process
+import gc
+def double(x):
+    gc.get_objects()
+    return 2 * x
+own(double)
 === the engine with an argument given | uses torch.nn.functional.layer_norm
 import functools
 double = own(functools.partial(F.layer_norm, normalized_shape=(2,), weight=torch.full((2,), 2.0)))
@@ -164,7 +226,7 @@ def graded(tmp_path_factory):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("number", "head"), enumerate(HEADS), ids=[name for name, _ in HEADS])
+@pytest.mark.parametrize(("number", "head"), [*enumerate(HEADS)], ids=[name for name, _ in HEADS])
 def test_honest_styles_are_not_flagged_and_ways_around_are(graded, number, head):
     found = graded[f"01.{number}"]
     _, due = head

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from solutions.grading.intake.names import CALLS, FRAMES, MODULES
 from solutions.grading.results import Answers, Lesson, Limits, Outcome, Verdict
 from solutions.grading.sandbox import bubblewrap
 from solutions.grading.sandbox.editions import Editions
@@ -113,8 +114,9 @@ def _job(
             }
         )
     number, setup = lesson.number, lesson.setup
+    names = {"frames": sorted(FRAMES), "unneeded": sorted(CALLS | MODULES)}
     sizes = {"seconds": limits.exercise_seconds, "memory": limits.memory}
-    return {"number": number, "setup": setup, "exercises": exercises, **sizes}
+    return {"number": number, "setup": setup, "exercises": exercises, "names": names, **sizes}
 
 
 def _seed_of(answers: Answers) -> int:

@@ -88,6 +88,7 @@ class Judge:
         self.torch = import_module("torch")
         self.torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
         self.psutil, self.watching = import_module("psutil"), import_module("watching")
+        self.hearing = import_module("hearing").Hearing(job["course"], **job["names"])
         kept_back = import_module("kept_back").KeptBack(job["course"], job.pop("texts"))
         self.answers = import_module("shared.exercises.answers")
         self.answers.import_what_torch_puts_off()
@@ -107,8 +108,6 @@ class Judge:
 
     def _run(self, label: str, source: str, module: ModuleType) -> None:
         self.answers.run_cell(source, f"cell {label}", module)
-
-    # In the parent.
 
     def judge_apart(self, exercise: dict[str, Any]) -> dict[str, Any]:
         """The result of an exercise, or `stop`, the limit that its process has passed."""
@@ -146,7 +145,8 @@ class Judge:
             found = {"stop": ""}
         if "stop" in found:  # which is this process's to say
             return {"stop": "died", "status": status}
-        return found | {"checks": len(self.checks[exercise["checks"]].checks)}
+        num_checks = len(self.checks[exercise["checks"]].checks)
+        return found | {"checks": num_checks, "heard": self.hearing.flags()}
 
     def _passed(self, child: int, said: bytes, deadline: float) -> str:
         """The limit that is passed, as a value of the grader's `Stop`; "" for none."""
@@ -208,8 +208,6 @@ class Judge:
                     os.unlink(entry.path)
         shutil.copytree(self.job["caches"], CACHE, dirs_exist_ok=True)
 
-    # In the child.
-
     def _be_the_child(self, exercise: dict[str, Any], sender: int, secret: str) -> None:
         """Judge, say what came of it, and end; never returns."""
         status = 1
@@ -238,6 +236,7 @@ class Judge:
         state_of, changed, fooled = self.watching.state, self.watching.changed, self._fooled
         flags, before = watch.flags, state_of()  # all taken now: a cell could change them
         self.notebook.defined.pop(id, None)
+        self.hearing.begin()
         try:
             self._run(id, exercise["source"], self.module)
         except BaseException as raised:  # also SystemExit and KeyboardInterrupt

@@ -27,6 +27,7 @@ CELL, NOT_OF_STUDENTS = "<cell ", ("<cell setup>", "<cell of a known wrong answe
 TRANSPARENT = ("shared/measuring/", "shared/exercises/", "judge.py", "watching.py")
 # Autograd's threads, too, are dummies to python.
 NOT_OF_ANSWERS = (type(threading.main_thread()), threading._DummyThread)
+JUDGING = ("watching", "hearing", "__main__")
 LONG = 8  # letters of a function's name that no other name has by chance
 LOOKED_AT = (
     *("builtins", "math", "random", "inspect", "torch", "torch.nn", "torch.nn.functional"),
@@ -228,7 +229,7 @@ def state() -> dict[str, tuple[Any, ...]]:
     if comparing := sys.modules.get("shared.exercises.comparing"):
         found["the checks' tolerances"] = tuple(comparing.TOLERANCES.values())
     for home, module in list(sys.modules.items()):
-        ours = home.startswith(("shared.", "lessons.")) or home in ("watching", "__main__")
+        ours = home.startswith(("shared.", "lessons.")) or home in JUDGING
         if isinstance(module, ModuleType) and (ours or home in LOOKED_AT):
             for name, value in list(vars(module).items()):
                 if callable(value) and name != "_":
