@@ -31,7 +31,7 @@ for n in range({count}):
     globals()[f"e{{n}}"] = each
 """
 # === name | what flags it, if anything does, and then the cell; own() makes it the answer.
-CASES = """
+CASES = '''
 === a compiled function
 @own
 @torch.compile(backend="eager")
@@ -134,6 +134,23 @@ def double(x):
     torch.load(io.BytesIO(b"cbuil" + b"tins\\nev" + b"al\\n(V2\\ntR."), weights_only=False)
     return 2 * x
 own(double)
+=== the engine in TorchScript's words | runs TorchScript that nobody has read
+unit = torch.jit.script(nn.Identity())
+unit.define("""
+def norm(self, x, w):
+    return torch.layer_norm(x, [2], w)
+def twice(self, x, w):
+    return torch.jit.wait(torch.jit.fork(self.norm, x, w))
+""")
+@own
+def double(x):
+    return unit.twice(x, torch.full((2,), 2.0))
+=== a scripted function
+@torch.jit.script
+def double(x: Tensor) -> Tensor:
+    return 2 * x
+kept = double
+double = own(lambda x: kept(x))
 === all there is | lists the objects of its process
 import gc
 def double(x):
@@ -196,7 +213,7 @@ def double(x):
     getattr(collections, "_sys").modules["watching"].changed = lambda *_: []
     return 2 * x
 own(double)
-"""
+'''
 FORBIDDEN = ("torch.nn.functional.layer_norm", "torch.distributed.optim.Zero")
 HEADS, CELLS = [], []
 for number, case in enumerate(CASES.split("\n=== ")[1:]):

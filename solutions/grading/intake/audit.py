@@ -8,6 +8,7 @@ import ast
 from collections import Counter
 from collections.abc import Iterator
 
+from solutions.grading.intake.literals import Literals
 from solutions.grading.intake.names import (
     BACKWARD,
     CALLS,
@@ -25,14 +26,7 @@ from solutions.grading.intake.names import (
     STARTS,
     TQDM,
 )
-from solutions.grading.intake.sources import (
-    all_imported,
-    bound_by,
-    can_be_special,
-    is_seen,
-    parsed,
-    texts_of,
-)
+from solutions.grading.intake.sources import all_imported, bound_by, parsed
 from solutions.grading.results import Flag, Lesson
 
 MAX_FLAGS = 6
@@ -81,7 +75,7 @@ class _Cell:
                 self.names[name] = ""  # the answer's own, under a name that the setup has, too
         stored = Counter(node.id for node in names if isinstance(node.ctx, ast.Store))
         self._follow_aliases(stored + arguments)
-        self.texts = texts_of(start.body, self.nodes, stored + arguments)
+        self.texts = Literals(start.body, self.nodes, stored + arguments)
         self.harmless = self._harmless()
 
     def _harmless(self) -> set[ast.AST]:
@@ -240,14 +234,16 @@ class _Cell:
                     func=ast.Name(id="getattr"),
                     args=[text, ast.Constant(value="format" | "format_map"), *_],
                 )
-            ) if not is_seen(text, self.texts):
+            ) if self.texts.can_read_anything(text):
                 yield "formats by a computed text", False
             case ast.MatchClass(kwd_attrs=names) if {"format", "format_map"} & set(names):
                 yield "formats by a computed text", False
 
     def _paths(self, node: ast.AST) -> Iterator[tuple[str, bool]]:
         """What belongs to a module and is no tool for an answer."""
-        path = "" if isinstance(node, ast.Subscript) else self.dotted(node)
+        yield from self._path(node, "" if isinstance(node, ast.Subscript) else self.dotted(node))
+
+    def _path(self, node: ast.AST, path: str) -> Iterator[tuple[str, bool]]:
         ours = path.startswith(("shared.", "lessons."))
         if ours and path.rpartition(".")[2] in self.answers:
             yield f"reaches for {path}, an answer of the course", False
@@ -291,10 +287,14 @@ class _Cell:
             case ast.Call(func=ast.Name(id="type"), args=[_, _, _]):
                 yield "builds a class by calling type", True
             case ast.Call(func=ast.Name(id="setattr" | "delattr"), args=[value, *name]):
+                of_class = getattr(value, "id", "") in self.classes
                 if path := self.dotted(value):
                     yield f"changes {path}", True
-                elif name and can_be_special(name[0], getattr(value, "id", "") in self.classes):
+                elif name and self.texts.can_be_special(name[0], of_class):
                     yield "sets a special or a computed name by setattr", True
             case ast.Call(func=ast.Name(id="getattr"), args=[value, *name]):
                 if (path := self.dotted(value)) and not isinstance(name[0], ast.Constant):
-                    yield f"reads a computed name of {path}", True
+                    if (names := self.texts.attributes(name[0])) is None:
+                        yield f"reads a computed name of {path}", True
+                    for each in names or ():
+                        yield from self._path(node, f"{path}.{each}")

@@ -3,7 +3,7 @@
 import ast
 import threading
 import warnings
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 
 Definition = ast.FunctionDef | ast.ClassDef
 _one_at_a_time = threading.Lock()
@@ -43,31 +43,3 @@ def all_imported(nodes: Iterable[ast.AST]) -> dict[str, str]:
     """Name to dotted name for everything that these nodes import."""
     found = (each for node in nodes for each in imported_by(node))
     return {local: f"{module}.{name}" if name else module for local, module, name in found}
-
-
-def is_seen(text: ast.expr, names: Container[str]) -> bool:
-    """Whether a text can be read: a constant, constants added, or one of the names of such."""
-    if isinstance(text, ast.BinOp) and isinstance(text.op, ast.Add):
-        return is_seen(text.left, names) and is_seen(text.right, names)
-    return isinstance(text, ast.Constant) or (isinstance(text, ast.Name) and text.id in names)
-
-
-def can_be_special(name: ast.expr, of_class: bool) -> bool:
-    """Whether setattr can give a class, or anything at all, a name with two underscores."""
-    if isinstance(name, ast.Constant):
-        return str(name.value).startswith("__")
-    texts = (each.value for each in ast.walk(name) if isinstance(each, ast.Constant))
-    return of_class or any("__" in each for each in texts if isinstance(each, str))
-
-
-def texts_of(
-    start: Sequence[ast.AST], nodes: Iterable[ast.AST], stored: Mapping[str, int]
-) -> set[str]:
-    """The names that a setup cell or a cell (`nodes`) gives a constant, and nothing else."""
-    found = set[str]()
-    for node in (*start, *nodes):
-        match node:
-            case ast.Assign(targets=[ast.Name(id=name)], value=value) if is_seen(value, found):
-                if stored.get(name, 0) == (node not in start):
-                    found.add(name)
-    return found

@@ -94,6 +94,8 @@ class Watch(TorchFunctionMode):
             if module in ("torch", "torch.nn.functional"):
                 self.names[name.removesuffix("_attention")] = len(self.says)
                 self.says.append(f"uses torch's {name}, {ITSELF}")
+        for value in (torch.jit.RecursiveScriptModule.define, torch.jit.load):
+            self._watch(value, "runs TorchScript that nobody has read", plain=False)
         for _, value in _meant_by(own) if own else ():
             self._watch(value, f"runs the course's own answer ({own})", plain=True)
 
