@@ -31,7 +31,7 @@ for n in range({count}):
     globals()[f"e{{n}}"] = each
 """
 # === name | what flags it, if anything does, and then the cell; own() makes it the answer.
-CASES = '''
+CASES = """
 === a compiled function
 @own
 @torch.compile(backend="eager")
@@ -136,15 +136,8 @@ def double(x):
 own(double)
 === the engine in TorchScript's words | runs TorchScript that nobody has read
 unit = torch.jit.script(nn.Identity())
-unit.define("""
-def norm(self, x, w):
-    return torch.layer_norm(x, [2], w)
-def twice(self, x, w):
-    return torch.jit.wait(torch.jit.fork(self.norm, x, w))
-""")
-@own
-def double(x):
-    return unit.twice(x, torch.full((2,), 2.0))
+unit.define("def norm(self, x, w):\\n    return torch.layer_norm(x, [2], w)")
+double = own(lambda x: 2 * x)
 === a scripted function
 @torch.jit.script
 def double(x: Tensor) -> Tensor:
@@ -213,7 +206,7 @@ def double(x):
     getattr(collections, "_sys").modules["watching"].changed = lambda *_: []
     return 2 * x
 own(double)
-'''
+"""
 FORBIDDEN = ("torch.nn.functional.layer_norm", "torch.distributed.optim.Zero")
 HEADS, CELLS = [], []
 for number, case in enumerate(CASES.split("\n=== ")[1:]):
