@@ -10,11 +10,13 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import CodeType, ModuleType
 
 from shared.errors import InputError
 from shared.exercises.cells import code_cells
+from shared.exercises.commands import as_python
 
 EXERCISE = re.compile(r"^@exercise\(\s*['\"]([0-9]{2}\.[0-9]+[a-z]?)['\"]\s*\)", re.MULTILINE)
 CHECK = re.compile(r"^check\(\s*['\"]([0-9]{2}\.[0-9]+[a-z]?)['\"]", re.MULTILINE)
@@ -68,7 +70,7 @@ def run_cell(source: str, label: str, module: ModuleType) -> None:
     """
     filename = f"<{label}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
-    tree = ast.parse(source, filename)
+    _, tree = as_python(source, partial(ast.parse, filename=filename))
     tree.body = [node for node in tree.body if not isinstance(node, ast.Expr)]
     exec(compile(tree, filename, "exec"), module.__dict__)
 
@@ -92,10 +94,10 @@ def _bound_in(sources: list[str]) -> set[str]:
 
 
 def _compiled(sources: list[str]) -> Iterator[CodeType]:
-    """Yield the code of those sources that are Python; a cell may hold Jupyter's own commands."""
+    """Yield the code of those sources that are Python, but for Jupyter's own lines."""
     for source in sources:
         with contextlib.suppress(SyntaxError, ValueError):
-            yield compile(source, "<cell>", "exec")
+            yield compile(as_python(source)[1], "<cell>", "exec")
 
 
 def _with_nested(code: CodeType) -> Iterator[CodeType]:

@@ -53,7 +53,7 @@ SOLUTION = "\n".join(
 )
 STUB = "raise NotImplementedError"
 ANSWERS = {
-    "01.1": "def square(x): return x * x",
+    "01.1": "def square(x): return x * x\n!pip install einops\nsquare?",
     "01.2": "def cube(x): return 2 * x",
     "01.3": "def plus(x): return x - 1",
     "01.4": f"def half(x): {STUB}",
@@ -276,4 +276,4 @@ def test_names_that_only_another_cell_defines():
         exercises={"01.1": "def f(x, local=1):\n    return math.pi + g(x) + k + print(local) + x"},
         others=["def g(): ...", "x = local = print = math = 1", "%magic\nk = 1"],
     )
-    assert names_from_other_cells("01.1", cells) == ["g"]
+    assert names_from_other_cells("01.1", cells) == ["g", "k"]

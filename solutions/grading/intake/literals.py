@@ -30,6 +30,8 @@ class Literals:
                     ast.For(target=target, iter=over) | ast.comprehension(target=target, iter=over)
                 ):
                     self._loop(target, over)
+                case ast.FunctionDef(decorator_list=[]):
+                    self._call(node, nodes)
         self.stored, self.changed = stored, set[str]()
         for node in nodes:
             match node:
@@ -59,6 +61,24 @@ class Literals:
                 for number, inner in enumerate(targets):
                     parts = [getattr(row, "elts", ())[number : number + 1] for row in rows]
                     self._loop(inner, ast.Tuple([(*part, _ANY)[0] for part in parts]))
+
+    def _call(self, function: ast.FunctionDef, nodes: Sequence[ast.AST]) -> None:
+        """What a helper's arguments are given, where the cell does nothing but call it."""
+        named = [x for x in nodes if isinstance(x, ast.Name) and x.id == function.name]
+        calls = [x for x in nodes if isinstance(x, ast.Call) and x.func in named]
+        for place, argument in enumerate(
+            function.args.args if len(calls) == len(named) > 0 else ()
+        ):
+            given = [
+                (
+                    *call.args[place:],
+                    *(x.value for x in call.keywords if x.arg == argument.arg),
+                    _ANY,
+                )[0]
+                for call in calls
+            ]
+            one_of_them = ast.Subscript(ast.Tuple(given), ast.Constant(0))
+            self.given.setdefault(argument.arg, []).append(one_of_them)
 
     def of(self, text: ast.expr, depth: int = DEPTH) -> list[str] | None:
         """All that an expression can be; None where nobody sees it."""

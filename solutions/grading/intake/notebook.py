@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from shared.exercises.commands import as_python
 from solutions.grading.intake.sources import Definition, bound_by, imported_by, parsed
 from solutions.grading.results import Exercise, Outcome
 
@@ -20,14 +21,6 @@ MAX_CODE_CHARACTERS = 2_000_000  # some seconds of reading as Python
 
 DECORATOR = re.compile(r"^@exercise\(\s*['\"]([0-9]{2}\.[0-9]+[a-z]?)['\"]", re.MULTILINE)
 DEFINITION = re.compile(r"^(?:async +def|def|class) +(\w+)", re.MULTILINE)
-# Jupyter's lines that are no Python: what times or shows things, a command of the system, a
-# question; maybe with a name for what it gives. `!= b` and `% n` go on with the line above.
-HARMLESS = re.compile(
-    r"^([ \t]*)(?:(\w+)[ \t]*=[ \t]*)?"
-    r"(%%(?:time|capture)\b.*|%(?![%\s]).*|!(?!=).*|\?{1,2}[\w.]+[ \t]*|[\w.]+\?{1,2}[ \t]*)$",
-    re.MULTILINE,
-)
-TIMED = re.compile(r"%time[ \t]+(?![-%!])(.+)")  # a statement that does its work
 
 
 class Unreadable(Exception):
@@ -107,7 +100,7 @@ def look(source: str, place: int = 0) -> Cell:
     try:
         if len(source) > MAX_CELL_CHARACTERS:
             raise ValueError(f"it has {len(source)} characters; {MAX_CELL_CHARACTERS} are read")
-        source, tree = _as_python(source)
+        source, tree = as_python(source, parsed)
     except SyntaxError as error:
         fault = f"syntax error in line {error.lineno or 1} of the cell: {error.msg}"
         line = (error.text or "").strip()[:40]
@@ -124,30 +117,6 @@ def look(source: str, place: int = 0) -> Cell:
         binds=frozenset(_bound(tree)),
         needs=frozenset(_needed(tree)),
     )
-
-
-def _as_python(source: str) -> tuple[str, ast.Module]:
-    """A cell as Python, with its tree: Jupyter's own lines commented out, so that the rest stays.
-
-    They change nothing of what a cell defines, but for what %time runs. What they give a name is
-    None.
-    """
-    try:
-        return source, parsed(source)
-    except SyntaxError:
-        plain = HARMLESS.sub(_without_effect, source)
-        if plain == source:
-            raise
-        return plain, parsed(plain)
-
-
-def _without_effect(line: re.Match[str]) -> str:
-    indent, name, command = line.groups()
-    if timed := TIMED.fullmatch(command):
-        return f"{indent}{name + ' = ' if name else ''}{timed[1]}"
-    if name:
-        return f"{indent}{name} = None  # {command}"
-    return f"{indent}pass  # {command}" if indent else f"# {command}"
 
 
 def _look_at_lines(source: str, place: int, fault: str) -> Cell:
