@@ -80,11 +80,7 @@ def main(
     """Do what the arguments say; return the exit status. A test brings a judge of its own."""
     args = make_parser().parse_args(arguments)
     try:
-        if args.jobs < 1:
-            raise InputError(f"--jobs must be a whole number from 1 up, got {args.jobs}")
-        if not 1 <= args.timeout <= 86400:
-            raise InputError(f"--timeout must be seconds from 1 to 86400, got {args.timeout:g}")
-        limits = Limits(exercise_seconds=args.timeout)
+        limits = limits_of(args)
         args.lessons = (args.lessons or "").replace(",", " ").split() or None
         if args.unconfined:
             open_judge = partial(Workspace, confined=False)
@@ -108,6 +104,15 @@ def main(
         kept = "" if args.self_test else "; what was graded is kept, the same command resumes"
         print(f"\ngrade: stopped{kept}", file=sys.stderr)
         return INTERRUPTED
+
+
+def limits_of(args: argparse.Namespace) -> Limits:
+    """The limits of an exercise; InputError for `jobs` or seconds that cannot be."""
+    if args.jobs < 1:
+        raise InputError(f"--jobs must be a whole number from 1 up, got {args.jobs}")
+    if not 1 <= args.timeout <= 86400:
+        raise InputError(f"--timeout must be seconds from 1 to 86400, got {args.timeout:g}")
+    return Limits(exercise_seconds=args.timeout)
 
 
 def grade(

@@ -96,7 +96,7 @@ def not_as_due(grades: Path, kinds: Mapping[str, Kinds]) -> Iterator[str]:
 
 def rehearse(args: argparse.Namespace, course: Path, open_judge: OpenJudge) -> bool:
     """Play the term; print a line a week, and return whether all was as due."""
-    good, minutes = True, 0.0
+    good, minutes, limits = True, 0.0, grade.limits_of(args)
     played = min(max(args.played, args.jobs), args.students)  # fewer would leave cores idle
     waves = math.ceil(args.students / args.jobs) / math.ceil(played / args.jobs)
     print(f"{played} of {args.students} students are graded a week, {args.jobs} at a time")
@@ -105,16 +105,11 @@ def rehearse(args: argparse.Namespace, course: Path, open_judge: OpenJudge) -> b
             folder, out = Path(place, number, "in"), Path(place, number, "out")
             kinds = write_class(folder, course, lesson, played)
             judge.closing.clear()
-            began, words = time.monotonic(), ["--lessons", number, "--jobs", str(args.jobs)]
-            words += ["--timeout", str(args.timeout)]
+            began = time.monotonic()
+            week = grade.make_parser().parse_args([str(folder), "--out", str(out)])
+            week.lessons, week.jobs = [number], args.jobs
             with contextlib.redirect_stdout(io.StringIO()):
-                status = grade.main(
-                    [str(folder), "--out", str(out), *words],
-                    open_judge=lambda _: contextlib.nullcontext(judge),
-                    course=course,
-                )
-            if status == grade.INTERRUPTED:  # no second Ctrl-C gets through
-                raise KeyboardInterrupt
+                status = grade.grade(week, limits, lambda _: contextlib.nullcontext(judge), course)
             seconds = time.monotonic() - began
             whole = seconds * waves / 60  # at most: the lesson's copy of the course is made once
             minutes += whole
@@ -159,7 +154,8 @@ def main(
         print(f"rehearsal: {error}", file=sys.stderr)
         return grade.USAGE
     except KeyboardInterrupt:
-        print("\nrehearsal: stopped", file=sys.stderr)
+        again = "nothing is kept, --lessons plays the weeks that are left"
+        print(f"\nrehearsal: stopped; {again}", file=sys.stderr)
         return grade.INTERRUPTED
 
 

@@ -77,7 +77,10 @@ def test_ctrl_c_ends_the_term_and_not_the_week(capsys):
     words = ["--lessons", "01,02", "--jobs", "1"]
     assert rehearsal.main(words, open_judge=lambda _: nullcontext(judge), course=ROOT) == 130
     said = capsys.readouterr()
-    assert said.err.endswith("rehearsal: stopped\n") and "lesson" not in said.out
+    assert said.err.splitlines()[-1] == (
+        "rehearsal: stopped; nothing is kept, --lessons plays the weeks that are left"
+    )
+    assert "lesson" not in said.out and "is kept" not in said.err.replace("nothing is kept", "")
 
 
 def test_a_class_without_students_is_refused_in_a_line(capsys):
