@@ -1,15 +1,13 @@
 """Honest ways to write an answer pass the watch unflagged; a way around it does not."""
 
-import shutil
 import textwrap
-from pathlib import Path
 
 import pytest
 
 from solutions.grading.results import Answers, Exercise, Lesson, Limits, Outcome
 from solutions.grading.sandbox.run import Workspace
+from tests.grading.toy_lesson import write_course
 
-ROOT = Path(__file__).resolve().parents[2]
 SETUP = """import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -220,10 +218,7 @@ for number, case in enumerate(CASES.split("\n=== ")[1:]):
 @pytest.fixture(scope="module")
 def graded(tmp_path_factory):
     course = tmp_path_factory.mktemp("styles")
-    shutil.copytree(ROOT / "shared", course / "shared", ignore=shutil.ignore_patterns("__py*"))
-    (course / "lessons" / "lesson01_toy").mkdir(parents=True)
-    checks = course / "lessons" / "lesson01_toy" / "checks.py"
-    checks.write_text(CHECKS.format(count=len(CELLS)))
+    write_course(course, CHECKS.format(count=len(CELLS)))
     cells = {f"01.{number}": source for number, source in enumerate(CELLS)}
     exercises = tuple(Exercise(id, "double", 1) for id in cells)
     stub = "def double(x):\n    raise NotImplementedError"

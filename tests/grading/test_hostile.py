@@ -4,7 +4,6 @@ All are exercises of one student's notebook, between two honest ones. Every atta
 itself (processes, bytes, time, loopback only), so that a limit that fails harms nobody.
 """
 
-import shutil
 import socket
 import textwrap
 from pathlib import Path
@@ -18,6 +17,7 @@ from solutions.grading.reports.table import reason
 from solutions.grading.results import Answers, Exercise, Lesson, Limits, Outcome
 from solutions.grading.sandbox import bubblewrap
 from solutions.grading.sandbox.run import Workspace
+from tests.grading.toy_lesson import write_course
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(900)  # the first test waits for the whole notebook
@@ -455,12 +455,9 @@ class Class:
         self.file.bind(str(folder / "socket"))
         self.file.listen()
         course = folder / "course"
-        shutil.copytree(ROOT / "shared", course / "shared", ignore=shutil.ignore_patterns("__py*"))
+        lesson = write_course(course, CHECKS)
         (course / "shared" / "doubled.py").write_text("def double(x):\n    return x + x\n")
-        (course / "lessons" / "lesson01_toy").mkdir(parents=True)
-        (course / "lessons" / "lesson01_toy" / "checks.py").write_text(CHECKS)
-        script = course / "lessons" / "lesson01_toy" / "train.py"
-        script.write_text("from shared.doubled import double\n")
+        (lesson / "train.py").write_text("from shared.doubled import double\n")
         facts = {
             "OUTSIDE": str(self.outside),
             "SOCKET": str(folder / "socket"),

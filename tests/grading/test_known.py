@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from solutions.grading.intake.audit import audit
 from solutions.grading.intake.known import KnownAnswers
 from solutions.grading.intake.lesson import read_lessons
 from solutions.grading.intake.sources import parsed
@@ -22,7 +23,7 @@ NUMBERS = sorted(
 
 @pytest.mark.full
 @pytest.mark.parametrize("number", NUMBERS)
-def test_every_known_answer_has_a_cell_that_imports_nothing_of_the_course(number):
+def test_every_known_answer_has_a_cell_that_imports_nothing_of_the_course_and_has_no_flag(number):
     """The setup cell's names are enough: an answer that brings its own would be looked at."""
     lesson = read_lessons(ROOT, [number])[number]
     known = KnownAnswers(ROOT, lesson)
@@ -31,9 +32,15 @@ def test_every_known_answer_has_a_cell_that_imports_nothing_of_the_course(number
     mistakes = list(known.mistakes())
     written = (ROOT / "solutions" / "mistakes" / folder).read_text().count("\n@mistake(")
     assert len(mistakes) == written
-    cells = map(known.cell, chain(known.references(), known.alternatives(), mistakes))
-    imports = (line for cell in cells for line in cell.splitlines() if "import " in line)
-    assert [each for each in imports if each.split()[1].startswith(("shared", "solutions"))] == []
+    flags = {id: audit(stub, lesson, id) for id, stub in lesson.stubs.items()}
+    for each in chain(known.references(), known.alternatives(), mistakes):
+        cell = known.cell(each)
+        imports = (line for line in cell.splitlines() if "import " in line)
+        assert [x for x in imports if x.split()[1].startswith(("shared", "solutions"))] == []
+        found = audit(cell, lesson, each.exercise)
+        # A mistake may be the engine called in place of one's own hand.
+        flags[cell] = tuple(x for x in found if not each.says or "itself" not in x.what)
+    assert {cell: found for cell, found in flags.items() if found} == {}
 
 
 HELPERS = """

@@ -3,7 +3,6 @@
 import itertools
 import os
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ from solutions.grading.sandbox import bubblewrap, process
 from solutions.grading.sandbox.cgroup import cgroup
 from solutions.grading.sandbox.run import Workspace
 from solutions.grading.verdicts import Reader
+from tests.grading.toy_lesson import write_course
 
 CELL = '@exercise("01.1")\ndef double(x):\n    '
 LIMITS = Limits(exercise_seconds=20)
@@ -41,10 +41,7 @@ def number(double):
 @pytest.fixture(scope="module")
 def course(tmp_path_factory):
     folder = tmp_path_factory.mktemp("course")
-    shared = Path(__file__).resolve().parents[2] / "shared"
-    shutil.copytree(shared, folder / "shared", ignore=shutil.ignore_patterns("__py*"))
-    (folder / "lessons" / "lesson01_toy").mkdir(parents=True)
-    (folder / "lessons" / "lesson01_toy" / "checks.py").write_text(CHECKS)
+    write_course(folder, CHECKS)
     return folder
 
 
