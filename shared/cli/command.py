@@ -27,6 +27,8 @@ INTERRUPTED = 130  # what a shell reports after Ctrl-C
 USAGE = """\
 usage: ./run_all.sh [NN ...]              run the lessons' scripts: all, or those named
        ./run_all.sh todo [NN ...]         which exercises of your notebooks are right, wrong, open
+       ./run_all.sh answers FROM          carry your answers over an update of the course; FROM is
+                                          a notebook, a folder, a revision of git; --dry-run
        ./run_all.sh test [ARGUMENT ...]   test the course, or what pytest's arguments name
        ./run_all.sh notebooks [NN ...]    execute notebooks again and store their outputs
        ./run_all.sh book [--serve]        the lessons as a web site; --port N for --serve (8000)
@@ -53,6 +55,7 @@ test:
 MODULES = {
     "run": "shared.cli.runner",
     "todo": "shared.cli.todo",
+    "answers": "shared.cli.answers",
     "notebooks": "shared.cli.notebooks",
     "doctor": "shared.cli.doctor",
     "book": "shared.book.build",
@@ -92,6 +95,8 @@ def parse(arguments: list[str], root: Path = ROOT) -> Command:
             raise UsageError(f"{action} takes no further argument, got {' '.join(rest)}")
         return Command(action, no_setup, ["--no-setup"] * no_setup)
     found = vars(_parser(action).parse_args(rest))
+    if action == "answers":
+        return Command(action, no_setup, [found["place"], *["--dry-run"] * found["dry_run"]])
     for name in ("nproc", "jobs", "time_limit"):
         if name in found and not found[name] > 0:  # nor is NaN
             raise UsageError(f"--{name.replace('_', '-')} must be above 0, got {found[name]:g}")
@@ -102,6 +107,10 @@ def parse(arguments: list[str], root: Path = ROOT) -> Command:
 def _parser(action: str) -> argparse.ArgumentParser:
     """Return the parser for the lessons and options of an action."""
     parser = _Parser(add_help=False, allow_abbrev=False)
+    if action == "answers":
+        parser.add_argument("place", metavar="FROM")
+        parser.add_argument("--dry-run", action="store_true")
+        return parser
     parser.add_argument("lessons", nargs="*")
     if action == "run":
         parser.add_argument("--nproc", type=int, default=2)

@@ -6,7 +6,6 @@ python -m shared.cli.notebooks [NN ...] [--mode solution|reading] [--no-write]
 import argparse
 import hashlib
 import os
-import re
 import sys
 import time
 from pathlib import Path
@@ -19,9 +18,9 @@ from nbformat import NotebookNode
 
 from shared.cli.command import ROOT, UsageError, all_lessons, find_lesson
 from shared.exercises.answers import CHECK, EXERCISE
+from shared.exercises.cells import COURSE_ID
 from shared.exercises.lessons import load_checks
 
-CELL_ID = re.compile(r"^c-[0-9a-f]{8}(-\d+)?$")
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
 
@@ -74,7 +73,7 @@ def normalise(notebook: NotebookNode) -> NotebookNode:
 
 def _cell_id(cell: NotebookNode, seen: set[str]) -> str:
     id = cell.get("id", "")
-    if CELL_ID.match(id) and id not in seen:
+    if COURSE_ID.match(id) and id not in seen:
         return id
     digest = hashlib.sha256(cell.source.encode()).hexdigest()[:8]
     id, count = f"c-{digest}", 1

@@ -81,14 +81,19 @@ def names_from_other_cells(id: str, cells: Cells) -> list[str]:
     Scripts and graders do not run those.
     """
     own = [cells.setup, *cells.exercises.values()]
-    elsewhere = _bound_in(cells.others) - _bound_in(own) - set(dir(builtins))
+    elsewhere = names_bound(cells.others) - names_bound(own) - set(dir(builtins))
+    return sorted(names_used(cells.exercises[id]) & elsewhere)
+
+
+def names_used(source: str) -> set[str]:
+    """Return the names that a cell reads and that are no function's own."""
     loads = ("LOAD_NAME", "LOAD_GLOBAL")
-    nested = (each for code in _compiled([cells.exercises[id]]) for each in _with_nested(code))
-    used = {i.argval for code in nested for i in dis.get_instructions(code) if i.opname in loads}
-    return sorted(used & elsewhere)
+    nested = (each for code in _compiled([source]) for each in _with_nested(code))
+    return {i.argval for code in nested for i in dis.get_instructions(code) if i.opname in loads}
 
 
-def _bound_in(sources: list[str]) -> set[str]:
+def names_bound(sources: list[str]) -> set[str]:
+    """Return the names that cells leave behind."""
     instructions = (i for code in _compiled(sources) for i in dis.get_instructions(code))
     return {i.argval for i in instructions if i.opname == "STORE_NAME"}
 

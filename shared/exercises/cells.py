@@ -1,11 +1,14 @@
 """The code of a notebook or a module, as text: nothing here runs it."""
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 from shared.errors import InputError
 
 EDITION = ".edition.json"  # in a class's: its last lesson, its files, where earlier answers are
+COURSE_ID = re.compile(r"^c-[0-9a-f]{8}(-\d+)?$")  # of a cell; one that was added has another
 
 
 def code_of(path: Path) -> str:
@@ -21,16 +24,32 @@ def code_cells(path: Path) -> list[tuple[str, list[str]]]:
     By json alone: nbformat takes longer to import than torch, in every rank that runs `--mine`.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise InputError(f"no notebook at {path}") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read as a notebook: {error}") from None
+    cells = [cell for cell in parse(text, path)["cells"] if cell["cell_type"] == "code"]
+    return [(source_of(each), each["metadata"].get("tags", [])) for each in cells]
+
+
+def source_of(cell: dict[str, Any]) -> str:
+    """Return a cell's text, which a notebook may hold line by line."""
+    return "".join(cell["source"])
+
+
+def parse(text: str, place: object) -> dict[str, Any]:
+    """Return what a notebook's JSON holds; InputError where it has no cells as Jupyter has them."""
     try:
-        cells = [cell for cell in content["cells"] if cell["cell_type"] == "code"]
-        return [("".join(each["source"]), each["metadata"].get("tags", [])) for each in cells]
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{place} cannot be read as a notebook: {error}") from None
+    try:
+        for cell in content["cells"]:
+            cell["cell_type"], source_of(cell), cell["metadata"].get("tags", [])
     except (AttributeError, KeyError, TypeError):
         raise InputError(
-            f"{path} cannot be read as a notebook: it has no cells as Jupyter (nbformat 4) writes"
+            f"{place} cannot be read as a notebook: it has no cells as Jupyter (nbformat 4) writes"
             " them"
         ) from None
+    return content

@@ -1,0 +1,127 @@
+"""Carry your answers from older notebooks into this course's, by exercise id.
+
+python -m shared.cli.answers FROM [--dry-run]
+
+FROM is a notebook, a folder that has some (another clone, last week's edition), or a revision of
+git: after `git stash` and `git pull` it is `stash@{0}`. What is right is not asked: `todo` says it.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from shared.cli.command import ROOT
+from shared.errors import InputError
+from shared.exercises.carrying import Notebook, carry
+from shared.exercises.cells import parse
+
+KEPT = Path("runs") / "answers_kept.py"
+PATTERN = "lessons/lesson[0-9][0-9]_*/lesson.ipynb"
+
+
+def notebooks_of(place: str, root: Path = ROOT) -> list[Notebook]:
+    """Return the notebooks that a file, a folder or a revision has; InputError if it has none."""
+    path = Path(place)
+    if path.is_file():
+        paths = [path]
+    elif path.is_dir():
+        clone = sorted(path.glob(PATTERN))
+        paths = clone or sorted(p for p in path.rglob("*.ipynb") if "/." not in str(p))
+    else:
+        found = list(_of_revision(place, root))
+        if not found:
+            raise InputError(f"{place} is no notebook, no folder, and no revision of git with some")
+        return found
+    if not paths:
+        raise InputError(f"no notebook (.ipynb) in {place}")
+    own = {each.resolve() for each in root.glob(PATTERN)}
+    for each in paths:
+        if each.resolve() in own:
+            raise InputError(f"{each} is this course's own: name the older one")
+    return [Notebook(str(each), _read(each)) for each in paths]
+
+
+def _read(path: Path) -> dict:
+    try:
+        return parse(path.read_text(encoding="utf-8"), path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read as a notebook: {error}") from None
+
+
+def _of_revision(revision: str, root: Path) -> Iterator[Notebook]:
+    names = _git(root, "ls-tree", "-r", "--name-only", revision, "--", "lessons") or ""
+    for name in names.splitlines():
+        if Path(name).match(PATTERN):
+            place = f"{revision}:{name}"
+            yield Notebook(place, parse(_git(root, "show", f"{revision}:./{name}") or "", place))
+
+
+def _git(root: Path, *words: str) -> str | None:
+    """Return what git says in the course's folder, None where it fails or is not there."""
+    try:
+        command = ["git", "-C", str(root), *words]
+        return subprocess.run(command, capture_output=True, check=True, text=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
+    """Carry, and say what came of each answer; return 2 where the input is of no use, else 0."""
+    parser = argparse.ArgumentParser(prog="run_all.sh answers", description=__doc__)
+    parser.add_argument("place", metavar="FROM")
+    parser.add_argument("--dry-run", action="store_true", help="say it, and write nothing")
+    args = parser.parse_args(arguments)
+    try:
+        older = notebooks_of(args.place, root)
+        course = [Notebook(str(each), _read(each)) for each in sorted(root.glob(PATTERN))]
+        done = [(each, carry(each, course)) for each in older]
+    except InputError as error:
+        print(f"run_all.sh: {error}", file=sys.stderr)
+        return 2
+    for old, carried in done:
+        if carried.lines:
+            print(f"{old.place}:", *carried.lines, sep="\n  ")
+    changed = [each for each in course if each.changed]
+    kept = [text for _, carried in done for text in carried.kept]
+    if not args.dry_run:
+        for each in changed:
+            _write(Path(each.place), _as_jupyter(each))
+        kept = _keep(kept, root / KEPT)
+    number = sum(carried.count for _, carried in done)
+    would = "would be " if args.dry_run else ""
+    words = f"{_counted(number, 'cell')} {would}carried into {_counted(len(changed), 'notebook')}"
+    print(words + (f", {_counted(len(kept), 'text')} {would}kept in {KEPT}" if kept else ""))
+    return 0
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def _keep(texts: list[str], path: Path) -> list[str]:
+    """Add texts to a file, but for those that it has; return what was added."""
+    before = path.read_text(encoding="utf-8") if path.exists() else ""
+    new = [each for each in dict.fromkeys(texts) if each not in before]
+    if new:
+        path.parent.mkdir(exist_ok=True)
+        _write(path, "\n\n".join([before.rstrip()] * bool(before) + new))
+    return new
+
+
+def _as_jupyter(notebook: Notebook) -> str:
+    text = json.dumps(notebook.content, ensure_ascii=False, indent=1, sort_keys=True)
+    return f"{text}\n"
+
+
+def _write(path: Path, text: str) -> None:
+    aside = path.with_suffix(".part")
+    aside.write_text(text, encoding="utf-8")
+    os.replace(aside, path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""./run_all.sh answers: what a learner wrote, carried over a newer version of the course."""
+
+import json
+import shutil
+import subprocess
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell
+
+from shared.cli.answers import KEPT, main
+from shared.exercises.answers import read_cells
+
+EXTRA = "# note\nimport math"
+
+
+@pytest.fixture
+def made(toy_module, tmp_path):
+    """Make a course of one notebook in a folder, with the ids of cells as the course's have."""
+
+    def make(name, exercises):
+        course = toy_module.ToyCourse(tmp_path / name)
+        course.lesson.mkdir(parents=True, exist_ok=True)
+        course.write(exercises)
+        notebook = nbformat.read(course.notebook, as_version=4)
+        for number, cell in enumerate(notebook.cells):
+            cell.id = f"c-{number:08x}"
+        nbformat.write(notebook, course.notebook)
+        return course
+
+    return make
+
+
+@pytest.fixture
+def stubs(toy_module):
+    return toy_module.STUBS
+
+
+@pytest.fixture
+def right(toy_module):
+    return toy_module.RIGHT
+
+
+def answers(course, place, *words):
+    return main([str(place), *words], course.root)
+
+
+def kept(course):
+    path = course.root / KEPT
+    return path.read_text() if path.exists() else ""
+
+
+def test_answers_come_over_and_a_second_time_changes_nothing(made, stubs, right, capsys):
+    old, new = made("old", right), made("new", stubs)
+    before = new.notebook.read_text()
+    assert answers(new, old.root, "--dry-run") == 0
+    assert new.notebook.read_text() == before
+    assert "2 cells would be carried into 1 notebook\n" in capsys.readouterr().out
+    assert answers(new, old.notebook) == 0
+    assert read_cells(new.notebook).exercises == right
+    after = new.notebook.read_text()
+    assert nbformat.writes(nbformat.reads(after, 4)) + "\n" == after, "as Jupyter writes it"
+    assert answers(new, old.root) == 0
+    assert new.notebook.read_text() == after
+    assert "01.1 double: there already" in capsys.readouterr().out
+    assert kept(new) == ""
+
+
+def test_what_is_open_stays_open_and_half_an_answer_comes_over(made, stubs, capsys):
+    half = {"01.1": "def helper(x): return x\n\n\n" + stubs["01.1"]}
+    newer = {"01.1": stubs["01.1"].replace("2 x", "2 x, exactly"), "01.2": stubs["01.2"]}
+    new = made("new", newer)
+    assert answers(new, made("old", stubs).root) == 0
+    assert read_cells(new.notebook).exercises == newer
+    assert answers(new, made("half", half).root) == 0
+    assert read_cells(new.notebook).exercises == {**half, "01.2": newer["01.2"]}
+
+
+def test_a_changed_contract_is_said_and_kept(made, stubs, right, capsys):
+    answer = stubs["01.1"].replace("raise NotImplementedError", "return 2 * x")
+    stub = stubs["01.1"].replace("x: int", "x: float, times: int = 2").replace("2 x", "times x")
+    new = made("new", {"01.1": stub})
+    assert answers(new, made("old", {"01.1": answer}).root) == 0
+    said = capsys.readouterr().out
+    assert "double(x) is double(x, times=2) now" in said
+    assert "- Return 2 x." in said
+    assert "+ Return times x." in said
+    assert read_cells(new.notebook).exercises["01.1"] == answer
+    assert stub in kept(new)
+    # An answer without a docstring does not say which contract it was written for.
+    assert answers(made("same", stubs), made("bare", right).root) == 0
+    assert "contract has changed" not in capsys.readouterr().out
+
+
+def test_nothing_is_lost(made, stubs, right, capsys):
+    gone = {**right, "01.3": '@exercise("01.3")\ndef gone(x): return 3', "01.1": "(\n"}
+    gone["01.1"] = '@exercise("01.1")\ndef double(x: int) -> int:\n    return ('
+    new = made("new", {**stubs, "01.1": right["01.1"]})
+    old = made("old", gone)
+    assert answers(new, old.root) == 0
+    assert read_cells(new.notebook).exercises == right, "what is there stays"
+    assert "the course has no such exercise now" in capsys.readouterr().out
+    assert gone["01.3"] in kept(new)
+    assert gone["01.1"] in kept(new)
+    before = kept(new)
+    assert answers(new, old.root) == 0
+    assert kept(new) == before
+
+
+def test_an_exercise_is_found_under_its_new_number_and_not_under_anothers_name(made, right):
+    new = made("new", {"01.5": '@exercise("01.5")\ndef double(x):\n    raise NotImplementedError'})
+    assert answers(new, made("old", right).root) == 0
+    assert read_cells(new.notebook).exercises == {"01.5": right["01.1"].replace("01.1", "01.5")}
+    assert right["01.2"] in kept(new)
+
+
+def test_own_cells_come_over_where_they_stood(made, stubs, right, capsys):
+    old, new = made("old", right), made("new", stubs)
+    notebook = nbformat.read(old.notebook, as_version=4)
+    place = [c.source for c in notebook.cells].index(right["01.2"])
+    notebook.cells.insert(place, new_code_cell(EXTRA))
+    notebook.cells[1].source += "\nfrom math import tau as spare\nimport numpy as np"
+    notebook.cells[place + 1].source += "\n\n    def far(self): return np.pi"
+    nbformat.write(notebook, old.notebook)
+    for _ in range(2):
+        assert answers(new, old.root) == 0
+        sources = [c.source for c in nbformat.read(new.notebook, as_version=4).cells]
+        assert sources.count(EXTRA) == 1
+        assert sources.index(EXTRA) == place
+    said = capsys.readouterr().out
+    assert "and 1 cell of your own" in said
+    assert "it uses np, which the notebook's first cell no longer defines" in said
+    assert "spare" not in said
+
+
+def test_a_revision_of_git_is_read(made, stubs, right):
+    course = made("course", right)
+
+    def git(*words):
+        who = ["-c", "user.name=x", "-c", "user.email=x@y"]
+        subprocess.run(["git", "-C", str(course.root), *who, *words], check=True)
+
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "mine")
+    made("course", stubs)
+    assert answers(course, "HEAD") == 0
+    assert read_cells(course.notebook).exercises == right
+
+
+def test_bad_input_is_one_line_and_changes_nothing(made, stubs, right, tmp_path, capsys):
+    new, old = made("new", stubs), made("old", right)
+    shutil.copy(old.notebook, tmp_path / "twice.ipynb")
+    twice = json.loads((tmp_path / "twice.ipynb").read_text())
+    twice["cells"] += twice["cells"]
+    (tmp_path / "twice.ipynb").write_text(json.dumps(twice))
+    (tmp_path / "empty").mkdir()
+    broken = tmp_path / "broken" / "b.ipynb"
+    broken.parent.mkdir()
+    shutil.copy(old.notebook, broken.with_name("a.ipynb"))
+    broken.write_text('{"cells": [\n<<<<<<< HEAD')
+    before = new.notebook.read_text()
+    wrong = {
+        tmp_path / "empty": "no notebook",
+        tmp_path / "nowhere": "is no notebook, no folder, and no revision",
+        broken.parent: "b.ipynb cannot be read as a notebook",
+        tmp_path / "twice.ipynb": "holds exercise 01.1 twice",
+        new.root: "is this course's own",
+        new.notebook: "is this course's own",
+    }
+    for place, words in wrong.items():
+        assert answers(new, place) == 2
+        said = capsys.readouterr()
+        (line,) = said.err.splitlines()
+        assert words in line
+        assert said.out == ""
+    assert new.notebook.read_text() == before
