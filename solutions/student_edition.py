@@ -46,8 +46,8 @@ CLASS = """
 > **This is the edition through lesson {week:02}: without `solutions/` and later lessons.** In
 > `shared/` is what earlier lessons left, with their answers. Where the course has an answer of
 > lesson {week:02}, a line stands that takes your own, from the notebook.{early} Take the next
-> week's edition by a git merge. From an archive, unpack it elsewhere and copy your notebooks into
-> it: over this folder it would replace them.
+> week's edition by a git merge, or unpack its archive elsewhere and there carry your answers over:
+> `./run_all.sh answers THIS_FOLDER`. Over this folder an archive would replace your notebooks.
 """
 EARLY = """ These answers can be read all the
 > same, since what is here needs them: {}."""
