@@ -23,8 +23,11 @@ from shared.ranks.visible import without_gpus
 
 T = TypeVar("T")
 
-if (ipython := sys.modules.get("IPython")) is not None and ipython.get_ipython() is not None:
+if (ipython := sys.modules.get("IPython")) is not None and (shell := ipython.get_ipython()):
+    from shared.ranks import cell_magic
+
     without_gpus()  # a notebook forks ranks; a script that reads `--mine` keeps its GPUs
+    cell_magic.register(shell)
 
 
 class NotSolved(ShortError):

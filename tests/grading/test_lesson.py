@@ -219,7 +219,14 @@ def test_what_does_no_harm_is_taken_as_it_is(case):
     assert answers.cells == {"02.2": "".join(cell["source"])}
 
 
-LINES = ["%%capture out", "%matplotlib inline", "%load_ext x", "%pip install x", "?torch"]
+LINES = [
+    "%%capture out",
+    "%%ranks 2",
+    "%matplotlib inline",
+    "%load_ext x",
+    "%pip install x",
+    "?torch",
+]
 
 
 @pytest.mark.parametrize("line", [*LINES, "!rm -rf ~", "%time !ls"])

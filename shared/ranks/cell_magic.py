@@ -1,0 +1,79 @@
+"""`%%ranks 2`: a notebook's cell on forked ranks, to play with what the notebook has defined."""
+
+import ast
+import contextlib
+import io
+import linecache
+import re
+from types import CodeType
+from typing import Any
+
+from IPython.lib.pretty import pretty
+
+from shared.errors import ShortError
+from shared.ranks.failures import RankFailed
+from shared.ranks.forked import run_ranks
+
+PATIENCE = 60.0  # seconds of processor time that a rank may take
+QUIET = 5.0  # seconds without any work after which ranks that wait for each other are ended
+LINE = re.compile(r"(\d+)(?:\s+--return\s+(\w+(?:\s*,\s*\w+)*))?")
+
+
+class CellFailed(ShortError):
+    """A cell on ranks could not be run, or failed on one of them."""
+
+
+def ranks(line: str, cell: str, names: dict[str, Any]) -> None:
+    """Run a cell in processes of one gloo group; show each rank's prints and last value.
+
+    `line` is the number of ranks and maybe `--return name,name`. The ranks see the notebook's
+    `names`, with `rank` and `world_size` besides; what they change is gone afterwards, but for the
+    names that are to be returned, each of which becomes a list by rank. Raises CellFailed, in one
+    line, for what a rank raised and for ranks that do not come back.
+    """
+    if (asked := LINE.fullmatch(line.strip())) is None or int(asked[1]) < 1:
+        usage = "how many ranks, and maybe names to bring back: %%ranks 2 --return x,y"
+        raise CellFailed(f"%%ranks takes {usage}; got %%ranks {line}")
+    world_size, wanted = int(asked[1]), re.findall(r"\w+", asked[2] or "")
+    body, last = _compiled(cell)
+
+    def act(rank: int) -> dict[str, Any]:
+        names.update(rank=rank, world_size=world_size)
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(body, names)
+            value = eval(last, names) if last else None
+            if value is not None:
+                print(pretty(value))
+        text = printed.getvalue().rstrip("\n")
+        print(f"rank {rank}:{chr(10) if chr(10) in text else ' '}{text}".rstrip())
+        if missing := [each for each in wanted if each not in names]:
+            raise NameError(f"--return {missing[0]}: this rank has no such name")
+        return {each: names[each] for each in wanted}
+
+    try:
+        by_rank = run_ranks(act, world_size, timeout=PATIENCE, quiet=QUIET)
+    except RankFailed as failed:
+        places = [each.place for each in failed.late if each.place]
+        raise CellFailed("; ".join([failed.headline + failed.at, *places])) from None
+    except AttributeError as error:  # pickle does not find a class that only the ranks have
+        raise CellFailed(f"{error}: an earlier cell must define what is returned") from None
+    names.update({each: [of_rank[each] for of_rank in by_rank] for each in wanted})
+
+
+def _compiled(cell: str) -> tuple[CodeType, CodeType | None]:
+    """Return the code of a cell, and of its last line where that is a value to be shown."""
+    filename = "<%%ranks>"
+    linecache.cache[filename] = (len(cell), None, cell.splitlines(True), filename)
+    tree, last = ast.parse(cell, filename), None
+    if tree.body and isinstance(tree.body[-1], ast.Expr) and not cell.rstrip().endswith(";"):
+        last = compile(ast.Expression(tree.body.pop().value), filename, "eval")  # ty: ignore
+    return compile(tree, filename, "exec"), last
+
+
+def register(shell: Any) -> None:
+    """Make the magic known to a notebook's IPython shell."""
+
+    def with_names(line: str, cell: str) -> None:
+        ranks(line, cell, shell.user_ns)
+
+    shell.register_magic_function(with_names, "cell", "ranks")

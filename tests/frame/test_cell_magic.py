@@ -1,0 +1,54 @@
+"""`%%ranks 2` in a notebook: what the ranks show, what comes back, and how they fail."""
+
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from shared.ranks import cell_magic
+from shared.ranks.cell_magic import CellFailed, ranks
+
+
+def test_each_rank_shows_its_prints_and_last_value(capsys):
+    names = {"torch": torch, "dist": dist, "base": torch.tensor([1.0])}
+    cell = "base += rank\ndist.all_reduce(base)\nif rank:\n    print('a')\n    print('b')\nbase"
+    ranks("2", cell, names)
+    assert capsys.readouterr().out == "rank 0: tensor([3.])\nrank 1:\na\nb\ntensor([3.])\n"
+    assert names["base"].item() == 1.0, "the notebook's own is as it was"
+    assert "rank" not in names
+
+
+def test_names_come_back_as_lists_by_rank(capsys):
+    names = {}
+    ranks(" 3  --return square, world_size", "square = rank**2\nsquare;", names)
+    assert capsys.readouterr().out == "rank 0:\nrank 1:\nrank 2:\n"
+    assert names["square"] == [0, 1, 4]
+    assert names["world_size"] == [3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("line", "cell", "words"),
+    [
+        ("2", "x = 1\nif rank:\n    x / 0", "rank 1 of 2 raised ZeroDivisionError: .*at: x / 0"),
+        ("2 --return y", "x = 1", "--return y: this rank has no such name"),
+        ("1 --return C", "class C: pass", "C.*: an earlier cell must define what is returned"),
+        ("1 --return f", "f = lambda: 1", "rank 0 of 1 raised"),
+        ("two", "1", r"got %%ranks two"),
+        ("0", "1", r"got %%ranks 0"),
+        ("2 --rtn x", "1", r"got %%ranks 2 --rtn x"),
+    ],
+)
+def test_a_fault_is_one_line(line, cell, words, monkeypatch):
+    notebook = ModuleType("a_notebook")
+    monkeypatch.setitem(sys.modules, "a_notebook", notebook)
+    with pytest.raises(CellFailed, match=words) as failed:
+        ranks(line, cell, vars(notebook))
+    assert len(failed.value._render_traceback_()[0].splitlines()) == 1
+
+
+def test_ranks_that_wait_for_ever_are_ended_and_say_where(monkeypatch):
+    monkeypatch.setattr(cell_magic, "QUIET", 0.5)
+    with pytest.raises(CellFailed, match=r"\[0, 1\] of 2 were not back .*rank 1 in line 2 of"):
+        ranks("2", "\ndist.recv(torch.ones(1), 1 - rank)", {"dist": dist, "torch": torch})
