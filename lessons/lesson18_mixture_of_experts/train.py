@@ -30,6 +30,7 @@ from shared.mixture_of_experts.models import (
     share_out,
     total_loads,
 )
+from shared.mixture_of_experts.parallel import Parts
 from shared.mixture_of_experts.routing import update_bias
 from shared.model.language_model import LanguageModel
 from shared.ranks.group import process_group
@@ -47,7 +48,13 @@ from shared.script import (
 from shared.tensor_parallel.models import make_mesh
 from shared.training.language_recipes import load_tokens, rows
 from shared.training.schedules import set_learning_rate
-from solutions.lesson18_mixture_of_experts import average_gradients, balance_loss
+from solutions.lesson18_mixture_of_experts import (
+    Dispatcher,
+    average_gradients,
+    balance_loss,
+    top_k_router,
+    within_capacity,
+)
 
 
 def train_step(
@@ -93,7 +100,8 @@ def main() -> None:
         torch.manual_seed(args.seed)  # the same whole model on every rank, then a part is kept
         model = LanguageModel(recipe.config(vocab_size))
         give_experts(model, args.experts, args.k)
-        share_out(model.to(rank.device), mesh["ep"].get_group(), args.capacity)
+        parts = Parts(top_k_router, Dispatcher, within_capacity)
+        share_out(model.to(rank.device), mesh["ep"].get_group(), args.capacity, parts)
         optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95))
         mine = slice(share * rank.rank, share * (rank.rank + 1))
         seen, steps = Seen(), args.steps or recipe.steps

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from shared.mixture_of_experts.layer import MoELayer
 from shared.mixture_of_experts.marks import is_expert
-from shared.mixture_of_experts.parallel import ExpertParallelLayer
+from shared.mixture_of_experts.parallel import ExpertParallelLayer, Parts
 from shared.mixture_of_experts.routing import Routing
 from shared.model.layers import PositionwiseFeedForward
 from shared.ranks.collectives import Group
@@ -31,7 +31,12 @@ def give_experts(model: nn.Module, num_experts: int, k: int, *, alike: bool = Fa
         setattr(parent, name, layer.to(first.device, first.dtype))
 
 
-def share_out(model: nn.Module, group: Group, capacity_factor: float | None = None) -> None:
+def share_out(
+    model: nn.Module,
+    group: Group,
+    capacity_factor: float | None = None,
+    parts: Parts | None = None,
+) -> None:
     """Put an ExpertParallelLayer in the place of each MoELayer, in place.
 
     The whole model must have the same numbers on every rank.
@@ -39,7 +44,7 @@ def share_out(model: nn.Module, group: Group, capacity_factor: float | None = No
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, MoELayer):
-                setattr(parent, name, ExpertParallelLayer(child, group, capacity_factor))
+                setattr(parent, name, ExpertParallelLayer(child, group, capacity_factor, parts))
 
 
 def _networks(model: nn.Module) -> list[tuple[nn.Module, str, PositionwiseFeedForward]]:

@@ -1,5 +1,8 @@
 """Experts over ranks: the layer, and whose gradients are averaged over whom."""
 
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import torch
 import torch.distributed as dist
 from jaxtyping import Float
@@ -21,6 +24,14 @@ from shared.mixture_of_experts.routing import (
 from shared.ranks.collectives import Group
 
 
+class Parts(NamedTuple):
+    """What a layer over ranks is made of; the lesson's script puts a learner's own here."""
+
+    router: Callable[..., Routing] = top_k_router
+    dispatcher: Callable[..., Any] = Dispatcher
+    within_capacity: Callable[..., Tensor] = within_capacity
+
+
 class ExpertParallelLayer(nn.Module):
     """A MoELayer whose experts are shared out over a group; each rank has rows of its own.
 
@@ -32,7 +43,11 @@ class ExpertParallelLayer(nn.Module):
     bias: Tensor
 
     def __init__(
-        self, layer: MoELayer, group: Group = None, capacity_factor: float | None = None
+        self,
+        layer: MoELayer,
+        group: Group = None,
+        capacity_factor: float | None = None,
+        parts: Parts | None = None,
     ) -> None:
         """Take over the router and this rank's experts of `layer`, the same on every rank.
 
@@ -50,7 +65,7 @@ class ExpertParallelLayer(nn.Module):
         own = self.num_experts // ranks
         first = own * dist.get_rank(group)
         self.router, self.k, self.group = layer.router, layer.k, group
-        self.capacity_factor = capacity_factor
+        self.capacity_factor, self.parts = capacity_factor, parts or Parts()
         mine = {str(i): layer.experts[i] for i in range(first, first + own)}
         self.experts = nn.ModuleDict(mine)
         for parameter in self.experts.parameters():
@@ -64,20 +79,22 @@ class ExpertParallelLayer(nn.Module):
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Return for each token the weighted sum of the outputs of its experts that took it."""
         tokens = x.reshape(-1, x.shape[-1])
-        self.routing = top_k_router(self.router(tokens), self.k, self.bias)
+        self.routing = self.parts.router(self.router(tokens), self.k, self.bias)
         experts = self.routing.experts
         order, token = by_expert(experts)
         if self.capacity_factor is not None:
             capacity = capacity_for(self.capacity_factor, experts.numel(), self.num_experts)
-            keep = within_capacity(experts, self.num_experts, capacity).flatten()[order]
-            order, token = order[keep], token[keep]
-        way = Dispatcher(loads(experts.flatten()[order], self.num_experts), self.group)
+            keep = self.parts.within_capacity(experts, self.num_experts, capacity)
+            order, token = (each[keep.flatten()[order]] for each in (order, token))
+        counts = loads(experts.flatten()[order], self.num_experts)
+        stay = counts.view(dist.get_world_size(self.group), -1)[dist.get_rank(self.group)]
+        self.handed = len(order) - int(stay.sum())
+        way = self.parts.dispatcher(counts, self.group)
         rows = each_its_rows(
             self.experts.values(), way.dispatch(tokens[token]), way.counts.tolist()
         )
         weights = self.routing.weights.flatten()[order]
         self.kept = len(order) / max(1, experts.numel())
-        self.handed = len(order) - way.send[dist.get_rank(self.group)]
         return weighted_sum(way.combine(rows), weights, token, len(tokens)).view_as(x)
 
 

@@ -10,7 +10,7 @@ from lessons.lesson18_mixture_of_experts.experiments.wrong_means import MEANS, a
 from shared.errors import InputError
 from shared.mixture_of_experts.layer import MoELayer
 from shared.mixture_of_experts.models import give_experts
-from shared.mixture_of_experts.parallel import ExpertParallelLayer, average_gradients
+from shared.mixture_of_experts.parallel import ExpertParallelLayer, Parts, average_gradients
 from shared.mixture_of_experts.routing import (
     balance_loss,
     capacity_for,
@@ -81,6 +81,24 @@ def test_capacity_is_rounded_up_and_a_layer_drops_the_last():
     share, computed = run_ranks(kept, 1)[0]
     assert share == 0.5
     assert computed == [True] * 3 + [False] * 3
+
+
+def watched(called, part, *args):
+    called.append(part.__name__)
+    return part(*args)
+
+
+def test_the_parts_that_a_layer_is_given_are_those_that_run():
+    def names(rank):
+        called = []
+        parts = (
+            lambda *args, part=part: called.append(part.__name__) or part(*args) for part in Parts()
+        )
+        layer = ExpertParallelLayer(layer_of(2, 1), None, 1.0, Parts(*parts))
+        layer(torch.ones(6, 8, dtype=F64))
+        return called
+
+    assert run_ranks(names, 1) == [["top_k_router", "within_capacity", "Dispatcher"]]
 
 
 def test_what_cannot_be_is_refused_with_both_numbers():
