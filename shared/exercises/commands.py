@@ -8,7 +8,8 @@ from collections.abc import Callable
 # gives. `!= b` and `% n` go on with the line above.
 HARMLESS = re.compile(
     r"^([ \t]*)(?:(\w+)[ \t]*=[ \t]*)?"
-    r"(%%(?:time|capture|ranks)\b.*|%(?![%\s]).*|!(?!=).*|\?{1,2}[\w.]+[ \t]*|[\w.]+\?{1,2}[ \t]*)$",
+    r"(%%(?:time|capture|ranks)\b.*|%(?![%\s]).*|!(?!=).*|"
+    r"\?{1,2}[\w.]+[ \t]*|[\w.]+\?{1,2}[ \t]*)$",
     re.MULTILINE,
 )
 TIMED = re.compile(r"%time[ \t]+(?![-%!])(.+)")  # a statement that does its work

@@ -5,6 +5,7 @@ reading mode an open exercise is bound to the same object, which is tested for a
 every other cell runs alike. Two notebooks run in full in reading mode as well, and strict.
 """
 
+import ast
 import os
 import re
 import subprocess
@@ -123,6 +124,22 @@ def unclean(path: Path) -> Iterator[str]:
             yield f"a path of this machine under {begin}"
     for place in re.findall(r"@[A-Z]+@", path.read_text(encoding="utf-8")):
         yield f"a number that was never filled in: {place}"
+
+
+def test_run_it_says_which_answers_the_script_takes_from_a_notebook():
+    offenders = []
+    for path in PATHS:
+        checks = load_checks(path.parent.name.removeprefix("lesson")[:2])
+        tree = ast.parse(path.with_name("train.py").read_text(encoding="utf-8"))
+        imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+        names = {each.asname or each.name for node in imports for each in node.names}
+        taken = {id for id, each in checks.items() if each.name in names}
+        prose = (c.source for c in nbformat.read(path, as_version=4).cells if c.cell_type != "code")
+        lines = [line for source in prose for line in source.splitlines() if "--mine" in line]
+        said = {id for id in checks if re.search(rf"\b{re.escape(id)}\b", "\n".join(lines))}
+        if said != taken and not (taken == checks.keys() and "all your answers" in "".join(lines)):
+            offenders.append(f"{path.parent.name}: the script takes {sorted(taken)}, said {said}")
+    assert not offenders, "\n".join(offenders)
 
 
 @pytest.mark.parametrize("path", BY_NAME)
