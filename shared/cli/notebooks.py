@@ -87,6 +87,8 @@ def _cell_metadata(cell: NotebookNode) -> NotebookNode:
     tags = sorted(cell.metadata.get("tags", []))
     if tags:
         metadata.tags = tags
+    if "setup" in tags:  # imports: for who runs them, not who reads
+        metadata.jupyter = {"source_hidden": True}
     if cell.cell_type == "code":
         nbgrader = _nbgrader(cell.source)
         if nbgrader:

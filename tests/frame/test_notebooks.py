@@ -79,6 +79,29 @@ def misshapen(path: Path) -> Iterator[str]:
         yield f"{len(ignored)} of {len(cells)} cells are not compared"
     if unknown := {tag for cell in cells for tag in tags(cell)} - {"setup", IGNORED}:
         yield f"tags that could hide a failure: {unknown}"
+    if not cells[0].metadata.get("jupyter", {}).get("source_hidden"):
+        yield "its imports are not folded: ./run_all.sh notebooks NN"
+    yield from imported_for_nothing([cell.source for cell in cells])
+
+
+def imported_for_nothing(sources: list[str]) -> Iterator[str]:
+    """What ruff's F401 would say, which a reader should not see silenced in the imports."""
+    trees = [ast.parse(source) for source in sources]
+    used = {n.id for tree in trees for n in ast.walk(tree) if isinstance(n, ast.Name)}
+    lines = sources[0].splitlines()
+    for node in trees[0].body:
+        for name in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
+            marked = "# for your answer" in lines[node.lineno - 1] + lines[name.lineno - 1]
+            if not marked and (name.asname or name.name).split(".")[0] not in used:
+                yield f"{name.name} is imported, not used, and not marked as for answers"
+    if "# noqa" in "\n".join(sources):
+        yield "a cell tells ruff something, where readers see it"
+
+
+def test_a_name_that_is_imported_for_nothing_is_named():
+    setup = "import math\nfrom a import (\n    b,  # for your answers\n    c as d,\n)\nimport e.f"
+    (found,) = imported_for_nothing([setup, "math.pi + e.f.g"])
+    assert found.startswith("c is imported")
 
 
 # 05's prints no sum of a GPU's, and takes none where they are too few; 21's is always on the CPU.
