@@ -104,6 +104,20 @@ def test_a_name_that_is_imported_for_nothing_is_named():
     assert found.startswith("c is imported")
 
 
+@pytest.mark.parametrize("path", [each for each in BY_NAME if each.id >= "lesson03"])
+def test_a_long_lesson_names_a_way_through_in_an_hour(path):
+    prose = [c.source for c in nbformat.read(path, 4).cells if c.cell_type == "markdown"]
+    number = path.parent.name.removeprefix("lesson")[:2]
+    (way,) = re.findall(r"\b[Ii]n one hour: (.+)", prose[0])
+    found = re.findall(r"^### Exercise (\S+) · .* (\d+) minutes$", "\n".join(prose), re.MULTILINE)
+    minutes = {id: int(number) for id, number in found}
+    exercises = re.findall(rf"\b{number}\.\d\w?", way)
+    assert exercises and sum(minutes[each] for each in exercises) <= 45
+    for place in re.findall(r"\*(.+?)\*", way):
+        marked = re.compile(rf"^(#+ |\*\*){re.escape(place)}", re.MULTILINE)
+        assert any(map(marked.search, prose)), f"there is no {place!r}"
+
+
 # 05's prints no sum of a GPU's, and takes none where they are too few; 21's is always on the CPU.
 ANY_DEVICE = ('launch_nodes("train.py"', '"--fault", "batches"')
 
