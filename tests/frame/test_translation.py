@@ -31,3 +31,13 @@ def test_both_name_the_same_lessons_and_commands():
     english, chinese = (each.read_text(encoding="utf-8") for each in (ENGLISH, CHINESE))
     for pattern in (r"^\| \[[^]]+\]\((lessons/[^)]+)\)", r"^\| `(\./run_all\.sh [^`]+)` \|"):
         assert re.findall(pattern, chinese, re.M) == re.findall(pattern, english, re.M)
+
+
+def test_the_chinese_readme_leaves_out_no_name_link_or_number():
+    english, chinese = (
+        re.sub(r"```.*?```|<!--.*?-->|\s+", " ", each.read_text(encoding="utf-8"), flags=re.S)
+        for each in (ENGLISH, CHINESE)
+    )
+    for pattern in (r"`[^`]+`", r"\]\((?!README)[^)]+\)", r"\d(?:[\d.,]*\d)?"):
+        left_out = set(re.findall(pattern, english)) - set(re.findall(pattern, chinese))
+        assert not left_out, f"README.zh-CN.md has none of {sorted(left_out)}"
