@@ -40,6 +40,8 @@ HEADER: dict[str, Any] = {
     "msgid_bugs_address": "none",
     "fuzzy": False,
 }
+# Titles of the explorables that a Chinese page names; their own pages are English.
+PICTURES = {"zero_stages": "ZeRO 的各个阶段", "offload": "卸载的数据流"}
 NOT_PROSE = re.compile(r"(`[^`]*`|\$[^$]*\$|[^A-Za-z])*")
 
 
@@ -137,12 +139,13 @@ def chinese_note(lesson: str, files: list[str], pictures: list[tuple[str, str]])
     names = {"train.py": "脚本", "checks.py": "检查程序"}
     links = "、".join(f"[{names[file]}]({file})" for file in files)
     shown = "、".join(
-        f'<a href="../../../explore/{name}.html">{title}</a>' for title, name in pictures
+        f'<a href="../../../explore/{name}.html">{PICTURES.get(name, title)}</a>'
+        for title, name in pictures
     )
     return (
         f"本页是 `lessons/{lesson}/lesson.ipynb` 的中文译文；代码和一次运行的输出保持原样。"
         f"旁边有{links}。"
-        + (f"可以操作的图（英文）：{shown}。" if shown else "")
+        + (f"可交互的图（英文）：{shown}。" if shown else "")
         + f'<a href="../../../lessons/{lesson}/lesson.html">英文原文</a>，'
         '<a href="../../../lessons/glossary.html">词汇表</a>，'
         '<a href="../../../zh.html">中文导读</a>。'

@@ -64,6 +64,9 @@ def test_what_is_laid_out_has_its_hints_in_chinese_and_its_code_as_it_was(tmp_pa
     texts = ["".join(cell["source"]) for cell in after]
     assert sum("<summary>提示</summary>" in text for text in texts) == 7
     assert not any("<summary>Hint" in text for text in texts)
+    named = re.findall(r"explore/(\w+)\.html\">([^<]+)<", texts[0])
+    assert [name for name, _ in named] == ["zero_stages", "offload"]
+    assert all(re.search("[一-鿿]", title) for _, title in named)  # as is all around them
     for one, other in zip(before, after, strict=True):
         if one["cell_type"] == "code":
             assert "".join(one["source"]) == "".join(other["source"])
