@@ -45,6 +45,7 @@ from shared.planner.report import (
 )
 from shared.planner.search import fewest_gpus, none_fits, survey
 from shared.planner.specs import Cluster, ModelSpec, Plan
+from shared.planner.spoken import TOOLS, spoken
 from shared.planner.units import quantity, read_cluster, read_model, with_sequence
 from shared.planner.variants import Asked
 
@@ -82,6 +83,7 @@ def parser() -> argparse.ArgumentParser:
     add("--of", help="its plan in the words printed here (plan 1)")
     add("--tokens", type=float, help="of the whole training: prints days and GPU hours")
     add("--price", type=float, help="of a GPU hour")
+    add("--as", dest="tool", choices=TOOLS, help="print plan 1 in the words of another tool too")
     add("--count", type=int, default=5, help="plans to print (5)")
     return found
 
@@ -190,6 +192,10 @@ def main() -> None:
     print(
         *table(model, best, cluster, measured), *firsts(model, found, cluster), sep="\n", end="\n\n"
     )
+    if args.tool is not None:
+        print(
+            f"plan 1 for {args.tool}:", spoken(args.tool, model, best[0].plan), sep="\n", end="\n\n"
+        )
     if args.tokens is not None:
         words = costs(model, best[0], args.tokens, args.price, cluster, measured)
         print(words, end="\n\n")
