@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -211,7 +212,8 @@ class _Bare:
 
 @mistake("04.5", says="the encoder sees the source's padding")
 def beam_search(model, *args, **settings):
-    return right_beam(_Bare(model), *args, **settings)
+    bare: Any = _Bare(model)
+    return right_beam(bare, *args, **settings)
 
 
 @mistake("04.5", says="decoded one after the other")
@@ -237,9 +239,9 @@ def beam_search(*args, eos_id=2, pad_id=0, **settings):
 class _SearchedOn(Beam):
     """A beam in which what ends in a sentence that is decided counts as well."""
 
-    def _finish(self, *args):
+    def _finish(self, *args, **named):
         decided, self.decided = self.decided, torch.zeros_like(self.decided)
-        super()._finish(*args)
+        super()._finish(*args, **named)
         self.decided = decided
 
 

@@ -387,9 +387,12 @@ def best_plans(model, cluster, batch, count=5):
 
 @mistake("16.5", says="a search without a plan that fits")
 def best_plans(model, cluster, batch, count=5):
-    with contextlib.suppress(ValueError if batch > 0 else ()):
+    try:
         return right.best_plans(model, cluster, batch, count)
-    return []
+    except ValueError:
+        if batch < 1:
+            raise
+        return []
 
 
 @mistake("16.5", says="no kind of bytes is named")

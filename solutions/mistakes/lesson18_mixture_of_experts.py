@@ -82,6 +82,8 @@ def balance_loss(routing, group=None):
 class Layer(right.MoELayer):
     """The layer, in two parts that mistakes exchange."""
 
+    routing: Any = None
+
     def apply_experts(self, rows, counts):
         return each_its_rows(self.experts, rows, counts)
 
@@ -130,6 +132,8 @@ class MoELayer(Layer):
 
 @mistake("18.2", says="routing has no graph")
 class MoELayer(right.MoELayer):
+    routing: Any = None
+
     def forward(self, x):
         y = super().forward(x)
         self.routing = Routing(*(each.detach() for each in self.routing))
