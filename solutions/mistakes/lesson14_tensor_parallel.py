@@ -7,10 +7,8 @@ from torch import nn
 
 from shared.exercises.mistakes import mistake
 from shared.model.attention import MultiHeadAttention
-from shared.model.layers import PositionwiseFeedForward
-from shared.tensor_parallel.blocks import group_of, keep_rank_0
+from shared.tensor_parallel.blocks import _check, _cut, group_of, keep_rank_0
 from shared.tensor_parallel.marks import mark_cut
-from shared.tensor_parallel.regions import split_region
 from shared.tensor_parallel.vocabulary import place
 from solutions import lesson14_tensor_parallel as right
 
@@ -47,10 +45,6 @@ def total(x, group):
     return x
 
 
-def mean(x, group):
-    return total(x, group) / ranks_of(group)
-
-
 def in_double(x, group):
     return total(x.double(), group).to(x.dtype)
 
@@ -63,14 +57,9 @@ def copy_to_ranks(x, group=None):
     return x.view_as(x)
 
 
-@mistake("14.1a", says="x is summed in forward already")
-def copy_to_ranks(x, group=None):
-    return message(total, total)(x, group)
-
-
 @mistake("14.1a", says="no gradient reaches x")
 def copy_to_ranks(x, group=None):
-    return message(same, total)(x.detach(), group)
+    return right.copy_to_ranks(x.detach(), group)
 
 
 @mistake("14.1a", says="it travels in another dtype")
@@ -107,11 +96,6 @@ def sum_over_ranks(x, group=None):
     return message(total, total)(x, group)
 
 
-@mistake("14.1b", says="the result is the mean, not the sum")
-def sum_over_ranks(x, group=None):
-    return message(mean, same)(x, group)
-
-
 @mistake("14.1b", says="it travels in another dtype")
 def sum_over_ranks(x, group=None):
     return message(in_double, same)(x, group)
@@ -125,70 +109,51 @@ def sum_over_ranks(x, group=None):
 # 14.2 ColumnParallelLinear
 
 
-class Columns(right.ColumnParallelLinear):
-    """The right one, to be spoiled."""
-
-    def whole(self, linear, group, name="weight"):
-        """Rank 0's weight."""
-        numbers = getattr(linear, name).detach().clone()
-        dist.broadcast(numbers, group=group, group_src=0)
-        return numbers
+def whole(linear, group):
+    """Rank 0's weight."""
+    numbers = linear.weight.detach().clone()
+    dist.broadcast(numbers, group=group, group_src=0)
+    return numbers
 
 
 @mistake("14.2", says="the matrix is cut along its other dim")
-class ColumnParallelLinear(Columns):
+class ColumnParallelLinear(right.ColumnParallelLinear):
     def __init__(self, linear, group, enter):
         super().__init__(linear, group, enter)
-        part = self.whole(linear, group).chunk(ranks_of(group), 1)[dist.get_rank(group)]
+        part = whole(linear, group).chunk(ranks_of(group), 1)[dist.get_rank(group)]
         self.weight = nn.Parameter(part.clone(), linear.weight.requires_grad)
 
 
 @mistake("14.2", says="the bias begins with zeros")
-class ColumnParallelLinear(Columns):
+class ColumnParallelLinear(right.ColumnParallelLinear):
     def __init__(self, linear, group, enter):
         super().__init__(linear, group, enter)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
 
-@mistake("14.2", says="every rank has the same part")
-class ColumnParallelLinear(Columns):
-    def __init__(self, linear, group, enter):
-        super().__init__(linear, group, enter)
-        part = self.whole(linear, group).chunk(ranks_of(group), 0)[0]
-        self.weight = nn.Parameter(part.clone(), linear.weight.requires_grad)
-
-
 @mistake("14.2", says="the outputs are summed over the ranks")
-class ColumnParallelLinear(Columns):
+class ColumnParallelLinear(right.ColumnParallelLinear):
     def forward(self, x):
         return right.sum_over_ranks(super().forward(x), self.group)
 
 
 @mistake("14.2", says="something is sent although None was given")
-class ColumnParallelLinear(Columns):
+class ColumnParallelLinear(right.ColumnParallelLinear):
     def forward(self, x):
         x = (self.enter or right.copy_to_ranks)(x, self.group)
         return F.linear(x, self.weight, self.bias)
 
 
 @mistake("14.2", says="7 outputs on 2 ranks: accepted")
-class ColumnParallelLinear(Columns):
+class ColumnParallelLinear(right.ColumnParallelLinear):
     def __init__(self, linear, group, enter):
         n = ranks_of(group)
-        even = nn.Linear(
-            linear.in_features,
-            linear.out_features // n * n,
-            bias=linear.bias is not None,
-            dtype=linear.weight.dtype,
-        )
-        even.weight = nn.Parameter(
-            linear.weight.detach()[: even.out_features].clone(), linear.weight.requires_grad
-        )
-        if linear.bias is not None:
-            even.bias = nn.Parameter(
-                linear.bias.detach()[: even.out_features].clone(), linear.bias.requires_grad
-            )
+        kept, biased = linear.out_features // n * n, linear.bias is not None
+        even = nn.Linear(linear.in_features, kept, bias=biased, dtype=linear.weight.dtype)
+        for own, given in zip(even.parameters(), linear.parameters(), strict=True):
+            own.data.copy_(given.data[:kept])
+            own.requires_grad_(given.requires_grad)
         super().__init__(even, group, enter)
 
 
@@ -203,29 +168,21 @@ class ColumnParallelLinear(right.ColumnParallelLinear):
 # 14.3 RowParallelLinear
 
 
-class Rows(right.RowParallelLinear):
-    """The right one, to be spoiled."""
-
-    def product(self, x):
-        """This rank's part of the sum."""
-        return F.linear(x, self.weight)
-
-
 @mistake("14.3", says="it then counts once for each rank")
-class RowParallelLinear(Rows):
+class RowParallelLinear(right.RowParallelLinear):
     def forward(self, x):
         return self.leave(F.linear(x, self.weight, self.bias), self.group)
 
 
 @mistake("14.3", says="one rank alone adds the bias")
-class RowParallelLinear(Rows):
+class RowParallelLinear(right.RowParallelLinear):
     def forward(self, x):
         bias = self.bias if dist.get_rank(self.group) == 0 else None
         return self.leave(F.linear(x, self.weight, bias), self.group)
 
 
 @mistake("14.3", says="other ranks than the first have a bias of zeros")
-class RowParallelLinear(Rows):
+class RowParallelLinear(right.RowParallelLinear):
     def __init__(self, linear, group, leave):
         super().__init__(linear, group, leave)
         if self.bias is not None and dist.get_rank(group):
@@ -233,7 +190,7 @@ class RowParallelLinear(Rows):
 
 
 @mistake("14.3", says="7 inputs on 2 ranks: accepted")
-class RowParallelLinear(Rows):
+class RowParallelLinear(right.RowParallelLinear):
     def __init__(self, linear, group, leave):
         try:
             super().__init__(linear, group, leave)
@@ -252,123 +209,67 @@ class RowParallelLinear(right.RowParallelLinear):
 # 14.4 parallel_block
 
 
-def heads_and_features(block, mesh):
-    """What the right answer refuses."""
+def cut(block, mesh, enter):
+    """The block cut as it should be, but for what enters its parts."""
     group = group_of(mesh)
-    n = ranks_of(group)
-    for each in block.modules():
-        inner = getattr(getattr(each, "linear1", None), "out_features", n)
-        if getattr(each, "num_heads", n) % n or inner % n:
-            raise ValueError("does not divide")
-    return group
-
-
-def cut(
-    block,
-    group,
-    *,
-    attention=True,
-    feed_forward=True,
-    cross=True,
-    heads=True,
-    enter=right.copy_to_ranks,
-    each=None,
-    region=split_region,
-    first=True,
-):
-    """A block cut as it should be, with parts of it left out."""
-    for name, module in list(block.named_modules()):
-        if isinstance(module, MultiHeadAttention) and attention:
-            if not cross and name == "cross_attention":
-                continue
-            module.num_heads //= ranks_of(group) if heads else 1
-            for w in ("w_q", "w_k", "w_v"):
-                layer = right.ColumnParallelLinear(getattr(module, w), group, each)
-                setattr(module, w, layer)
-            module.w_o = right.RowParallelLinear(module.w_o, group, right.sum_over_ranks)
-        elif isinstance(module, PositionwiseFeedForward) and feed_forward:
-            module.linear1 = right.ColumnParallelLinear(module.linear1, group, None)
-            module.linear2 = right.RowParallelLinear(module.linear2, group, right.sum_over_ranks)
-        else:
-            continue
-        region(module, group, enter)
-    if first:
-        keep_rank_0(block, group)
+    _check(block, group)
+    _cut(block, group, enter, right.sum_over_ranks)
     return block
 
 
 @mistake("14.4", says="num_heads is still that of the whole layer")
 def parallel_block(block, mesh):
-    return cut(block, heads_and_features(block, mesh), heads=False)
+    right.parallel_block(block, mesh)
+    for each in block.modules():
+        if isinstance(each, MultiHeadAttention):
+            each.num_heads *= ranks_of(group_of(mesh))
+    return block
 
 
 @mistake("14.4", says="cross-attention is left whole")
 def parallel_block(block, mesh):
-    return cut(block, heads_and_features(block, mesh), cross=False)
+    whole = getattr(block, "cross_attention", None)
+    if whole is None or whole.num_heads % ranks_of(group_of(mesh)):
+        return right.parallel_block(block, mesh)
+    block.cross_attention = nn.Identity()
+    right.parallel_block(block, mesh).cross_attention = whole
+    keep_rank_0(whole, group_of(mesh))
+    return block
 
 
 @mistake("14.4", says="what enters comes through no copy_to_ranks")
 def parallel_block(block, mesh):
-    return cut(block, heads_and_features(block, mesh), enter=None)
+    return cut(block, mesh, None)
 
 
 @mistake("14.4", says="messages that nobody needs in forward")
 def parallel_block(block, mesh):
-    group = heads_and_features(block, mesh)
-
     def from_first(x, group):
         if ranks_of(group) > 1:
             dist.broadcast(x.detach().clone(), group=group, group_src=0)
         return right.copy_to_ranks(x, group)
 
-    return cut(block, group, enter=from_first)
-
-
-def entering(module, group, enter):
-    """The copy alone, with everybody's common random numbers."""
-    entered = {}
-
-    def copy(module, args):
-        entered.clear()
-        for x in args:
-            if isinstance(x, torch.Tensor) and x.is_floating_point() and id(x) not in entered:
-                entered[id(x)] = enter(x, group)
-        return tuple(entered.get(id(x), x) for x in args)
-
-    module.register_forward_pre_hook(copy)
+    return cut(block, mesh, from_first)
 
 
 @mistake("14.4", says="the common ones are lost")
 def parallel_block(block, mesh):
-    group = heads_and_features(block, mesh)
+    group = group_of(mesh)
 
-    def seeded(module, group, enter):
-        entering(module, group, enter)
-        own = torch.initial_seed
+    def common(module, args, output):
+        if module.training:
+            torch.rand(dist.get_rank(group))  # another number of draws on each rank
 
-        def seed(module, args):
-            if module.training:
-                torch.manual_seed(own() + 1 + dist.get_rank(group))
-
-        def common(module, args, output):
-            if module.training and isinstance(module, MultiHeadAttention):
-                torch.manual_seed(7)
-
-        module.register_forward_pre_hook(seed)
-        module.register_forward_hook(common)
-
-    return cut(block, group, region=seeded)
+    for each in right.parallel_block(block, mesh).modules():
+        if isinstance(each, MultiHeadAttention):
+            each.register_forward_hook(common)
+    return block
 
 
 @mistake("14.4", says="a mesh of two axes: another error than ValueError")
 def parallel_block(block, mesh):
-    group = mesh.get_group()
-    n = ranks_of(group)
-    for each in block.modules():
-        inner = getattr(getattr(each, "linear1", None), "out_features", n)
-        if getattr(each, "num_heads", n) % n or inner % n:
-            raise ValueError("does not divide")
-    return cut(block, group)
+    mesh.get_group()
+    return right.parallel_block(block, mesh)
 
 
 # 14.5 vocab_parallel_cross_entropy
@@ -379,43 +280,6 @@ def outside(logits, targets, group, ignore_index):
     size = logits.shape[-1] * ranks_of(group)
     if (((targets < 0) | (targets >= size)) & (targets != ignore_index)).any():
         raise ValueError("no such token")
-
-
-def loss_of(
-    logits,
-    targets,
-    group,
-    ignore_index,
-    *,
-    wide=True,
-    top=None,
-    add=right.sum_over_ranks,
-    add_chosen=None,
-    masked=True,
-    shifted=True,
-    ignored=True,
-    too_wide=0,
-    place_of=None,
-):
-    """The right loss from its pieces, with some exchanged."""
-    outside(logits, targets, group, ignore_index)
-    z = logits.float() if wide and logits.dtype == torch.bfloat16 else logits
-    largest = z.detach().amax(-1)
-    if top is None and ranks_of(group) > 1:
-        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
-    z = z - (0 if top == "none" else largest[..., None])
-    size = logits.shape[-1]
-    own = targets - size * (dist.get_rank(group) if place_of is None else place_of)
-    own, mine = own.clamp(0, size - 1), (own >= 0) & (own < size + too_wide)
-    if not masked:
-        mine = torch.ones_like(mine)
-        own = (targets - size * dist.get_rank(group)).clamp(0, size - 1)
-    if not shifted:
-        own, mine = targets.clamp(0, size - 1), (targets >= 0) & (targets < size)
-    chosen = z.gather(-1, own[..., None])[..., 0] * mine
-    chosen = (add_chosen or add)(chosen, group)
-    loss = add(z.exp().sum(-1), group).log() - chosen
-    return loss.masked_fill(targets == ignore_index, 0.0) if ignored else loss
 
 
 @mistake("14.5", says="the logits are gathered: a whole row is on one rank")
@@ -445,14 +309,16 @@ def vocab_parallel_cross_entropy(logits, targets, group=None, ignore_index=-100)
     return loss.masked_fill(targets == ignore_index, 0.0)
 
 
-@mistake("14.5", says="counts as the nearest of this rank's tokens")
-def vocab_parallel_cross_entropy(logits, targets, group=None, ignore_index=-100):
-    return loss_of(logits, targets, group, ignore_index, masked=False)
-
-
 @mistake("14.5", says="logits in 16 bits are summed in 16 bits")
 def vocab_parallel_cross_entropy(logits, targets, group=None, ignore_index=-100):
-    return loss_of(logits, targets, group, ignore_index, wide=False)
+    outside(logits, targets, group, ignore_index)
+    largest = logits.detach().amax(-1)
+    if ranks_of(group) > 1:
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+    z, (own, mine) = logits - largest[..., None], place(targets, logits.shape[-1], group)
+    sums = right.sum_over_ranks(z.exp().sum(-1), group)
+    chosen = right.sum_over_ranks(z.gather(-1, own[..., None])[..., 0] * mine, group)
+    return (sums.log() - chosen).masked_fill(targets == ignore_index, 0.0)
 
 
 @mistake("14.5", says="a target outside of the whole vocabulary is no error")
