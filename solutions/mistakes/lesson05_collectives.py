@@ -4,8 +4,7 @@ import torch
 import torch.distributed as dist
 
 from shared.exercises.mistakes import mistake
-from solutions.lesson05_collectives import ring_all_gather as right_gather
-from solutions.lesson05_collectives import ring_reduce_scatter as right_scatter
+from solutions import lesson05_collectives as right
 
 
 def _padded(tensor, n):
@@ -18,26 +17,18 @@ def _place(group):
     return dist.get_rank(group), dist.get_world_size(group)
 
 
-def _pass_on(outgoing, incoming, group, to=None, came_from=None):
-    """Send and receive at once, around the ring unless told otherwise."""
+def _pass_on(outgoing, incoming, group):
+    """Send and receive at once, around the ring."""
     rank, n = _place(group)
-    to = (rank + 1) % n if to is None else to
-    came_from = (rank - 1) % n if came_from is None else came_from
-    out = dist.P2POp(dist.isend, _bytes(outgoing.contiguous()), group=group, group_peer=to)
-    into = dist.P2POp(dist.irecv, _bytes(incoming), group=group, group_peer=came_from)
+    out = _bytes(outgoing.contiguous())
+    out = dist.P2POp(dist.isend, out, group=group, group_peer=(rank + 1) % n)
+    into = dist.P2POp(dist.irecv, _bytes(incoming), group=group, group_peer=(rank - 1) % n)
     for work in dist.batch_isend_irecv([out, into]):
         work.wait()
 
 
 def _bytes(message):
     return message.view(-1).view(torch.uint8)
-
-
-def _send_first(outgoing, incoming, group):
-    """All ranks send at once, and none receives before its message was taken."""
-    rank, n = _place(group)
-    dist.send(outgoing, group_dst=(rank + 1) % n, group=group)
-    dist.recv(incoming, group_src=(rank - 1) % n, group=group)
 
 
 # 05.1 ring_reduce_scatter
@@ -54,15 +45,6 @@ def ring_reduce_scatter(tensor, group=None):
     return chunks[(rank + 1) % n]
 
 
-@mistake("05.1", says="what came is written over the chunk, not added to it")
-def ring_reduce_scatter(tensor, group=None):
-    rank, n = _place(group)
-    chunks = _padded(tensor, n)
-    for step in range(n - 1):
-        _pass_on(chunks[(rank - 1 - step) % n], chunks[(rank - 2 - step) % n], group)
-    return chunks[rank]
-
-
 @mistake("05.1", says="torch's own reduce_scatter does the work")
 def ring_reduce_scatter(tensor, group=None):
     chunks = _padded(tensor, _place(group)[1])
@@ -74,36 +56,15 @@ def ring_reduce_scatter(tensor, group=None):
 @mistake("05.1", says="in torch.int64")
 def ring_reduce_scatter(tensor, group=None):
     whole_numbers = not (tensor.is_floating_point() or tensor.is_complex())
-    return right_scatter(tensor.float() if whole_numbers else tensor, group)
-
-
-_kept = {}
-
-
-def _in_a_kept_buffer(result):
-    """The same memory for every result of one size and dtype."""
-    buffer = _kept.setdefault((result.shape, result.dtype), torch.empty_like(result))
-    return buffer.copy_(result)
+    return right.ring_reduce_scatter(tensor.float() if whole_numbers else tensor, group)
 
 
 @mistake("05.1", says="right in the whole world, wrong in a sub-group")
 def ring_reduce_scatter(tensor, group=None):
-    return right_scatter(tensor, None)
+    return right.ring_reduce_scatter(tensor, None)
 
 
 # 05.2 ring_all_gather
-
-
-def _gather(chunk, group, sent=lambda rank, step: rank - step, pass_on=_pass_on):
-    """The ring, with the place that is sent in each step, and the way, as the caller says."""
-    rank, n = _place(group)
-    gathered = chunk.new_zeros(n, chunk.numel())
-    gathered[rank] = chunk.reshape(-1)
-    for step in range(n - 1):
-        came = torch.empty_like(gathered[0])
-        pass_on(gathered[sent(rank, step) % n], came, group)
-        gathered[(rank - step - 1) % n] = came
-    return gathered
 
 
 @mistake("05.2", says="the chunk of the rank after it never arrives: it takes n - 1 steps")
@@ -119,28 +80,41 @@ def ring_all_gather(chunk, group=None):
 @mistake("05.2", says="but the last rank's comes first")
 def ring_all_gather(chunk, group=None):
     n = _place(group)[1]
-    return right_gather(chunk, group).view(n, -1).roll(1, 0).reshape(-1)
+    return right.ring_all_gather(chunk, group).view(n, -1).roll(1, 0).reshape(-1)
 
 
 @mistake("05.2", says="a deadlock")
 def ring_all_gather(chunk, group=None):
-    return _gather(chunk, group, pass_on=_send_first).view(-1)
+    """All ranks send at once, and none receives before its message was taken."""
+    rank, n = _place(group)
+    gathered = chunk.new_zeros(n, chunk.numel())
+    gathered[rank] = chunk.reshape(-1)
+    for step in range(n - 1):
+        dist.send(gathered[(rank - step) % n], group_dst=(rank + 1) % n, group=group)
+        came = torch.empty_like(gathered[0])
+        dist.recv(came, group_src=(rank - 1) % n, group=group)
+        gathered[(rank - step - 1) % n] = came
+    return gathered.view(-1)
+
+
+_kept = {}
 
 
 @mistake("05.2", says="the next call writes into what this one returned")
 def ring_all_gather(chunk, group=None):
-    return _in_a_kept_buffer(right_gather(chunk, group))
+    found = right.ring_all_gather(chunk, group)
+    return _kept.setdefault((found.shape, found.dtype), torch.empty_like(found)).copy_(found)
 
 
 @mistake("05.2", says="the numbers travel in a wider dtype than the tensor's")
 def ring_all_gather(chunk, group=None):
     real = chunk.is_floating_point()
-    return right_gather(chunk.double() if real else chunk, group).to(chunk.dtype)
+    return right.ring_all_gather(chunk.double() if real else chunk, group).to(chunk.dtype)
 
 
 @mistake("05.2", says="right in the whole world, wrong in a sub-group")
 def ring_all_gather(chunk, group=None):
-    return right_gather(chunk, None)
+    return right.ring_all_gather(chunk, None)
 
 
 # 05.3 ring_all_reduce
@@ -148,7 +122,7 @@ def ring_all_gather(chunk, group=None):
 
 def _whole(tensor, group):
     """The sum as a flat tensor, padding included."""
-    return right_gather(right_scatter(tensor, group), group)
+    return right.ring_all_gather(right.ring_reduce_scatter(tensor, group), group)
 
 
 @mistake("05.3", says="the padding is cut off at the front")
@@ -162,46 +136,14 @@ def ring_all_reduce(tensor, group=None):
     tensor.detach().view(-1).copy_(_whole(tensor, group)[: tensor.numel()])
 
 
-def _add(parts):
-    total = parts[0].clone()
-    for part in parts[1:]:
-        total += part
-    return total
-
-
-def _central(tensor, group, combine=_add, back=True):
-    """Everything through rank 0."""
-    rank, n = _place(group)
-    total = tensor.detach().clone(memory_format=torch.contiguous_format)
-    if rank:
-        dist.send(_bytes(total), group_dst=0, group=group)
-        if back:
-            dist.recv(_bytes(total), group_src=0, group=group)
-        return total
-    parts = [total] + [torch.empty_like(total) for _ in range(n - 1)]
-    for other in range(1, n):
-        dist.recv(_bytes(parts[other]), group_src=other, group=group)
-    total = combine(parts)
-    if back:
-        for other in range(1, n):
-            dist.send(_bytes(total), group_dst=other, group=group)
-    return total
-
-
-@mistake("05.3", says="it is the mean, not the sum")
-def ring_all_reduce(tensor, group=None):
-    whole = right_gather(right_scatter(tensor, group), group)[: tensor.numel()]
-    tensor.detach().copy_(whole.view(tensor.shape) / _place(group)[1])
-
-
 @mistake("05.3", says="everything goes through one rank")
 def ring_all_reduce(tensor, group=None):
-    tensor.detach().copy_(_central(tensor, group))
+    right.central_all_reduce(tensor, group)
 
 
 @mistake("05.3", says="the ranks hold sums that differ in their last bits")
 def ring_all_reduce(tensor, group=None):
-    whole = right_gather(right_scatter(tensor, group), group)[: tensor.numel()]
+    whole = right.ring_all_gather(right.ring_reduce_scatter(tensor, group), group)[: tensor.numel()]
     own = tensor.detach().reshape(-1)
     if tensor.is_floating_point():  # what "the sum of the others, and mine last" comes to
         whole = (whole - own) + own
@@ -210,7 +152,7 @@ def ring_all_reduce(tensor, group=None):
 
 def _summed(tensor, group):
     """The right sum, as a new tensor."""
-    whole = right_gather(right_scatter(tensor, group), group)
+    whole = right.ring_all_gather(right.ring_reduce_scatter(tensor, group), group)
     return whole[: tensor.numel()].view(tensor.shape)
 
 
@@ -222,29 +164,14 @@ def ring_all_reduce(tensor, group=None):
 # 05.4 tree_broadcast
 
 
-def _tree(tensor, src, group, blindly=False):
-    """The right tree; `blindly`: sends also where nobody stands."""
-    rank, n = _place(group)
-    place = (rank - src) % n
-    message = tensor.detach().contiguous()
-    have = 1
-    while have < n:
-        if place < have and (blindly or place + have < n):
-            dist.send(_bytes(message), group_dst=(rank + have) % n, group=group)
-        elif have <= place < 2 * have:
-            dist.recv(_bytes(message), group_src=(rank - have) % n, group=group)
-        have *= 2
-    return message
-
-
 @mistake("05.4", says="it is the tensor of rank 0, whatever src is")
 def tree_broadcast(tensor, src=0, group=None):
-    tensor.detach().copy_(_tree(tensor, 0, group))
+    right.tree_broadcast(tensor, 0, group)
 
 
 @mistake("05.4", says="the tensor is as it was: nothing arrived")
 def tree_broadcast(tensor, src=0, group=None):
-    _tree(tensor.detach().clone(), src, group)
+    right.tree_broadcast(tensor.detach().clone(), src, group)
 
 
 @mistake("05.4", says="it is no tree of the smallest depth")
@@ -284,8 +211,9 @@ def tree_broadcast(tensor, src=0, group=None):
 
 @mistake("05.4", says="the numbers travel in float32 and lose digits")
 def tree_broadcast(tensor, src=0, group=None):
-    double = tensor.dtype == torch.float64
-    tensor.detach().copy_(_tree(tensor.float() if double else tensor, src, group))
+    narrow = tensor.detach().float() if tensor.dtype == torch.float64 else tensor
+    right.tree_broadcast(narrow, src, group)
+    tensor.detach().copy_(narrow)
 
 
 # 05.5 central_all_reduce
@@ -293,12 +221,17 @@ def tree_broadcast(tensor, src=0, group=None):
 
 @mistake("05.5", says="only rank 0 has the sum: nobody sent it back")
 def central_all_reduce(tensor, group=None):
-    tensor.detach().copy_(_central(tensor, group, back=False))
+    total = tensor.detach().clone()
+    right.central_all_reduce(total, group)
+    if dist.get_rank(group) == 0:
+        tensor.detach().copy_(total)
 
 
 @mistake("05.5", says="rank 0 counts its own tensor twice")
 def central_all_reduce(tensor, group=None):
-    tensor.detach().copy_(_central(tensor, group, lambda parts: _add([parts[0], *parts])))
+    if dist.get_rank(group) == 0:
+        tensor.detach().mul_(2)
+    right.central_all_reduce(tensor, group)
 
 
 @mistake("05.5", says="a deadlock")
@@ -332,10 +265,12 @@ def central_all_reduce(tensor, group=None):
 
 @mistake("05.5", says="the numbers travel in a wider dtype than the tensor's")
 def central_all_reduce(tensor, group=None):
-    real = tensor.is_floating_point()
-    tensor.detach().copy_(_central(tensor.double() if real else tensor, group))
+    wide = tensor.detach().double() if tensor.is_floating_point() else tensor
+    right.central_all_reduce(wide, group)
+    tensor.detach().copy_(wide)
 
 
 @mistake("05.5", says="the parameter no longer requires a gradient")
 def central_all_reduce(tensor, group=None):
-    tensor.requires_grad_(False).copy_(_central(tensor, group))
+    right.central_all_reduce(tensor, group)
+    tensor.requires_grad_(False)
