@@ -458,22 +458,23 @@ def save_failure(save_checkpoint: Any, folder: Path) -> None:
 @exercise_08_1c.check("old checkpoints go, but never too early")
 @in_a_folder
 def save_keep(save_checkpoint: Any, folder: Path) -> None:
-    state, steps_in, best = toy(1), files.steps_in, folder / "best.pt"
-    best.write_text("the best so far")
-    good = folder / "step_00000000_good.pt"
-    good.write_text("kept for good")
+    state, steps_in = toy(1), files.steps_in
+    others = {
+        "best.pt": "best.pt is removed: only step_NNNNNNNN.pt are checkpoints of this run",
+        "step_00000000_good.pt": "a file goes whose name only begins as a checkpoint's: "
+        "step_NNNNNNNN.pt is all of it",
+    }
+    for name in others:
+        (folder / name).write_text("kept for good")
     kept = ([1], [1, 2], [3], [3, 4], [4, 5], [4, 5, 6], [4, 5, 6, 7])
     asked = [{}, {}, {"keep": 1}, {}, {}, {"keep": 3}, {"keep": 5}]
     for keep, want in zip(asked, kept, strict=True):
         runs.train(state, 1)
         path = save_checkpoint(folder, state, **keep)
         os.utime(path, (2000 - state.step, 2000 - state.step))  # copying changes the times
-        words = "best.pt is removed: only step_NNNNNNNN.pt are checkpoints of this run"
-        expect(best.exists(), mistake=words, expected="best.pt as it was", seen="no such file")
-        words = (
-            "a file goes whose name only begins as a checkpoint's: step_NNNNNNNN.pt is all of it"
-        )
-        expect(good.exists(), mistake=words, expected=f"{good.name} as it was", seen="no such file")
+        for name, words in others.items():
+            there, expected = (folder / name).exists(), f"{name} as it was"
+            expect(there, mistake=words, expected=expected, seen="no such file")
         trains = state.model.training
         words = "the model is left in eval(): training would continue without dropout"
         expect(trains, mistake=words, expected="model.training", seen=f"{trains}")
@@ -501,6 +502,14 @@ def save_keep(save_checkpoint: Any, folder: Path) -> None:
     expect({7, 8} <= {*left}, mistake=words, expected=wanted, seen=f"{left}")
     words = "a file of a later step is removed: only older ones go"
     expect(99 in left, mistake=words, expected=f"step 99 as well, {STALE}", seen=f"{left}")
+    near = {f"step_{'0' * digits}.pt" for digits in (7, 9)}
+    for name in near:
+        (folder / name).write_text("kept for good")
+    runs.train(state, 1)
+    save_checkpoint(folder, state)
+    gone = near - {*files.names_in(folder)}
+    words = "a file goes whose number has seven or nine digits: step_NNNNNNNN.pt has eight"
+    expect(not gone, mistake=words, expected=f"{sorted(near)} as they were", seen=f"no {gone}")
 
 
 @exercise_08_1c.check("a process that dies while it saves")

@@ -29,7 +29,7 @@ def bare(model):
 
 def steps_in(folder):
     """The checkpoints of a folder by step."""
-    found = (re.fullmatch(r"step_(\d+)\.pt", name) for name in os.listdir(folder))
+    found = (re.fullmatch(r"step_(\d{8})\.pt", name) for name in os.listdir(folder))
     return {int(match[1]): folder / match[0] for match in found if match}
 
 

@@ -48,22 +48,12 @@ def _flush_folder(folder):
     os.close(descriptor)
 
 
-def _written(path, content, sync=True):
+def _written(path, content):
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         torch.save({"mark": MARK, **content}, file)
         file.flush()
-        if sync:
-            os.fsync(file.fileno())
-
-
-def _write_aside(path, content, *, sync=True, flush=True):
-    """The right steps in their order; how they failed is neither told nor cleaned up."""
-    aside = path.with_suffix(".part")
-    _written(aside, content, sync)
-    aside.replace(path)
-    if flush:
-        _flush_folder(path.parent)
+        os.fsync(file.fileno())
 
 
 @mistake("08.1a", says="the mark is missing")
@@ -99,13 +89,18 @@ def write_atomically(path, content):
 @mistake("08.1a", says="the folder is not flushed")
 def write_atomically(path, content):
     with _told(path):
-        _write_aside(path, content, flush=False)
+        aside = path.with_suffix(".part")
+        _written(aside, content)
+        aside.replace(path)
 
 
 @mistake("08.1a", says="half a file is left beside the old one")
 def write_atomically(path, content):
     with _told(path):
-        _write_aside(path, content)
+        aside = path.with_suffix(".part")
+        _written(aside, content)
+        aside.replace(path)
+        _flush_folder(path.parent)
 
 
 # 08.1b random_states
@@ -169,13 +164,9 @@ def _save(folder, state, keep, *, change=lambda content: None, write=store):
     return path
 
 
-def _without(part):
-    return lambda content: content.pop(part)
-
-
 @mistake("08.1c", says="the optimizer is left out")
 def save_checkpoint(folder, state, keep=2):
-    return _save(folder, state, keep, change=_without("optimizer"))
+    return _save(folder, state, keep, change=lambda content: content.pop("optimizer"))
 
 
 @mistake("08.1c", says="the weights bear DDP's prefix")
@@ -214,46 +205,37 @@ def save_checkpoint(folder, state, keep=2):
     return right_save(folder, state, keep)
 
 
-@mistake("08.1c", says="a file goes whose name only begins as a checkpoint's")
-def save_checkpoint(folder, state, keep=2):
-    path = right_save(folder, state, 1000)
+def _all_but(names, folder, keep, path):
+    """On rank 0 the last of what a pattern finds stay; then all ranks go on."""
     if current_rank() == 0:
-        older = sorted(each for each in folder.glob("step_*.pt") if each.name < path.name)
+        older = sorted(each for each in folder.glob(names) if each.name < path.name)
         for each in older[: max(0, len(older) - keep + 1)]:
             each.unlink()
-    _meet()
+    if dist.is_initialized():
+        dist.barrier()
     return path
 
 
-def _meet():
-    if dist.is_initialized():
-        dist.barrier()
+@mistake("08.1c", says="a file goes whose name only begins as a checkpoint's")
+def save_checkpoint(folder, state, keep=2):
+    return _all_but("step_*.pt", folder, keep, right_save(folder, state, 1000))
+
+
+@mistake("08.1c", says="a file goes whose number has seven or nine digits")
+def save_checkpoint(folder, state, keep=2):
+    return _all_but("step_*[0-9].pt", folder, keep, right_save(folder, state, 1000))
 
 
 # 08.2 load_checkpoint
 
 
-def _keeping(name):
-    """The right load, after which one part of the state is as it was before."""
-
-    def load(folder, state):
-        part = getattr(state, name)
-        before = copy.deepcopy(_inner(part).state_dict())
-        path = right_load(folder, state)
-        if path is not None:
-            _inner(part).load_state_dict(before)
-        return path
-
-    return load
-
-
-def _inner(part):
-    return unwrapped(part) if isinstance(part, torch.nn.Module) else part
-
-
 @mistake("08.2", says="the optimizer's moments are not put back")
 def load_checkpoint(folder, state):
-    return _keeping("optimizer")(folder, state)
+    before = copy.deepcopy(state.optimizer.state_dict())
+    path = right_load(folder, state)
+    if path is not None:
+        state.optimizer.load_state_dict(before)
+    return path
 
 
 def _load(folder, state, *, choose=newest_sound, fits=refuse_unless_it_fits, put=put_back):
@@ -294,17 +276,12 @@ def load_checkpoint(folder, state):
     return _load(folder, state, put=random_first)
 
 
-def _last(folder, key=None):
-    """The last file, whatever is in it."""
-    paths = sorted(folder.glob("step_*.pt"), key=key)
-    return (paths[-1], read_checkpoint(paths[-1])) if paths else None
-
-
 @mistake("08.2", says="a torn file sends the run back to the beginning")
 def load_checkpoint(folder, state):
     def last_or_none(folder):
         try:
-            last = _last(folder)
+            paths = sorted(folder.glob("step_*.pt"))
+            last = (paths[-1], read_checkpoint(paths[-1])) if paths else None
             return last if last is None or "origin" in last[1] else None
         except InputError as error:
             warnings.warn(f"{error}; beginning anew", stacklevel=2)
@@ -342,21 +319,16 @@ def load_checkpoint(folder, state):
 # 08.3 resume_training
 
 
-def _next_epoch(sampler):
-    sampler.set_epoch(sampler.epoch + 1)
-
-
 def _loop(
     state, take_step, *, num_steps, batch_size, interval, save,
-    batches=BatchSampler, after_step=("schedule", "count", "save"), saves_the_end=True,
-    stops=True, next_epoch=_next_epoch,
+    batches=BatchSampler, after_step=("schedule", "count", "save"),
 ):  # fmt: skip
     """The right loop. `after_step` is what comes after each step, in this order."""
     while state.step < num_steps:
         for indices in batches(state.sampler, batch_size, False):
             state.losses.append(take_step(indices))
             done = state.step + 1
-            due = done % interval == 0 or (saves_the_end and done == num_steps)
+            due = done % interval == 0 or done == num_steps
             for what in after_step:
                 if what == "schedule":
                     state.schedule.step()
@@ -364,16 +336,15 @@ def _loop(
                     state.step = done
                 elif due:
                     save(state)
-            if stops and state.step == num_steps:
+            if state.step == num_steps:
                 return state.losses
-        next_epoch(state.sampler)
+        state.sampler.set_epoch(state.sampler.epoch + 1)
     return state.losses
 
 
 @mistake("08.3", says="it never stops")
 def resume_training(state, take_step, *, num_steps, load, **rest):
-    load(state)
-    _loop(state, take_step, num_steps=num_steps, **rest)
+    right_resume(state, take_step, num_steps=num_steps, load=load, **rest)
     while True:
         for _ in state.sampler:
             break
@@ -414,26 +385,26 @@ def resume_training(state, take_step, *, load, **rest):
     load(state)
     begun = state.step
     state.step = 0
-    losses = _loop(state, take_step, **rest)
+    losses = right_resume(state, take_step, load=lambda state: None, **rest)
     state.step += begun
     return losses
 
 
 @mistake("08.3", says="a run that is done takes further steps")
 def resume_training(state, take_step, *, num_steps, batch_size, load, **rest):
+    rest |= {"num_steps": num_steps, "batch_size": batch_size}
     load(state)
     if state.step < num_steps:
-        return _loop(state, take_step, num_steps=num_steps, batch_size=batch_size, **rest)
+        return right_resume(state, take_step, load=lambda state: None, **rest)
     state.sampler.set_epoch(state.sampler.epoch + 1)
     for indices in islice(BatchSampler(state.sampler, batch_size, False), 2):
         state.losses.append(take_step(indices))
     return state.losses
 
 
-def _on_rank_0(act):
-    return lambda state: act(state) if current_rank() == 0 else None
-
-
 @mistake("08.3", says="only rank 0 calls save")
 def resume_training(state, take_step, *, save, **rest):
-    return right_resume(state, take_step, save=_on_rank_0(save), **rest)
+    def on_rank_0(state):
+        return save(state) if current_rank() == 0 else None
+
+    return right_resume(state, take_step, save=on_rank_0, **rest)
