@@ -1,6 +1,5 @@
 """Hooks and outer steps, observed: under torch's DDP, with gradients that are known beforehand."""
 
-import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -81,7 +80,6 @@ class Seen:
 
     calls: list[Call] = field(default_factory=list)
     results: list[list[Tensor]] = field(default_factory=list)
-    waits: bool = False  # the hook was back only after its peer had come
     state: dict[str, Any] = field(default_factory=dict)
 
 
@@ -250,7 +248,6 @@ class Summed:
 
     given: Tensor
     got: Tensor
-    returned: Any
     sent: list[tuple[str, int, tuple[int, ...]]]
 
 
@@ -267,11 +264,9 @@ def summed(
     x = x.permute(*reversed(range(x.ndim)))  # a matrix does not lie in one piece
     given = x.clone()
     with count_traffic() as traffic, torch.no_grad():
-        returned = answer(x, inside[rank // m], across[rank % m])
+        answer(x, inside[rank // m], across[rank % m])
     sent = [(call.op, call.num_bytes, call.ranks) for call in traffic.calls]
-    with contextlib.suppress(AttributeError):
-        returned = type(returned).__name__ if returned is not None else None
-    return Summed(given, x, returned, sent)
+    return Summed(given, x, sent)
 
 
 @once_an_answer
