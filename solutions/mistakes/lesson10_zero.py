@@ -87,22 +87,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.inner.step()
 
 
-class Scaled(right.ShardedOptimizer):
-    """Multiplies each gradient by `factor()` before it is averaged."""
-
-    def factor(self):
-        return 1.0
-
+@mistake("10.2", says="divided by the number of ranks twice")
+class ShardedOptimizer(right.ShardedOptimizer):
     def step(self, closure=None):
         for parameter in self.param_groups[0]["params"]:
-            grad_of(parameter).mul_(self.factor())
+            grad_of(parameter).div_(dist.get_world_size())
         super().step()
-
-
-@mistake("10.2", says="divided by the number of ranks twice")
-class ShardedOptimizer(Scaled):
-    def factor(self):
-        return 1 / dist.get_world_size()
 
 
 @mistake("10.2", says="the settings of the start are used")
@@ -373,24 +363,15 @@ class ZeroStage3(right.ZeroStage2):
         return self.model.state_dict()
 
 
-class Whole(right.ZeroStage3):
-    """Never frees the units that `kept` names."""
-
+@mistake("10.4b", says="parameters outside of all units are whole between steps")
+class ZeroStage3(right.ZeroStage3):
     def __init__(self, model, optimizer_class, *, units=None, **kwargs):
         super().__init__(model, optimizer_class, units=units, **kwargs)
-        self.inside = {p for module in self._chosen for p in module.parameters()}
-        self._use(self.kept())
-        for unit in self.kept():
+        inside = {p for module in self._chosen for p in module.parameters()}
+        kept = [unit for unit in self.units if unit.parameters[0] not in inside]
+        self._use(kept)
+        for unit in kept:
             unit.free = lambda: None
-
-    def kept(self):
-        return []
-
-
-@mistake("10.4b", says="parameters outside of all units are whole between steps")
-class ZeroStage3(Whole):
-    def kept(self):
-        return [unit for unit in self.units if unit.parameters[0] not in self.inside]
 
 
 @mistake("10.4b", says="more than a unit is whole at once in an evaluation")
