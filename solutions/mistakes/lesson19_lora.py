@@ -39,13 +39,6 @@ class LoRALinear(Right):
         return (self.base(x) + update).to(x.dtype)
 
 
-@mistake("19.1", says="the scale is a whole number")
-class LoRALinear(Right):
-    def __init__(self, linear, rank, alpha):
-        super().__init__(linear, rank, alpha)
-        self.scale = alpha // rank
-
-
 @mistake("19.1", says="B A is made whole")
 class LoRALinear(Right):
     def forward(self, x):
@@ -131,29 +124,20 @@ def add_lora(model, names, rank, alpha, kind=Right):
 
 
 def merging(weight_of, model):
+    """The right merge, but for the weights."""
     every = model.named_modules(remove_duplicate=False)
     places = [(n, m) for n, m in every if n and isinstance(m, Adapter)]
-    made = {}
+    with torch.no_grad():
+        weights = {m: nn.Parameter(weight_of(m), requires_grad=False) for _, m in places}
+    right.merge(model)
     for name, m in places:
-        if m not in made:
-            with torch.no_grad():
-                weight = weight_of(m)
-            linear = nn.Linear(*weight.T.shape, bias=m.base.bias is not None, device="meta")
-            linear.weight = nn.Parameter(weight, requires_grad=False)
-            linear.bias = m.base.bias
-            made[m] = linear
-        model.set_submodule(name, made[m])
+        model.get_submodule(name).weight = weights[m]
     return model
 
 
 @mistake("19.2b", says="the update is added without its scale")
 def merge(model):
     return merging(lambda m: m.base.weight + m.lora_b @ m.lora_a, model)
-
-
-@mistake("19.2b", says="the update is left out")
-def merge(model):
-    return merging(lambda m: m.base.weight.clone(), model)
 
 
 @mistake("19.2b", says="changed in place: the tied embedding")
@@ -194,35 +178,39 @@ def merge(model):
 # 19.3a quantize_nf4
 
 
-def quantizing(weight, block, scales_of=None, codes_of=None, swap=False, check=True):
-    if check and weight.dtype not in DTYPES:
+MIDDLES = (NF4_LEVELS[1:] + NF4_LEVELS[:-1]) / 2
+
+
+def quantizing(weight, block, scales_of=None, codes_of=None):
+    """The reference, with other scales of the blocks, or other codes of what is divided by them."""
+    if weight.dtype not in DTYPES:
         raise InputError(f"NF4 takes floats of 16 or 32 bits, not {weight.dtype}")
     row = weight.detach().flatten().float()
     blocks = F.pad(row, (0, -len(row) % block)).unflatten(0, (-1, block))
     scales = blocks.abs().amax(1) if scales_of is None else scales_of(blocks)
     x = blocks * torch.where(scales > 0, 1 / scales, 0)[:, None]
-    middles = (NF4_LEVELS[1:] + NF4_LEVELS[:-1]) / 2
-    codes = torch.bucketize(x, middles) if codes_of is None else codes_of(x)
+    codes = torch.bucketize(x, MIDDLES) if codes_of is None else codes_of(x)
     codes = F.pad(codes.to(torch.uint8).flatten()[: len(row)], (0, len(row) % 2))
-    a, b = codes[::2], codes[1::2]
-    return (b << 4 | a if swap else a << 4 | b), scales
+    return codes[::2] << 4 | codes[1::2], scales
 
 
 @mistake("19.3a", says="the halves of a byte are swapped")
 def quantize_nf4(weight, block=64):
-    return quantizing(weight, block, swap=True)
+    codes, scales = right.quantize_nf4(weight, block)
+    return codes << 4 | codes >> 4, scales
 
 
 @mistake("19.3a", says="one scale serves all blocks")
 def quantize_nf4(weight, block=64):
-    return quantizing(weight, weight.numel())
+    return right.quantize_nf4(weight, weight.numel())
 
 
 @mistake("19.3a", says="a block of zeros gets another level")
 def quantize_nf4(weight, block=64):
-    return quantizing(weight, block, codes_of=lambda x: torch.where(
-        (x == 0).all(1, keepdim=True), 0, torch.bucketize(x, (NF4_LEVELS[1:] + NF4_LEVELS[:-1]) / 2)
-    ))  # fmt: skip
+    def codes_of(x):
+        return torch.bucketize(x, MIDDLES) * (x != 0).any(1, keepdim=True)
+
+    return quantizing(weight, block, codes_of=codes_of)
 
 
 @mistake("19.3a", says="levels are taken as evenly spaced")
@@ -241,20 +229,20 @@ def quantize_nf4(weight, block=64):
 
 @mistake("19.3a", says="torch.float64 is accepted")
 def quantize_nf4(weight, block=64):
-    return quantizing(weight, block, check=False)
+    return right.quantize_nf4(weight.float() if weight.dtype == torch.float64 else weight, block)
 
 
 # 19.3b double_quantize
 
 
-def doubling(scales, block=256, mean=None, largest=448.0, clean=True, kept=torch.float8_e4m3fn):
+def doubling(scales, block=256, mean=None, largest=448.0, clean=True):
     mean = scales.mean().reshape(1) if mean is None else mean
     centred = F.pad(scales - mean, (0, -len(scales) % block)).unflatten(0, (-1, block))
     ranges = centred.abs().amax(1) / largest
     eighths = centred / ranges[:, None]
     if clean:
         eighths = eighths.nan_to_num(0.0).clamp(-448, 448)
-    return eighths.to(kept).flatten()[: len(scales)], ranges, mean
+    return eighths.to(torch.float8_e4m3fn).flatten()[: len(scales)], ranges, mean
 
 
 @mistake("19.3b", says="the mean is not subtracted")
@@ -264,7 +252,7 @@ def double_quantize(scales, block=256):
 
 @mistake("19.3b", says="one range serves all blocks")
 def double_quantize(scales, block=256):
-    return doubling(scales, block=len(scales))
+    return right.double_quantize(scales, len(scales))
 
 
 @mistake("19.3b", says="not divided by 448")
@@ -274,14 +262,7 @@ def double_quantize(scales, block=256):
 
 @mistake("19.3b", says="block is not looked at")
 def double_quantize(scales, block=256):
-    return doubling(scales)
-
-
-@mistake("19.3b", says="the range is of signed numbers")
-def double_quantize(scales, block=256):
-    eighths, _, mean = doubling(scales, block)
-    blocks = F.pad(scales - mean, (0, -len(scales) % block)).unflatten(0, (-1, block))
-    return eighths, blocks.amax(1) / 448, mean
+    return right.double_quantize(scales)
 
 
 @mistake("19.3b", says="0 / 0 is NaN")
@@ -333,14 +314,6 @@ class QLoRALinear(RightQ):
     def forward(self, x):
         with torch.no_grad():
             y = F.linear(x, self.base.dequantize(x.dtype), self.base.bias)
-        update = F.linear(F.linear(x.to(self.lora_a.dtype), self.lora_a), self.lora_b)
-        return (y + self.scale * update).to(y.dtype)
-
-
-@mistake("19.4", says="the bias is missing")
-class QLoRALinear(RightQ):
-    def forward(self, x):
-        y = _Product.apply(x, self.base)
         update = F.linear(F.linear(x.to(self.lora_a.dtype), self.lora_a), self.lora_b)
         return (y + self.scale * update).to(y.dtype)
 
