@@ -93,7 +93,7 @@ class Hearing:
 
     def _unpickle(self, _: FrameType, module: str, name: str) -> None:
         root = module.split(".")[0]
-        if root in self.unneeded or (root == "builtins" and name in self.unneeded):
+        if (name if root == "builtins" else root) in self.unneeded:
             self.heard[PICKLE] = 1
 
 
