@@ -6,7 +6,7 @@ neither on a chip (FlashAttention) nor on a rank (the ring): what a set of keys 
 output and a logsumexp, and two of these merge. All-to-all attention is the other way out: the
 ranks swap parts of the sequence for heads and attend as in one process.
 
-Points are the difficulty at the exercise (19 in all). What to ask behind a right answer: what is
+Points are the difficulty at the exercise (20 in all). What to ask behind a right answer: what is
 exact here and what would be an approximation; what grows with L and what with L squared; why
 backward can do with one number a row; who holds which gradient at which moment of the ring's
 backward; which of the two ways ends first when ranks are added, and by what.
@@ -48,23 +48,23 @@ Common mistakes: a softmax inside of each tile; the mean left out;
 tensors kept in ctx's attributes, where nobody counts or frees them.
 """,
     "17.3": """
-balanced_order: 1 point, 10 minutes. Any pairing of an early with a late chunk will do. Ask for the
+balanced_order: 1 point, 5 minutes. Any pairing of an early with a late chunk will do. Ask for the
 work of the last rank in the plain order, and why equal sums are not enough: a step of the ring
 takes as long as its slowest rank.
 Common mistakes: neighbours; every n-th chunk, which is better and not equal.
 """,
     "17.3b": """
-ring_forward: 3 points, 35 minutes. Whose chunks are here 1, what is seen 1, merging 1. Ask what a
+ring_forward: 3 points, 30 minutes. Whose chunks are here 1, what is seen 1, merging 1. Ask what a
 rank would hold if the keys were gathered, and what torch's own does by default (it gathers).
 Common mistakes: rank + step for rank - step; one hop too many; is_causal handed on for every pair.
 """,
     "17.3c": """
-ring_backward: 3 points, 40 minutes. The gradients travel 1, and come home 1, keys leave before 1.
+ring_backward: 3 points, 20 minutes. The gradients travel 1, and come home 1, keys leave before 1.
 Ask why the global logsumexp and output are given to a block's backward, not the block's own.
 Common mistakes: n - 1 hops for the gradients, which leave each with a neighbour.
 """,
     "17.4": """
-all_to_all_attention: 2 points, 30 minutes. Ask what is sent if the ranks double, and where it ends:
+all_to_all_attention: 3 points, 30 minutes. Ask what is sent if the ranks double, and where it ends:
 at one head a rank, of keys and values as well.
 Common mistakes: a reshape where dims have to be exchanged; an exchange without a backward.
 """,

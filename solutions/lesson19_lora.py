@@ -6,7 +6,7 @@ is left is to hold the frozen weights, for which four bits are enough. Everythin
 keeping that true: nothing frozen may get a gradient, be saved for backward at full width, or be
 rounded again by a merge. The classes live in shared/lora.
 
-Points are the difficulty at the exercise (15 in all). What to ask behind a right answer: why B and
+Points are the difficulty at the exercise (14 in all). What to ask behind a right answer: why B and
 not A begins at zero, and what would happen if both did; which bytes LoRA hardly saves
 (activations: an adapter needs its layer's input as the weight did); what FSDP still sends
 for a frozen weight, and in which half of the step; what a merge into 4-bit weights would lose.
@@ -27,7 +27,7 @@ __all__ = [
 
 NOTES = {
     "19.1": """
-LoRALinear: 2 points, 20 minutes. The start (A drawn, B zero) 1, two thin products 1.
+LoRALinear: 1 point, 10 minutes. The start (A drawn, B zero) and two thin products.
 Ask for the FLOPs of B A x in either order of the brackets, for the gradient of A in the first step.
 Common mistakes: A and B both zero (no gradient ever); the base left trainable; the scale left out
 or alpha alone; B @ A made first, which costs a matrix of the layer's size in memory.

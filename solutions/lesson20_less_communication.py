@@ -51,7 +51,7 @@ Common mistakes: one scale for a bucket of layers whose gradients differ a hundr
 sign; each rank's own scale for all signs.
 """,
     "20.4a": """
-low_rank_mean: 3 points, 25 minutes. The two sums 1, right angles 1, two messages 1. Ask what P P^T
+low_rank_mean: 2 points, 15 minutes. The two sums and messages 1, right angles 1. Ask what P P^T
 does to a vector, and why all ranks end up with the same bits.
 Common mistakes: P left as it is (the product then has the size of M cubed); a message a matrix.
 """,
@@ -61,7 +61,7 @@ power iteration would do with one and the same M in every step (converge to its 
 Common mistakes: a new random factor in every step; the count of steps moved by every bucket.
 """,
     "20.5": """
-LocalSGD: 2 points, 30 minutes. Ask what the outer gradient is, and what its learning rate of 1
+LocalSGD: 3 points, 30 minutes. Ask what the outer gradient is, and what its learning rate of 1
 without momentum means. Ask whether H = 1 is DDP (with plain SGD yes, with Adam no).
 Common mistakes: the outer step taken from where the rank is now, not from where all agreed; the
 sign of the outer gradient; ranks that start apart.

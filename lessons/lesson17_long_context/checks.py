@@ -504,7 +504,7 @@ exercise_17_3 = checks_for(
     "17.3",
     name="balanced_order",
     difficulty=1,
-    minutes=10,
+    minutes=5,
     hint="What an early chunk is short of in work, a late one has too much of.",
 )
 
@@ -576,7 +576,7 @@ exercise_17_3b = checks_for(
     "17.3b",
     name="ring_forward",
     difficulty=3,
-    minutes=35,
+    minutes=30,
     hint=(
         "n steps. In each, start PassedOn for the keys and values that are here (not in the last "
         "step), compute with them, wait. In step s the chunks that are here are those of rank "
@@ -682,7 +682,7 @@ exercise_17_3c = checks_for(
     "17.3c",
     name="ring_backward",
     difficulty=3,
-    minutes=40,
+    minutes=20,
     hint=(
         "Keys and values go round as in forward. A second pair, their gradients, begins as zeros, "
         "is added to in every step and then passed on: n times, so that the last hop brings it "
@@ -752,7 +752,7 @@ def ring_backwards(ring_backward) -> None:
 exercise_17_4 = checks_for(
     "17.4",
     name="all_to_all_attention",
-    difficulty=2,
+    difficulty=3,
     minutes=30,
     hint=(
         "A torch.autograd.Function that cuts along one dim, stacks the pieces, calls "

@@ -37,8 +37,8 @@ def expect_refusal(said: str, mistake: str, mentions: str, hint: str = "") -> No
 exercise_19_1 = checks_for(
     "19.1",
     name="LoRALinear",
-    difficulty=2,
-    minutes=20,
+    difficulty=1,
+    minutes=10,
     hint="check_rank first; start_factors makes A and B; forward: F.linear twice, then scale.",
     forbidden=("peft.",),
 )

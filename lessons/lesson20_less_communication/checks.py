@@ -442,8 +442,8 @@ def low_rank_twin(
 exercise_20_4a = checks_for(
     "20.4a",
     name="low_rank_mean",
-    difficulty=3,
-    minutes=25,
+    difficulty=2,
+    minutes=15,
     hint=(
         "lefts = [m @ q ...]; sum_flat(lefts, group); lefts = [orthonormal(p) ...]; "
         "rights = [m.T @ p ...]; average_flat(rights, group); matrix.copy_(p @ q.T)."
@@ -684,7 +684,7 @@ def expect_power_messages(seen: Seen, rank: int, start: int) -> None:
 exercise_20_5 = checks_for(
     "20.5",
     name="LocalSGD",
-    difficulty=2,
+    difficulty=3,
     minutes=30,
     hint=(
         "The outer gradient is agreed - parameter, averaged over the ranks: average_flat(moved, "

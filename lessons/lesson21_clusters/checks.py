@@ -38,11 +38,10 @@ exercise_21_1 = checks_for(
     "21.1",
     name="find_odd",
     difficulty=2,
-    minutes=25,
+    minutes=15,
     hint=(
-        "For each rank: others = torch.arange(n) != rank; its links out are seconds[rank, others], "
-        "its links in seconds[others, rank], the others' are in seconds[others][:, others] without "
-        "the diagonal; their median is .quantile(0.5)."
+        "For each rank three sets of links: out, in, and among the others, where the diagonal "
+        "is left out; the others' median is .quantile(0.5)."
     ),
 )
 
@@ -178,10 +177,10 @@ exercise_21_2 = checks_for(
     "21.2",
     name="find_straggler",
     difficulty=2,
-    minutes=20,
+    minutes=15,
     hint=(
-        "For each rank: own = seconds[:, rank], others = seconds[:, torch.arange(ranks) != rank]; "
-        "late = (own > factor * others.quantile(0.5, dim=1)).sum()."
+        "A rank's column against all other columns, step by step: late beyond the others' "
+        "median, and what it cost beyond the slowest of them."
     ),
 )
 
@@ -325,7 +324,7 @@ exercise_21_3 = checks_for(
     "21.3",
     name="explain_hang",
     difficulty=3,
-    minutes=35,
+    minutes=25,
     hint=(
         "calls[rank] = {call.number: call for call in its calls if call.group == group}; {} for a "
         "member without a recording. Start at the largest of the first numbers."

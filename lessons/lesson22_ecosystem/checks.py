@@ -51,7 +51,7 @@ exercise_22_1 = checks_for(
     "22.1",
     name="explain_difference",
     difficulty=2,
-    minutes=25,
+    minutes=15,
     hint=(
         "Begin with no settings at all (the curves may be the same), then each alone, then each "
         "pair: itertools.combinations(names, size) keeps the order."
@@ -171,7 +171,7 @@ exercise_22_2 = checks_for(
     "22.2",
     name="deepspeed_config",
     difficulty=3,
-    minutes=30,
+    minutes=20,
     hint="{**DEFAULTS, **arguments} is what the Trainer works with.",
 )
 KNOWN = dict(DEFAULTS)
@@ -314,8 +314,8 @@ def three_runs(deepspeed_config) -> None:
 exercise_22_3 = checks_for(
     "22.3",
     name="shard_as_trainer",
-    difficulty=3,
-    minutes=25,
+    difficulty=2,
+    minutes=15,
     hint="Modules whose type(module).__name__ is named, inner ones first; the model itself last.",
 )
 HALF = torch.bfloat16

@@ -27,11 +27,11 @@ exercise_23_1 = checks_for(
     "23.1",
     name="grouped_attention",
     difficulty=3,
-    minutes=30,
+    minutes=20,
     hint=(
-        "Lay the queries that share a head of keys behind each other, as if they were more "
-        "positions: query.unflatten(1, (groups, -1)).flatten(2, 3). One product with the keys' "
-        "transpose then serves them all; unflatten the scores again for mask and softmax."
+        "A product with a head of keys does not ask how many queries there are, nor from "
+        "which heads they come: in which shape is each head of keys read once, and who may "
+        "see whom then?"
     ),
     forbidden=("torch.nn.functional.scaled_dot_product_attention",),
 )
@@ -128,10 +128,10 @@ exercise_23_2 = checks_for(
     "23.2",
     name="read_part",
     difficulty=2,
-    minutes=25,
+    minutes=15,
     hint=(
-        "In numbers of the whole tensor this rank needs begin = rank * new up to min(begin + new, "
-        "numel). Of file f, which has f * old up to (f + 1) * old, read what both have in common."
+        "Where do this rank's part and file f begin and end in the whole? Read what both have "
+        "in common; the last file has filling behind it."
     ),
 )
 CUTS = ((10, 2, 3), (10, 3, 2), (7, 4, 3), (12, 3, 3), (5, 4, 8), (1, 3, 2), (23, 5, 1), (23, 1, 4))
@@ -227,7 +227,7 @@ exercise_23_3 = checks_for(
     "23.3",
     name="choose_plan",
     difficulty=3,
-    minutes=35,
+    minutes=30,
     hint=(
         "For each of candidates(model, budget): memory_per_rank(model, plan) has parameters, "
         "gradients and optimizer; step_time(model, plan, budget.cluster, BARE) has tensor_parallel,"
