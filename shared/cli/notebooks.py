@@ -1,11 +1,12 @@
 """Rebuild notebooks: run in solution mode, normalise, store the outputs.
 
-python -m shared.cli.notebooks [NN ...] [--mode solution|reading] [--no-write]
+python -m shared.cli.notebooks [NN ...] [--mode solution|reading] [--no-write] [--no-run]
 """
 
 import argparse
 import hashlib
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -14,14 +15,15 @@ from typing import Any
 import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
-from nbformat import NotebookNode
+from nbformat import NotebookNode, from_dict
 
 from shared.cli.command import ROOT, UsageError, all_lessons, find_lesson
 from shared.exercises.answers import CHECK, EXERCISE
-from shared.exercises.cells import COURSE_ID
+from shared.exercises.cells import COURSE_ID, METADATA
 from shared.exercises.lessons import load_checks
+from shared.exercises.notebook import COURSES_OWN
 
-KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
+VERDICT = re.compile(r"(: right \(\d+ checks? passed\))$", re.MULTILINE)
 
 
 def execute(notebook: NotebookNode, folder: Path, mode: str, timeout: int = 300) -> NotebookNode:
@@ -52,7 +54,7 @@ def normalise(notebook: NotebookNode) -> NotebookNode:
 
     Cell ids come from the first text of the cell and stay, so that a diff shows what changed.
     """
-    notebook.metadata = NotebookNode(kernelspec=KERNEL, language_info={"name": "python"})
+    notebook.metadata = from_dict(METADATA)
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     seen: set[str] = set()
     for count, cell in enumerate(notebook.cells):
@@ -62,6 +64,9 @@ def normalise(notebook: NotebookNode) -> NotebookNode:
         cell.source = cell.source.rstrip("\n")
         if cell.cell_type == "code":
             cell.outputs = [_output(output) for output in _merged(cell.outputs)]
+            if CHECK.search(cell.source):
+                for output in cell.outputs:
+                    output.text = VERDICT.sub(rf"\1{COURSES_OWN}", output.text)
             if cell.execution_count is not None:
                 before = [c for c in notebook.cells[:count] if c.cell_type == "code"]
                 cell.execution_count = len(before) + 1
@@ -133,11 +138,12 @@ def _output(output: NotebookNode) -> NotebookNode:
     return output
 
 
-def rebuild(path: Path, mode: str, write: bool) -> float:
-    """Run one notebook and, unless told not to, store it; return the seconds it took."""
+def rebuild(path: Path, mode: str, *, run: bool, write: bool) -> float:
+    """Run one notebook and store it, unless told not to; return the seconds it took."""
     notebook = nbformat.read(path, as_version=4)
     start = time.perf_counter()
-    execute(notebook, path.parent, mode)
+    if run:
+        execute(notebook, path.parent, mode)
     seconds = time.perf_counter() - start
     if write:
         text = nbformat.writes(normalise(notebook), version=4)
@@ -153,6 +159,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("lessons", nargs="*", metavar="NN", help="lesson numbers (all)")
     parser.add_argument("--mode", choices=("solution", "reading", "strict"), default="solution")
     parser.add_argument("--no-write", action="store_true", help="run only, leave the file alone")
+    parser.add_argument("--no-run", action="store_true", help="normalise alone: outputs stay")
     args = parser.parse_args(arguments)
     if args.mode != "solution" and not args.no_write:
         parser.error("only outputs of solution mode are stored: add --no-write")
@@ -163,7 +170,7 @@ def main(arguments: list[str] | None = None) -> int:
     failed = 0
     for path in (ROOT / "lessons" / lesson / "lesson.ipynb" for lesson in lessons):
         try:
-            seconds = rebuild(path, args.mode, not args.no_write)
+            seconds = rebuild(path, args.mode, run=not args.no_run, write=not args.no_write)
         except CellExecutionError as error:
             failed = 1
             print(f"{path.parent.name}: failed\n{error}", flush=True)

@@ -144,6 +144,14 @@ def _install(root: Path, from_scratch: bool) -> None:
             shutil.rmtree(folder)
         _step(root, "making .venv", [base, "-m", "venv", str(folder)], _VENV_ADVICE)
     _step(root, "installing the pinned packages", _pip(root, ".[dev]"), _PIP_ADVICE)
+    enable_saving(folder)
+
+
+def enable_saving(venv: Path) -> None:
+    """Ask Jupyter's server for what saving.py has, as `jupyter server extension enable` does."""
+    asked = venv / "etc" / "jupyter" / "jupyter_server_config.d" / "torch_handle.json"
+    asked.parent.mkdir(parents=True, exist_ok=True)
+    asked.write_text('{"ServerApp": {"jpserver_extensions": {"shared.cli.saving": true}}}\n')
 
 
 def _pip(root: Path, what: str) -> list[str]:

@@ -10,6 +10,20 @@ from shared.errors import InputError
 EDITION = ".edition.json"  # in a class's: its last lesson, its files, where earlier answers are
 COURSE_ID = re.compile(r"^c-[0-9a-f]{8}(-\d+)?$")  # of a cell; one that was added has another
 
+# As JupyterLab writes it; the version is that of the Python whose outputs are stored.
+METADATA = {
+    "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
+    "language_info": {
+        "codemirror_mode": {"name": "ipython", "version": 3},
+        "file_extension": ".py",
+        "mimetype": "text/x-python",
+        "name": "python",
+        "nbconvert_exporter": "python",
+        "pygments_lexer": "ipython3",
+        "version": "3.11.7",
+    },
+}
+
 
 def code_of(path: Path) -> str:
     """Return the code of a module, or of all code cells of a notebook."""

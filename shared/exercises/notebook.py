@@ -22,6 +22,7 @@ from shared.exercises.wrong import Fault
 from shared.ranks.visible import without_gpus
 
 T = TypeVar("T")
+COURSES_OWN = ": the course's own answer; run this cell for yours"  # ends what is stored
 
 if (ipython := sys.modules.get("IPython")) is not None and (shell := ipython.get_ipython()):
     from shared.ranks import cell_magic
@@ -61,14 +62,14 @@ class Result:
     fault: Fault | None = None
     note: str = ""  # beside a right answer: that it is the course's own
 
-    def words(self) -> str:
-        """What a learner reads about it."""
+    def words(self, ending: str = "") -> str:
+        """What a learner reads about it; `ending` follows where the answer is right."""
         title = f"{self.checks.id} {self.checks.name}"
         if self.outcome == "open":
             return f"{title}: not solved yet; {_what_stands_in()}"
         if self.fault is None:
             count = len(self.checks.checks)
-            right = f"{title}: right ({count} check{'s' * (count > 1)} passed)"
+            right = f"{title}: right ({count} check{'s' * (count > 1)} passed){ending}"
             return f"{right}\nnote: {self.note}" if self.note else right
         fault = self.fault
         before = f"{fault.passed} of {fault.total} checks passed before it"
@@ -174,7 +175,8 @@ def check(id: str, candidate: Any) -> None:
         result = judge(id, candidate)
     if result.outcome != "right" and strict_mode():
         raise {"open": NotSolved, "wrong": WrongAnswer}[result.outcome](result.words())
-    print(result.words())
+    compared = solution_mode() or "PYTEST_VERSION" in os.environ
+    print(result.words(COURSES_OWN if compared else ""))
 
 
 def _what_stands_in() -> str:

@@ -1,0 +1,31 @@
+"""Jupyter's server leaves a notebook of the course as git has it when it is opened and saved."""
+
+import json
+import shutil
+from importlib import import_module
+from types import SimpleNamespace
+
+from ipykernel.ipkernel import IPythonKernel
+from jupyter_client.kernelspec import get_kernel_spec
+from jupyter_server.services.contents.filemanager import FileContentsManager
+
+from shared.cli.command import ROOT
+from shared.cli.setup import enable_saving
+
+NOTEBOOK = ROOT / "lessons" / "lesson01_positional_encoding" / "lesson.ipynb"
+
+
+def test_opening_and_saving_a_notebook_changes_no_byte(tmp_path):
+    enable_saving(tmp_path)
+    (asked,) = (tmp_path / "etc" / "jupyter" / "jupyter_server_config.d").iterdir()
+    (name,) = json.loads(asked.read_text())["ServerApp"]["jpserver_extensions"]
+    manager = FileContentsManager(root_dir=str(tmp_path))
+    import_module(name)._load_jupyter_server_extension(SimpleNamespace(contents_manager=manager))
+    shutil.copy(NOTEBOOK, tmp_path)
+    model = manager.get("lesson.ipynb")
+    metadata = model["content"]["metadata"]
+    assert metadata["kernelspec"]["display_name"] == get_kernel_spec("python3").display_name
+    assert metadata["language_info"].keys() == IPythonKernel.language_info.keys()
+    metadata["language_info"] = {**IPythonKernel.language_info, "version": "3.99.9"}
+    manager.save(model, "lesson.ipynb")
+    assert (tmp_path / "lesson.ipynb").read_bytes() == NOTEBOOK.read_bytes()
