@@ -20,6 +20,7 @@ from nbformat import NotebookNode
 from shared.cli.notebooks import execute, normalise
 from shared.exercises import notebook as exercises
 from shared.exercises.answers import CHECK, new_module, read_cells, run_cell
+from shared.exercises.commands import as_python
 from shared.exercises.lessons import ROOT, load_checks, solution_module
 
 PATHS = sorted((ROOT / "lessons").glob("*/lesson.ipynb"))
@@ -86,7 +87,7 @@ def misshapen(path: Path) -> Iterator[str]:
 
 def imported_for_nothing(sources: list[str]) -> Iterator[str]:
     """What ruff's F401 would say, which a reader should not see silenced in the imports."""
-    trees = [ast.parse(source) for source in sources]
+    trees = [as_python(source)[1] for source in sources]
     used = {n.id for tree in trees for n in ast.walk(tree) if isinstance(n, ast.Name)}
     lines = sources[0].splitlines()
     for node in trees[0].body:
