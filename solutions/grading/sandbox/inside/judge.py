@@ -259,11 +259,10 @@ class Judge:
         if not faults:
             return {"kind": "right", **count}
         first, *others = faults
-        said = {name: getattr(first, name) for name in ("title", "mistake", "expected", "seen")}
-        said["hint"] = first.hint or checks.hint
         return {
             "kind": "wrong",
-            **{name: text[:MAX_TEXT] for name, text in said.items()},
+            **{n: getattr(first, n)[:MAX_TEXT] for n in ("title", "mistake", "expected", "seen")},
+            "hint": (first.hint or checks.hint)[:MAX_TEXT],
             "also": [each.title for each in others],
             "for_nothing": checks.passed_by_refusing(faults) if count["passed"] else 0,
             **count,
