@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.errors import InputError
+from shared.exercises.cells import code_of
 
 ROOT = Path(__file__).resolve().parents[2]
 NUM_LINES = 10  # so many changed files have their line
@@ -137,8 +138,7 @@ class Course:
 
     def _add_notebook(self, path: str) -> None:
         """Note what a notebook imports, its folder, its answers, and the tests that run both."""
-        cells = _code_cells((self.root / path).read_text("utf-8"))
-        self.texts[path] = "\n".join("".join(each["source"]) for each in cells)
+        self.texts[path] = code_of(self.root / path)
         for name in _imports(self.texts[path]):
             self._add(name, path)
         lesson, number = Path(path).parent.name, _number(path)

@@ -26,10 +26,10 @@ METADATA = {
 
 
 def code_of(path: Path) -> str:
-    """Return the code of a module, or of all code cells of a notebook."""
+    """Return the code of a module, or of all code cells of a notebook, as Python reads it."""
     if path.suffix != ".ipynb":
         return path.read_text(encoding="utf-8")
-    return "\n".join(source for source, _ in code_cells(path))
+    return "\n".join(re.sub(r"\A%%ranks.*", "", source) for source, _ in code_cells(path))
 
 
 def code_cells(path: Path) -> list[tuple[str, list[str]]]:
