@@ -147,7 +147,7 @@ EXPLORABLES = (
         {
             "model": ("gpt2", "8b", "70b"),
             "GPU": ("a100", "h100"),
-            "GPUs": (8, 16, 64, 256),
+            "GPUs": (8, 16, 64),
             "kept for backward": ("all activations", "inputs of layers"),
         },
         strategies,

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from shared.book.explorables import EXPLORABLES, Explorable
-from shared.book.planned import State
+from shared.book.planned import State, short
 from shared.exercises.lessons import ROOT
 
 HOW = (
@@ -102,7 +102,12 @@ def _still_panel(panel: State) -> str:
     unit, line = panel["unit"], panel["line"]
     bars = [*panel["rows"], *([("the mark", [line])] if line else [])]
     most = max(sum(parts) for _, parts in bars if not isinstance(parts, str)) or 1
-    rows = _row(panel["title"], [""], beside=", ".join(_bar(1, *kind) for kind in panel["kinds"]))
+    kinds = [_bar(1, *kind) for kind in panel["kinds"]]
+    if len(panel["rows"]) == 1:
+        kinds = [
+            f"{kind} {short(part)} {unit}" for kind, part in zip(kinds, bars[0][1], strict=True)
+        ]
+    rows = _row(panel["title"], [""], beside=", ".join(kinds))
     for label, parts in bars:
         if isinstance(parts, str):
             rows += _row(label, [""], beside=escape(parts))
@@ -113,7 +118,7 @@ def _still_panel(panel: State) -> str:
             _bar(12 * size / most, "", colour)
             for size, (_, colour) in zip(parts, kinds, strict=True)
         )
-        rows += _row(label, [f"{round(sum(parts), 2):,} {unit}"], beside=body)
+        rows += _row(label, [f"{short(sum(parts))} {unit}"], beside=body)
     return rows
 
 

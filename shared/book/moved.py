@@ -24,7 +24,9 @@ def collective(operation: str, way: str, ranks: int) -> State:
     shown, last = films[way], len(films[way]) - 1
     says = [f"Before the first of {count(last, 'round')}: what goes into {operation}."]
     for number, (_, messages) in enumerate(shown[1:], 1):
-        sent = [f"{source} to {to} {_parts(operation, what)}" for source, to, what in messages]
+        sent = [
+            f"{source} sends {_parts(operation, what)} to {to}" for source, to, what in messages
+        ]
         more = f", and {len(sent) - 2} more" if len(sent) > 2 else ""
         says.append(f"Round {number} of {last}: rank {', rank '.join(sent[:2])}{more}.")
     return {

@@ -151,10 +151,15 @@ def panel(
     A row that has none says why. `line`: a mark, in the unit of the bars.
     """
     found = [
-        (label, given if isinstance(given, str) else [float(f"{value:.3g}") for value in given])
+        (label, given if isinstance(given, str) else [float(f"{value:.5g}") for value in given])
         for label, given in rows
     ]
     return {"title": title, "unit": unit, "kinds": list(kinds.items()), "rows": found, "line": line}
+
+
+def short(value: float) -> str:
+    """A number by three digits that count, as the page writes it."""
+    return f"{float(f'{value:.3g}'):,.10g}"
 
 
 def one_gpu(model: str, precision: str, sequences: int, checkpoint: str) -> State:
@@ -168,7 +173,7 @@ def one_gpu(model: str, precision: str, sequences: int, checkpoint: str) -> Stat
         "panels": [panel("GB", "GB", KINDS, [("one GPU", shares(memory))], line=80)],
         "numbers": {"GPUs of 80 GB, at least": math.ceil(whole / 80)},
         "says": f"{model} with {count(sequences, 'sequence')} of {MODELS[model].seq_len:,} tokens"
-        f" in {precision}: {whole:,.0f} GB where a GPU has 80.",
+        f" in {precision}: {short(whole)} GB where a GPU has 80.",
     }
 
 

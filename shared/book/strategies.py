@@ -50,7 +50,7 @@ def strategies(model: str, gpu: str, gpus: int, kept: str) -> State:
         if name == FIRST:
             speed = batch * spec.seq_len / time.total / gpus
             best = f" First of all its plans: {describe(plan)}; {speed:,.0f} tokens/s a GPU."
-    fit = sum(isinstance(parts, list) for _, parts in seconds)
+    fit = sum(isinstance(parts, list) for name, parts in seconds if name != FIRST)
     least, most = LIKELY
     proven = f"80 of 100 published runs took {1 / most:.2f} to {1 / least:.2f} of it"
     off = unproven(spec, Plan(), cluster) or proven
