@@ -29,7 +29,7 @@ def test_what_the_lesson_says_of_the_70b_on_64_gpus():
     assert numbers["ways that fit"] == 5
     assert [short(sizes[n]) for n in ("ZeRO-3, FSDP", "pipeline 8, ZeRO-1")] == ["37.1", "65.7"]
     assert times.pop("ZeRO-3, FSDP") == pytest.approx(38.9, abs=0.05)
-    assert times.pop(FIRST) == pytest.approx(37.7, abs=0.05)
+    assert times.pop(FIRST) == pytest.approx(37.6, abs=0.05)
     assert min(times.values()) > 47
 
 
