@@ -8,6 +8,7 @@ r"""Plan a training run: how to lay a model over GPUs, what it needs, how fast i
     python lessons/lesson16_parallelism_3d/plan.py --model 8b --gpus 128 --measured 6667 \
         --of "dp 8 x tp 1 x pp 1, ZeRO-3, 1 x 2, checkpoint full"
     python lessons/lesson16_parallelism_3d/plan.py --model config.json --sequence 4096 --lora 16
+    python lessons/lesson16_parallelism_3d/plan.py --model 70b --gpus 256 --as megatron
 
 Prints the five best layouts, each with its best variant: bytes by kind, seconds by kind, what
 limits it; then why other plans do not fit, and everything that is assumed. Without --gpus: on the
@@ -76,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
         add(f"--{axis}", type=int, help="if it is decided already")
     add("--zero", type=int, choices=range(4), help="if it is decided already")
     add("--checkpointing", choices=("none", "selective", "full"), help="if it is decided already")
-    add("--deepspeed", action="store_true", help="no ZeRO-2 and 3 in a pipeline: it refuses them")
+    add("--deepspeed", action="store_true", help="its pipelines alone: no ZeRO-2, 3 or chunks")
     add("--eager", action="store_true", help="operations are not fused: no torch.compile")
     add("--lora", type=int, default=0, help="rank of adapters, the only weights that are trained")
     add("--measured", type=float, help="tokens/s a GPU of a run that you did of this model, and")
@@ -193,9 +194,8 @@ def main() -> None:
         *table(model, best, cluster, measured), *firsts(model, found, cluster), sep="\n", end="\n\n"
     )
     if args.tool is not None:
-        print(
-            f"plan 1 for {args.tool}:", spoken(args.tool, model, best[0].plan), sep="\n", end="\n\n"
-        )
+        words = spoken(args.tool, model, best[0].plan, cluster)
+        print(f"plan 1 for {args.tool}:", words, sep="\n", end="\n\n")
     if args.tokens is not None:
         words = costs(model, best[0], args.tokens, args.price, cluster, measured)
         print(words, end="\n\n")

@@ -22,7 +22,7 @@ class Asked:
     checkpoint: Checkpoint | None = None
     micro_batch: int | None = None
     precision: Precision = "mixed"
-    deepspeed: bool = False  # whose pipelines refuse ZeRO-2 and 3
+    deepspeed: bool = False  # whose pipelines refuse ZeRO-2 and 3, and have no chunks
     fused: bool = True
     lora: int = 0
 
@@ -38,9 +38,9 @@ def layouts(cluster: Cluster, asked: Asked = Asked()) -> Iterator[Plan]:
 def variants(model: ModelSpec, layout: Plan, batch: int, asked: Asked = Asked()) -> Iterator[Plan]:
     """A layout with every micro-batch, ZeRO stage, checkpointing and number of chunks.
 
-    With `asked.deepspeed` a pipeline has ZeRO-0 or 1: its `PipelineEngine` refuses the others
-    (runtime/pipe/engine.py). Interleaved are stages of equally many layers, the first and the last
-    of which may have one less (`shorter_ends`).
+    With `asked.deepspeed` a pipeline has ZeRO-0 or 1 (its `PipelineEngine` refuses the others,
+    runtime/pipe/engine.py) and one stage a rank. Interleaved are stages of equally many layers, the
+    first and the last of which may have one less (`shorter_ends`).
     """
     rows = batch // layout.dp
     micro = MICRO_BATCHES if asked.micro_batch is None else (asked.micro_batch,)
@@ -58,7 +58,7 @@ def variants(model: ModelSpec, layout: Plan, batch: int, asked: Asked = Asked())
         stages = layout.pp * chunks
         even = chunks == 1 or model.num_layers % stages == 0
         cut = None if even else shorter_ends(model.num_layers, stages)
-        if chunks > 1 and (layout.pp == 1 or rows // size % layout.pp):
+        if chunks > 1 and (layout.pp == 1 or asked.deepspeed or rows // size % layout.pp):
             continue
         if not even and cut is None:
             continue

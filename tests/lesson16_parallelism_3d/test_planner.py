@@ -567,6 +567,8 @@ def test_what_deepspeed_refuses_is_left_out_on_request_alone():
     fewer = [each.plan for each in survey(model, cluster, 16, Asked(deepspeed=True)).choices]
     assert max(plan.zero for plan in fewer if plan.pp > 1) == 1
     assert max(plan.zero for plan in fewer if plan.pp == 1) == 3
+    assert max(plan.chunks for plan in every) > 1
+    assert {plan.chunks for plan in fewer} == {1}  # PipelineModule has one stage a rank
     assert set(fewer) < set(every)
 
 
