@@ -57,7 +57,9 @@ def look_at_gpu(index: int) -> Finding:
     try:
         check_architecture(torch.device("cuda", index))
         free, total = torch.cuda.mem_get_info(index)
-    except (ValueError, RuntimeError) as error:
+    except ValueError as error:
+        return Finding(name, MISSING, str(error), "install a torch that has code for it")
+    except RuntimeError as error:
         return Finding(name, MISSING, str(error).splitlines()[0], "`nvidia-smi` shows who has it")
     if free < total / 2:
         found += f", {free / GIB:.1f} GiB free"

@@ -28,7 +28,10 @@ def why_none() -> str:
     if said in HIDES_ALL:
         return f"{VISIBLE}={said} hides them all: unset it"
     if said is not None:
-        return f"{VISIBLE}={said} names none of them: give numbers of `nvidia-smi -L`, as 0,1"
+        return (
+            f"{VISIBLE}={said} names none of them (give numbers of `nvidia-smi -L`, as 0,1), or the "
+            "driver is too old for this torch: compare with nvidia-smi's head"
+        )
     return "is there one, and is the driver new enough? See `nvidia-smi`"
 
 

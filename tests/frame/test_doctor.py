@@ -155,9 +155,13 @@ def test_a_containers_quota_counts(tmp_path, monkeypatch, quota, cores):
 
 @pytest.mark.parametrize(
     ("visible", "words"),
-    [("", "CUDA_VISIBLE_DEVICES= hides them all"), ("7", "CUDA_VISIBLE_DEVICES=7 names none")],
+    [
+        ("", "CUDA_VISIBLE_DEVICES= hides them all"),
+        ("7", "CUDA_VISIBLE_DEVICES=7 names none"),
+        ("0,1", "or the driver is too old for this torch"),
+    ],
 )
-def test_gpus_that_are_hidden_are_no_old_driver(visible, words, monkeypatch):
+def test_gpus_that_are_hidden_or_perhaps_named_wrong(visible, words, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setattr(accelerators.shutil, "which", lambda name: name)  # nvidia-smi
     monkeypatch.setattr(torch.version, "cuda", "13.0")
@@ -167,15 +171,15 @@ def test_gpus_that_are_hidden_are_no_old_driver(visible, words, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("built", "free", "state", "words"),
+    ("built", "free", "state", "words", "advice"),
     [
-        ("sm_90", 60, GOOD, "H100, 80 GiB, bf16"),
-        ("sm_100", 60, MISSING, "has compute capability 9.0"),
-        ("sm_90", 3, NOTE, "3.0 GiB free"),
-        ("sm_90", None, MISSING, "CUDA error: all CUDA-capable devices are busy"),
+        ("sm_90", 60, GOOD, "H100, 80 GiB, bf16", ""),
+        ("sm_100", 60, MISSING, "has compute capability 9.0", "a torch that has code for it"),
+        ("sm_90", 3, NOTE, "3.0 GiB free", "nvidia-smi"),
+        ("sm_90", None, MISSING, "CUDA error: all CUDA-capable devices are busy", "nvidia-smi"),
     ],
 )
-def test_a_gpu_that_is_there_and_of_no_use(built, free, state, words, monkeypatch):
+def test_a_gpu_that_is_there_and_of_no_use(built, free, state, words, advice, monkeypatch):
     def free_and_total(device):
         if free is None:
             raise RuntimeError("CUDA error: all CUDA-capable devices are busy\nMore")
@@ -194,3 +198,4 @@ def test_a_gpu_that_is_there_and_of_no_use(built, free, state, words, monkeypatc
     finding = accelerators.look_at_gpu(0)
     assert finding.state == state
     assert words in finding.found
+    assert advice in finding.advice
