@@ -29,8 +29,8 @@ def why_none() -> str:
         return f"{VISIBLE}={said} hides them all: unset it"
     if said is not None:
         return (
-            f"{VISIBLE}={said} names none of them (give numbers of `nvidia-smi -L`, as 0,1), or the "
-            "driver is too old for this torch: compare with nvidia-smi's head"
+            f"{VISIBLE}={said} names none of them (give numbers of `nvidia-smi -L`, as 0,1), or "
+            "the driver is too old for this torch: compare with nvidia-smi's head"
         )
     return "is there one, and is the driver new enough? See `nvidia-smi`"
 

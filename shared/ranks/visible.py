@@ -16,6 +16,7 @@ HIDDEN = "TORCH_HANDLE_HIDDEN_DEVICES"  # what it said before; empty where it wa
 TAKEN = re.compile(
     r"^[\w.]+Error: (CUDA (?:out of memory|error: .*(?:busy|out of memory))[^.\n]*)", re.M
 )
+TAKEN_BEFORE = 3  # the status of a cell's process that failed beside others on its GPU
 HIDE_FIRST = (
     "Hide the GPUs first, as a notebook's first cell does (restart the kernel; elsewhere: "
     "shared.ranks.visible.without_gpus), or use launch()."
@@ -72,12 +73,26 @@ def num_gpus() -> int:
 def with_gpus(work: FunctionType) -> None:
     """Run a function of a notebook in a process of its own, which sees the GPUs; print its words.
 
-    Its text travels, so it imports what it uses. Where the GPU is full, or another process has it
-    for itself, one line says so. Raises RuntimeError with what it ended on otherwise.
+    Its text travels, so it imports what it uses. Where another process has the GPU for itself, or
+    had filled most of it before, one line says so. Raises RuntimeError with what it ended on
+    otherwise.
     """
     # No farewell: a thread of a device that is still there ends the interpreter's own end badly.
-    end = "import os, sys\nsys.stdout.flush()\nos._exit(0)"
-    program = f"{inspect.getsource(work)}\n{work.__name__}()\n{end}"
+    program = f"""
+import os, sys, traceback
+{inspect.getsource(others_have_it)}
+{inspect.getsource(work)}
+status = {TAKEN_BEFORE}
+try:
+    status = {TAKEN_BEFORE} if {others_have_it.__name__}() else 1
+    {work.__name__}()
+    status = 0
+except Exception:
+    traceback.print_exc()
+sys.stdout.flush()
+sys.stderr.flush()
+os._exit(status)
+"""
     ended = subprocess.run(
         [sys.executable, "-c", program],
         env=environment_with_gpus(),
@@ -86,10 +101,23 @@ def with_gpus(work: FunctionType) -> None:
         check=False,
     )
     print(ended.stdout, end="")
-    if taken := TAKEN.search(ended.stderr):
+    if ended.returncode == 0:
+        return
+    taken = TAKEN.search(ended.stderr)
+    if taken and ("out of memory" not in taken[1] or ended.returncode == TAKEN_BEFORE):
         print(f"Not measured: the GPU cannot be used ({taken[1]}). `nvidia-smi` shows who has it.")
-    elif ended.returncode != 0:
+    else:
         raise RuntimeError(ended.stderr)
+
+
+def others_have_it() -> bool:
+    """Whether most of the GPU's memory was taken before this process has any."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return False
+    free, total = torch.cuda.mem_get_info()
+    return free < total / 2
 
 
 def why_not_fork() -> str:

@@ -82,15 +82,59 @@ def busy() -> None:
     raise RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable\nMore")
 
 
+def no_room() -> None:
+    raise RuntimeError("CUDA error: out of memory\nMore")
+
+
+def full_before() -> bool:
+    return True
+
+
+def empty_before() -> bool:
+    return False
+
+
 @pytest.mark.parametrize(
-    ("work", "words"),
-    [(full, "CUDA out of memory"), (busy, "CUDA error: all CUDA-capable devices are busy or una")],
+    ("work", "before", "words"),
+    [
+        (full, full_before, "CUDA out of memory"),
+        (busy, empty_before, "CUDA error: all CUDA-capable devices are busy or una"),
+    ],
 )
-def test_a_cell_that_measures_a_gpu_says_that_somebody_else_has_it(work, words, capsys):
+def test_a_cell_that_measures_a_gpu_says_that_somebody_else_has_it(
+    work, before, words, capsys, monkeypatch
+):
+    monkeypatch.setattr(visible, "others_have_it", before)
     with_gpus(work)
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith(f"Not measured: the GPU cannot be used ({words}")
     assert "nvidia-smi" in line
+
+
+def test_a_gpu_that_is_full_before_the_cell_begins(capsys, monkeypatch):
+    """Its context cannot be made: the first look already ends in torch's error."""
+    monkeypatch.setattr(visible, "others_have_it", no_room)
+    with_gpus(empty_before)
+    assert "cannot be used (CUDA error: out of memory)" in capsys.readouterr().out
+
+
+def test_memory_that_the_cell_itself_has_taken_is_its_own_error(monkeypatch):
+    monkeypatch.setattr(visible, "others_have_it", empty_before)
+    with pytest.raises(RuntimeError, match="CUDA error: out of memory"):
+        with_gpus(no_room)
+
+
+def told() -> None:
+    import sys
+
+    print("RuntimeError: CUDA error: all CUDA-capable devices are busy", file=sys.stderr)
+    print("measured")
+
+
+def test_a_cell_that_reads_of_a_taken_gpu_and_ends_well_has_measured(capsys, monkeypatch):
+    monkeypatch.setattr(visible, "others_have_it", full_before)
+    with_gpus(told)
+    assert capsys.readouterr().out == "measured\n"
 
 
 def wrong() -> None:
