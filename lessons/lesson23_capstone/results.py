@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from shared.capstone.config import Config, read_config
-from shared.capstone.modes import BUCKET, How, check_mode
+from shared.capstone.modes import How, check_mode
 from shared.capstone.record import Record, mfu
 from shared.capstone.tasks import flops_of, model_spec, padded
 from shared.errors import InputError
@@ -145,7 +145,7 @@ def kept(mode: str, steps: int, most: int, predicted: int | None) -> str:
     if predicted and steps == 1 and most < predicted:
         words += ", which counts the optimizer's: the first step ends by making them"
     elif predicted and mode == "deepspeed" and most > predicted:
-        words += f", without DeepSpeed's float32 copy and its bucket (up to {4 * BUCKET:,} bytes)"
+        words += ", which leaves out DeepSpeed's float32 copy (lesson 23, the closing picture)"
     return words
 
 

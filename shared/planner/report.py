@@ -238,7 +238,7 @@ def assumptions(model: ModelSpec, cluster: Cluster, plan: Plan) -> list[str]:
         f"bytes a parameter: {weight} weight, {gradient} gradient, {optimizer} optimizer (Adam)",
         f"{1 - USABLE:.0%} of the memory is kept free for the driver, gaps and buffers",
         f"activations after Korthikanti et al. 2022, {scores}; logits in float32 have the 4 bytes "
-        "that are kept, and 12 when the loss's backward begins (14 to 18 where a variable holds "
+        "that are kept, and 12 when the loss's backward begins (14 to 16 where a variable holds "
         "them), which a plan that fits is not asked for",
         "the sequence is cut as well wherever tp is above 1 (sequence parallelism); not searched: "
         "context parallelism (cp) and expert parallelism",

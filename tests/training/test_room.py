@@ -35,8 +35,9 @@ from shared.lora.layers import add_lora
 from shared.measuring.room import check_room
 from shared.model import transformer
 from shared.model.language_model import LanguageModel
-from shared.planner.models import spec_of
+from shared.planner.models import h100, spec_of
 from shared.planner.peak import CUT_LOGITS, DDP, Held, loss_bytes, peak_bytes
+from shared.planner.report import assumptions
 from shared.planner.specs import ModelSpec, Plan
 from shared.ranks.forked import run_ranks
 from shared.tensor_parallel.vocabulary import vocab_parallel_cross_entropy
@@ -169,6 +170,13 @@ def test_the_bytes_of_a_logit(cast, kept, most):
         assert [round(each / (tokens * words)) for each in seen] == list(expected)
     spec = ModelSpec(1, 8, 1, 8, words, tokens)
     assert loss_bytes(spec, Plan()) == (kept[1] - kept[0]) * tokens * words
+    told = " ".join(assumptions(spec, h100(1), Plan()))
+    pattern = (
+        r"(\d+) bytes that are kept, and (\d+) when .* \((\d+) to (\d+) where a variable holds"
+    )
+    (found,) = re.findall(pattern, told)
+    assert tuple(map(int, found[:2])) == kept
+    assert str(most[1]) in found[2:]
 
 
 def test_the_gradients_of_one_micro_batch_are_there_when_the_next_begins_its_backward():
