@@ -1,6 +1,7 @@
 """Train with torch's DDP, evaluate, and go on after a crash: torchrun as for lesson 06's plain.py.
 
-The same command starts and resumes. On as many ranks the end is the same, bit for bit.
+The same command starts and resumes. On as many ranks (CPUs) the end is the same, bit for bit; a
+GPU was not tried.
 """
 
 import contextlib
