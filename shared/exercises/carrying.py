@@ -7,6 +7,9 @@ import ast
 import copy
 import difflib
 import inspect
+import io
+import re
+import tokenize
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,8 +18,10 @@ from typing import Any
 from shared.errors import InputError
 from shared.exercises.answers import EXERCISE, names_bound, names_used
 from shared.exercises.cells import COURSE_ID, source_of
+from shared.exercises.commands import as_python
 
 Definition = ast.FunctionDef | ast.ClassDef
+HEAD = re.compile(r"^@exercise\(.*\)\s*\n(?:@.*\n)*(?:class|def)\s+(\w+)", re.MULTILINE)
 
 
 @dataclass
@@ -58,15 +63,18 @@ class Carried:
 
     def keep(self, source: str, title: str, why: str) -> None:
         """Note that a text has no place in the course's notebooks, and why."""
-        self.kept.append(f"# {title}: {why}\n{source.rstrip()}\n")
-        self.lines.append(f"{title}: {why}; kept in a file")
+        text = f"# {title}: {why}\n{source.rstrip()}\n"
+        if text not in self.kept:
+            self.kept.append(text)
+            self.lines.append(f"{title}: {why}; kept in a file")
 
 
 def carry(old: Notebook, course: list[Notebook]) -> Carried:
     """Carry the answers and the learner's own cells of a notebook into the course's notebooks.
 
     An answer that is in the course's notebook stays: the older one is kept in a file, where it is
-    different. So is what no longer has an exercise.
+    different. So is what no longer has an exercise, or a notebook. What was changed in the course's
+    other cells does not come along.
     """
     done = Carried()
     exercises = {id: (cell, new) for new in course for id, cell in new.exercises().items()}
@@ -84,12 +92,19 @@ def carry(old: Notebook, course: list[Notebook]) -> Carried:
             done.keep(source, title, "the course has no such exercise now")
         elif len(EXERCISE.findall(source)) > 1:
             done.keep(source, title, "its cell holds several exercises: give each its own")
-        elif name and name != (theirs := _name(source_of(found[0]))):
+        elif (theirs := _name(source_of(found[0]))) and name != theirs:
             done.keep(source, title, f"the exercise is {now} {theirs} now")
         else:
             _put(EXERCISE.sub(f'@exercise("{now}")', source), title, *found, old, done)
+    if any("id" not in cell for cell in old.cells):
+        done.lines.append(
+            "its cells have no ids: cells of your own were not told apart, and stay behind"
+        )
     if home is not None:
         _put_own_cells(old, home, targets, done)
+    else:
+        for cell in filter(_is_own, old.cells):
+            done.keep(source_of(cell), "a cell of your own", "its notebook is none of the course's")
     return done
 
 
@@ -106,7 +121,9 @@ def _put(
         return
     done.lines.append(f"{title}: carried")
     done.count += 1
-    if changes := list(_contract_changes(source, present)):
+    if _tree(source) is None:
+        done.lines.append("  it is no Python yet")
+    elif changes := list(_contract_changes(source, present)):
         done.lines += [f"  {each}" for each in ["its contract has changed:", *changes]]
         done.kept.append(f"# {title}: the contract as it is now\n{present}\n")
     cell["source"], new.changed = source.splitlines(keepends=True), True
@@ -114,6 +131,8 @@ def _put(
     gone = names_used(source) & names_bound([old.setup()]) - names_bound([new.setup()]) - own
     for name in sorted(gone):
         done.lines.append(f"  it uses {name}, which the notebook's first cell no longer defines")
+    if gone:
+        done.keep(old.setup(), "the first cell", "as it was")
 
 
 def _put_own_cells(
@@ -121,12 +140,11 @@ def _put_own_cells(
 ) -> None:
     """Put the cells that the learner has added behind those that they followed."""
     ids = {cell.get("id"): cell for cell in new.cells}
-    there = {source_of(cell).strip() for cell in new.cells}
+    here, there = set(map(id, new.cells)), {source_of(cell).strip() for cell in new.cells}
     after = next((c for c in new.cells if c["cell_type"] == "code"), new.cells[-1])
     count = 0
     for cell in old.cells:
-        source, own = source_of(cell).strip(), not COURSE_ID.match(cell.get("id", "c-00000000"))
-        if own and source and source not in there and not EXERCISE.search(source):
+        if _is_own(cell) and source_of(cell).strip() not in there:
             place = next(n for n, each in enumerate(new.cells) if each is after)
             after = copy.deepcopy(cell)
             if after["id"] in ids:
@@ -134,10 +152,18 @@ def _put_own_cells(
             new.cells.insert(place + 1, after)
             new.changed, count = True, count + 1
         else:
-            after = targets.get(id(cell)) or ids.get(cell.get("id")) or after
+            target = targets.get(id(cell))
+            beside = target if id(target) in here else ids.get(cell.get("id"))
+            after = beside or after
     if count:
         done.lines.append(f"and {count} cell{'s' * (count > 1)} of your own")
         done.count += count
+
+
+def _is_own(cell: dict[str, Any]) -> bool:
+    """Whether a cell is one that the learner has added, with something in it."""
+    source, course = source_of(cell), COURSE_ID.match(cell.get("id", "c-00000000"))
+    return bool(source.strip()) and not course and not EXERCISE.search(source)
 
 
 def _renumbered(number: str, source: str, exercises: dict[str, Any]) -> str:
@@ -150,25 +176,40 @@ def _renumbered(number: str, source: str, exercises: dict[str, Any]) -> str:
     return next((id for id in lesson if names[id] == name), number)
 
 
+def _tree(source: str) -> ast.Module | None:
+    """Return what a cell is but for Jupyter's own lines; None where it is no Python."""
+    try:
+        return as_python(source)[1]
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+
+
 def _definitions(source: str) -> list[Definition]:
     """Return what a cell marks as exercises; nothing where it is no Python."""
-    try:
-        body = ast.parse(source).body
-    except (SyntaxError, ValueError, RecursionError):
-        return []
-    marked = [each for each in body if isinstance(each, Definition)]
+    tree = _tree(source)
+    marked = [each for each in tree.body if isinstance(each, Definition)] if tree else []
     return [m for m in marked if any("exercise(" in ast.unparse(d) for d in m.decorator_list)]
 
 
 def _name(source: str) -> str:
-    return next((each.name for each in _definitions(source)), "")
+    """Return what a cell's first exercise is called, also where the cell is half typed."""
+    named = [each.name for each in _definitions(source)] or HEAD.findall(source)
+    return next(iter(named), "")
 
 
 def _is_open(source: str) -> bool:
-    """Whether a cell has nothing but stubs."""
-    found = _definitions(source)
-    alone = bool(found) and len(ast.parse(source).body) == len(found)
-    return alone and all(_only_raises(each) for each in found)
+    """Whether a cell has nothing but stubs: no line of an answer, and no comment, as in a plan."""
+    found, tree = _definitions(source), _tree(source)
+    alone = tree is not None and bool(found) and len(tree.body) == len(found)
+    return alone and all(map(_only_raises, found)) and not _has_comment(source)
+
+
+def _has_comment(source: str) -> bool:
+    plain = as_python(source)[0]  # with Jupyter's own lines as comments, which do not count
+    lines = list(zip(source.split("\n"), plain.split("\n"), strict=True))
+    tokens = tokenize.generate_tokens(io.StringIO(plain).readline)
+    comments = (lines[each.start[0] - 1] for each in tokens if each.type == tokenize.COMMENT)
+    return any(line == in_plain for line, in_plain in comments)
 
 
 def _only_raises(node: Definition) -> bool:
@@ -181,7 +222,11 @@ def _only_raises(node: Definition) -> bool:
 
 
 def _is_empty(method: ast.FunctionDef) -> bool:
-    return all(isinstance(each, ast.Pass | ast.Expr) for each in method.body)
+    return all(
+        isinstance(each, ast.Pass)
+        or (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))
+        for each in method.body
+    )
 
 
 def _contract_changes(answer: str, stub: str) -> Iterator[str]:

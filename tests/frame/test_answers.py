@@ -9,7 +9,9 @@ import pytest
 from nbformat.v4 import new_code_cell
 
 from shared.cli.answers import KEPT, main
+from shared.cli.command import ROOT
 from shared.exercises.answers import read_cells
+from shared.exercises.carrying import _is_open
 
 EXTRA = "# note\nimport math"
 
@@ -29,6 +31,19 @@ def made(toy_module, tmp_path):
         return course
 
     return make
+
+
+def add_cells(course, cells):
+    """Add cells of a learner's own, by the place at which each is to stand."""
+    notebook = nbformat.read(course.notebook, as_version=4)
+    for place, source in sorted(cells.items()):
+        notebook.cells.insert(place, new_code_cell(source))
+    nbformat.write(notebook, course.notebook)
+    return course
+
+
+def sources(course):
+    return [cell.source for cell in nbformat.read(course.notebook, as_version=4).cells]
 
 
 @pytest.fixture
@@ -93,7 +108,7 @@ def test_a_changed_contract_is_said_and_kept(made, stubs, right, capsys):
 
 
 def test_nothing_is_lost(made, stubs, right, capsys):
-    gone = {**right, "01.3": '@exercise("01.3")\ndef gone(x): return 3', "01.1": "(\n"}
+    gone = {**right, "01.3": '@exercise("01.3")\ndef gone(x): return 3'}
     gone["01.1"] = '@exercise("01.1")\ndef double(x: int) -> int:\n    return ('
     new = made("new", {**stubs, "01.1": right["01.1"]})
     old = made("old", gone)
@@ -114,6 +129,74 @@ def test_an_exercise_is_found_under_its_new_number_and_not_under_anothers_name(m
     assert right["01.2"] in kept(new)
 
 
+def test_jupyters_lines_and_half_typed_ones_hide_no_name(made, stubs, right, capsys):
+    triple = stubs["01.1"].replace("double", "triple")
+    double = stubs["01.1"].replace("01.1", "01.2")
+    for number, (above, line) in enumerate([("%%time\n", ""), ("!pip install x\n", ""), ("", "(")]):
+        new = made(f"new{number}", {"01.1": triple, "01.2": double})
+        old = made(f"old{number}", {"01.1": above + right["01.1"] + line})
+        assert answers(new, old.root) == 0
+        carried = (above + right["01.1"] + line).replace("01.1", "01.2")
+        assert read_cells(new.notebook).exercises == {"01.1": triple, "01.2": carried}
+        said = capsys.readouterr().out
+        assert ("it is no Python yet" in said) == bool(line)
+        assert "contract" not in said
+    nameless = '@exercise("01.1")\nde triple(x):'
+    new = made("new", {"01.1": triple})
+    assert answers(new, made("nameless", {"01.1": nameless}).root) == 0
+    assert read_cells(new.notebook).exercises == {"01.1": triple}
+    assert nameless in kept(new)
+
+
+def test_only_an_untouched_stub_is_open(made, stubs, right):
+    timed = {**stubs, "01.1": "%%time\n" + stubs["01.1"]}
+    course = made("timed", timed)
+    assert answers(course, made("old", right).root) == 0
+    assert read_cells(course.notebook).exercises == right
+    noted = {
+        "01.1": stubs["01.1"].replace("    raise", "    # plan: x + x\n    raise"),
+        "01.2": stubs["01.2"].replace("        raise", "        self.inner.zero_grad()", 1),
+    }
+    course = made("stubs", stubs)
+    assert answers(course, made("noted", noted).root) == 0
+    assert read_cells(course.notebook).exercises == noted
+    assert answers(course, made("right", right).root) == 0
+    assert read_cells(course.notebook).exercises == noted, "what is there stays"
+    paths = sorted(ROOT.glob("lessons/lesson*/lesson.ipynb"))
+    exercises = [source for path in paths for source in read_cells(path).exercises.values()]
+    assert len(exercises) == 123
+    assert all(map(_is_open, exercises))
+
+
+def test_own_cells_of_a_notebook_with_two_lessons_come_into_the_first(made, stubs, right, tmp_path):
+    new = made("new", {"01.1": stubs["01.1"]})
+    second = made("second", {"02.1": stubs["01.1"].replace("01.1", "02.1")})
+    lesson = new.root / "lessons" / "lesson02_toy"
+    shutil.copytree(second.lesson, lesson)
+    both = {id: right["01.1"].replace("01.1", id) for id in ("01.1", "02.1")}
+    old = add_cells(made("old", both), {7: "mine = 1"})
+    assert answers(new, old.notebook) == 0
+    assert read_cells(new.notebook).exercises == {"01.1": both["01.1"]}
+    assert read_cells(lesson / "lesson.ipynb").exercises == {"02.1": both["02.1"]}
+    assert sources(new).count("mine = 1") == 1
+
+
+def test_own_cells_without_a_place_are_kept_or_said(made, stubs, right, capsys):
+    new = made("new", stubs)
+    other = add_cells(made("other", {"09.1": stubs["01.1"].replace("01.1", "09.1")}), {1: EXTRA})
+    assert answers(new, other.root) == 0
+    assert EXTRA in kept(new)
+    old = add_cells(made("old", right), {3: "mine = 1"})
+    content = json.loads(old.notebook.read_text())
+    for cell in content["cells"]:
+        del cell["id"]
+    old.notebook.write_text(json.dumps({**content, "nbformat_minor": 4}))
+    capsys.readouterr()
+    assert answers(new, old.root) == 0
+    assert "cells of your own were not told apart, and stay behind" in capsys.readouterr().out
+    assert read_cells(new.notebook).exercises == right
+
+
 def test_own_cells_come_over_where_they_stood(made, stubs, right, capsys):
     old, new = made("old", right), made("new", stubs)
     notebook = nbformat.read(old.notebook, as_version=4)
@@ -130,6 +213,7 @@ def test_own_cells_come_over_where_they_stood(made, stubs, right, capsys):
     said = capsys.readouterr().out
     assert "and 1 cell of your own" in said
     assert "it uses np, which the notebook's first cell no longer defines" in said
+    assert kept(new).count("import numpy as np") == 1, "the old first cell"
     assert "spare" not in said
 
 
