@@ -2,16 +2,18 @@
 
 import ast
 import contextlib
-import io
 import linecache
 import re
+import tempfile
+from collections.abc import Generator
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
 from IPython.lib.pretty import pretty
 
 from shared.errors import ShortError
-from shared.ranks.failures import RankFailed
+from shared.ranks.failures import Failure, RankFailed
 from shared.ranks.forked import run_ranks
 
 PATIENCE = 60.0  # seconds of processor time that a rank may take
@@ -29,7 +31,7 @@ def ranks(line: str, cell: str, names: dict[str, Any]) -> None:
     `line` is the number of ranks and maybe `--return name,name`. The ranks see the notebook's
     `names`, with `rank` and `world_size` besides; what they change is gone afterwards, but for the
     names that are to be returned, each of which becomes a list by rank. Raises CellFailed, in one
-    line, for what a rank raised and for ranks that do not come back.
+    line, for what a rank raised and for ranks that do not come back; their prints are shown.
     """
     if (asked := LINE.fullmatch(line.strip())) is None or int(asked[1]) < 1:
         usage = "how many ranks, and maybe names to bring back: %%ranks 2 --return x,y"
@@ -39,29 +41,52 @@ def ranks(line: str, cell: str, names: dict[str, Any]) -> None:
 
     def act(rank: int) -> dict[str, Any]:
         names.update(rank=rank, world_size=world_size)
-        with contextlib.redirect_stdout(io.StringIO()) as printed:
+        stream = files[rank].open("w", buffering=1, encoding="utf-8")  # by lines: it may be ended
+        with stream, contextlib.redirect_stdout(stream):
             exec(body, names)
             value = eval(last, names) if last else None
             if value is not None:
                 print(pretty(value))
-        text = printed.getvalue().rstrip("\n")
-        print(f"rank {rank}:{chr(10) if chr(10) in text else ' '}{text}".rstrip())
         if missing := [each for each in wanted if each not in names]:
             raise NameError(f"--return {missing[0]}: this rank has no such name")
         return {each: names[each] for each in wanted}
 
     try:
-        by_rank = run_ranks(act, world_size, timeout=PATIENCE, quiet=QUIET)
+        with _printed(world_size) as files:
+            by_rank = run_ranks(act, world_size, timeout=PATIENCE, quiet=QUIET)
     except RankFailed as failed:
-        places = [each.place for each in failed.late if each.place]
-        raise CellFailed("; ".join([failed.headline + failed.at, *places])) from None
+        raise CellFailed(_in_a_line(failed)) from None
     except AttributeError as error:  # pickle does not find a class that only the ranks have
         raise CellFailed(f"{error}: an earlier cell must define what is returned") from None
     names.update({each: [of_rank[each] for of_rank in by_rank] for each in wanted})
 
 
+@contextlib.contextmanager
+def _printed(world_size: int) -> Generator[list[Path]]:
+    """Yield a file for each rank to print into, and show them in the end, whatever that is."""
+    with tempfile.TemporaryDirectory(prefix="printed_") as folder:
+        files = [Path(folder) / str(rank) for rank in range(world_size)]
+        try:
+            yield files
+        finally:
+            for rank, file in enumerate(files):
+                if file.exists():
+                    text = file.read_text(encoding="utf-8", errors="replace").rstrip("\n")
+                    print(f"rank {rank}:{chr(10) if chr(10) in text else ' '}{text}".rstrip())
+
+
+def _in_a_line(failed: RankFailed) -> str:
+    if failed.kind is Failure.PEER_LOST:  # it is well: who is back has left a call out
+        back = [f"already back: ranks {list(failed.back)}"] * bool(failed.back)
+        return "; ".join([f"rank {failed.rank} lost a peer{failed.at}", *back])
+    idle = f" (nobody did anything for {QUIET:g} s)" if failed.quiet else ""
+    places = [each.place for each in failed.late if each.place]
+    return "; ".join([failed.headline + failed.at + idle, *places])
+
+
 def _compiled(cell: str) -> tuple[CodeType, CodeType | None]:
     """Return the code of a cell, and of its last line where that is a value to be shown."""
+    cell = f"\n{cell}"  # its first line is the magic's
     filename = "<%%ranks>"
     linecache.cache[filename] = (len(cell), None, cell.splitlines(True), filename)
     tree, last = ast.parse(cell, filename), None

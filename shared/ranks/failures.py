@@ -51,7 +51,7 @@ class RankFailed(RuntimeError):
     where that can travel between processes, `error_name` and `error_text` its type and words,
     `at` the learner's own line (", in f at: x = ..."), "" if there is none. `signal` names what
     ended a rank. `late` lists the ranks that were not back after `seconds`, and `quiet` says that
-    they were idle and were not waited for any longer.
+    they were idle and were not waited for any longer. `back` lists those that were, without error.
     """
 
     def __init__(
@@ -68,11 +68,13 @@ class RankFailed(RuntimeError):
         late: tuple[Late, ...] = (),
         seconds: float = 0.0,
         quiet: bool = False,
+        back: tuple[int, ...] = (),
     ) -> None:
         super().__init__(message)
         self.kind, self.rank, self.error = kind, rank, error
         self.error_name, self.error_text, self.at = error_name, error_text, at
         self.signal, self.late, self.seconds, self.quiet = signal, late, seconds, quiet
+        self.back = back
 
     @property
     def headline(self) -> str:

@@ -218,9 +218,9 @@ def _receive(child: _Child) -> dict[str, Any]:
 def _failure(failed: _Child, children: list[_Child]) -> RankFailed:
     outcome = failed.outcome
     assert outcome is not None
-    exception = outcome.get("exception")
+    exception, back = outcome.get("exception"), _back(children)
     return RankFailed(
-        _failure_words(failed, children),
+        _failure_words(failed, children, back),
         kind=_kind(failed),
         rank=failed.rank,
         error=None if exception is None else pickle.loads(exception),
@@ -228,15 +228,19 @@ def _failure(failed: _Child, children: list[_Child]) -> RankFailed:
         error_text=outcome.get("text", ""),
         at=own_line(outcome["error"]),
         signal=outcome.get("signal", ""),
+        back=tuple(back),
     )
 
 
-def _failure_words(failed: _Child, children: list[_Child]) -> str:
+def _back(children: list[_Child]) -> list[int]:
+    return [c.rank for c in children if c.outcome is not None and "error" not in c.outcome]
+
+
+def _failure_words(failed: _Child, children: list[_Child], back: list[int]) -> str:
     assert failed.outcome is not None
     head = f"rank {failed.rank} of {len(children)} "
     head += failed.outcome["summary"] if "died" in failed.outcome else "raised "
     running = [child.rank for child in children if child.outcome is None]
-    back = [c.rank for c in children if c.outcome is not None and "error" not in c.outcome]
     tail = f"\nStill running then, and ended: ranks {running}" if running else ""
     tail += f"\nAlready back, without error: ranks {back}" if back else ""
     if "died" in failed.outcome:
@@ -253,7 +257,7 @@ def _too_late(
         if child.process.pid is not None and child.process.is_alive():
             os.kill(child.process.pid, signal.SIGUSR1)
     time.sleep(0.3)
-    back = [child.rank for child in children if child.outcome is not None]
+    back = _back(children)
     seen = tuple(Late(child.rank, _stack_of(child)) for child in late)
     names = [each.rank for each in seen]
     lines = [f"ranks {names} of {len(children)} were not back after {seconds:.3g} s; back: {back}"]
@@ -268,16 +272,13 @@ def _too_late(
         late=seen,
         seconds=seconds,
         quiet=quiet,
+        back=tuple(back),
     )
 
 
 def _stack_of(child: _Child) -> str:
-    """What the rank wrote down when it was asked where it stands."""
-    return _own_frames(child.stack.read_text()) if child.stack.exists() else ""
-
-
-def _own_frames(stack: str) -> str:
-    """Leave out the frames that only start the rank: they are the same for all."""
+    """What the rank wrote down when it was asked where it stands, but for what only starts it."""
+    stack = child.stack.read_text() if child.stack.exists() else ""
     return stack.partition(f'  File "{__file__}"')[0].rstrip()
 
 

@@ -48,7 +48,28 @@ def test_a_fault_is_one_line(line, cell, words, monkeypatch):
     assert len(failed.value._render_traceback_()[0].splitlines()) == 1
 
 
-def test_ranks_that_wait_for_ever_are_ended_and_say_where(monkeypatch):
+def test_what_ranks_printed_is_shown_also_where_one_fails(capsys):
+    cell = "print('before', rank)\ndist.barrier()\nif rank:\n    raise ValueError('no')"
+    with pytest.raises(CellFailed, match="rank 1 of 2 raised ValueError: no"):
+        ranks("2", cell, {"dist": dist})
+    assert capsys.readouterr().out == "rank 0: before 0\nrank 1: before 1\n"
+
+
+def test_ranks_that_wait_for_ever_are_ended_and_say_where(monkeypatch, capsys):
     monkeypatch.setattr(cell_magic, "QUIET", 0.5)
-    with pytest.raises(CellFailed, match=r"\[0, 1\] of 2 were not back .*rank 1 in line 2 of"):
-        ranks("2", "\ndist.recv(torch.ones(1), 1 - rank)", {"dist": dist, "torch": torch})
+    cell = "print('before', rank)\ndist.recv(torch.ones(1), 1 - rank)"
+    words = (
+        r"^ranks \[0, 1\] of 2 were not back .* \(nobody did anything for 0.5 s\); rank 0 in line 3"
+    )
+    with pytest.raises(CellFailed, match=words):
+        ranks("2", cell, {"dist": dist, "torch": torch})
+    assert capsys.readouterr().out == "rank 0: before 0\nrank 1: before 1\n"
+
+
+def test_a_rank_that_leaves_a_call_out_is_named_and_not_its_healthy_peer():
+    cell = "x = torch.ones(1)\nif rank != 1:\n    dist.all_reduce(x)"
+    words = (
+        r"rank [02] lost a peer, in <module> at: dist.all_reduce\(x\); already back: ranks \[1\]$"
+    )
+    with pytest.raises(CellFailed, match=words):
+        ranks("3", cell, {"dist": dist, "torch": torch})
