@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from solutions.grading.intake import audit as auditing
+from solutions.grading.intake import literals
 from solutions.grading.intake.lesson import read_lessons
 from solutions.grading.results import Exercise, Lesson
 
@@ -29,6 +30,7 @@ def audit(source, setup, names=(), forbidden=()) -> tuple[str, ...]:
     return tuple(map(str, auditing.audit(source, lesson, "01.1")))
 
 
+CALLED = "a computed name of torch"
 ODD = [
     ("import os", "line 1 imports os"),
     ("import torch, subprocess", "line 1 imports subprocess"),
@@ -121,10 +123,10 @@ ODD = [
     ("class A(int): ...\nfor n in {'eq': 1}:\n    setattr(A, n, 1)", "computed name by setattr"),
     ("class A(int): ...\nfor n in ('eq', '__ne__'):\n    setattr(A, n, 1)", "by setattr"),
     ("for n in 'relu', 'scaled_dot_product_attention':\n    getattr(F, n)", "exercise itself"),
-    ("def g(n):\n    getattr(torch, n)\ng('sin'), map(g, 'x')", "a computed name of torch"),
-    ("def g(n):\n    getattr(torch, n)\ng(*'x')", "a computed name of torch"),
-    ("for n in ('sin', '_sys'):\n    getattr(torch, n)", "a computed name of torch"),
-    ("for s in ('{}', '{0.f_' + 'back}'):\n    s.format(1)", "formats by a computed text"),
+    ("def g(n):\n    getattr(torch, n)\ng('sin'), map(g, 'x')", CALLED),
+    ("def g(n):\n    getattr(torch, n)\ng(*'x')", CALLED),
+    ("for n in ('sin', '_sys'):\n    getattr(torch, n)", CALLED),
+    ("for s in ('{}', '{0.f_' + 'back}'):\n    s.format(1)", "formats by a text that reads f_back"),
     ("def f(x, n):\n    setattr(x, '__%s__' % n, 1)", "computed name by setattr"),
     ("def f(x, n):\n    setattr(x, f'__{n}', 1)", "computed name by setattr"),
     ("def f(x):\n    setattr(x, '__annotations__', {'x': 'y'})", "sets a special"),
@@ -151,6 +153,39 @@ ODD = [
         "which is the exercise itself",
     ),
     ("f = nn.modules.activation.F.scaled_dot_product_attention", "which is the exercise itself"),
+    ("'{0.tb_frame.x}'.format(1)", "formats by a text that reads tb_frame"),
+    ("'{:{0.__code__}}'.format(1)", "formats by a text that reads __code__"),
+    ("s = '{0'\nfor n in 'x':\n    s = s + '.f_'\ns.format(1)", "formats by a computed text"),
+    *(
+        (f"N = ['sin']\n{line}\ngetattr(torch, N[0])", CALLED)
+        for line in (  # what can change a table, or give its name something else
+            "N.insert(0, 'sys')",
+            "N.__setitem__(0, 'sys')",
+            "list.append(N, 'sys')",
+            "M = N",
+            "N[0] = 'sys'",
+            "N += ['sys']",
+            "def f(x=N): ...",
+            "match ['sys']:\n    case N: ...",
+            "match 'sys':\n    case [*N]: ...",
+            "import types as N",
+            "def N(): ...",
+            "try: ...\nexcept KeyError as N: ...",
+            "match {}:\n    case {**N}: ...",
+            "def zip(*a):\n    N[0:] = 'sys'\nfor n in zip(N): ...",
+        )
+    ),
+    (
+        "def zip(*a):\n    return [['sys']]\nfor (n,) in zip(['sin']):\n    getattr(torch, n)",
+        CALLED,
+    ),
+    ("def f(n): ...\nf('sin')\ndef g(n):\n    getattr(torch, n)\nmap(g, ['sys'])", CALLED),
+    ("def g(a, /, n):\n    getattr(torch, n)\ng('sin', 'sys')", CALLED),
+    ("def g(a, n, m=1):\n    getattr(torch, n)\ng(*['a', 'sys'], 'sin')", CALLED),
+    ("for *_, n in (('a', 'sin', 'sys'),):\n    getattr(torch, n)", CALLED),
+    ("for a, n, m in ((*('a', 'sys'), 'sin'),):\n    getattr(torch, n)", CALLED),
+    ("for a, n, m in zip(*(['a'], ['sys']), ['sin']):\n    getattr(torch, n)", CALLED),
+    ("class A:\n    def g(self, n):\n        getattr(torch, n)\n    g(1, 'sin')", CALLED),
 ]
 
 
@@ -267,6 +302,12 @@ HONEST = [
     "class A(nn.Module):\n    def __init__(self, n):\n        self.__dict__['n'] = n",
     "from tqdm.auto import tqdm, trange\nimport tqdm as t\nf = t.trange, t.tqdm.write",
     "def f(x):\n    torch._foreach_mul_(x, 2)\n    setattr(x, f'w_{x}', nn.Linear(1, 1))",
+    "def f(x):\n    raise ValueError('a dataset has no __len__, tb_next: {}'.format(x))",
+    "def f(x):\n    line = '{}'\n    for n in x:\n        line = line + '{:>8}'\n"
+    "    return line.format(*x)",
+    "N = {'a': 'sin'}\ndef f(x):\n    if 'a' in N:\n        return getattr(torch, N['a'])(x)\n"
+    "    return [n for n, m in N.items()] + [n for _, n in enumerate(zip(N, N))]",
+    "line = " + " + ".join(["'{}'"] * 90) + "\nline.format(1)",
 ]
 
 
@@ -295,6 +336,20 @@ def test_what_changes_things_for_others_is_known():
 @pytest.mark.parametrize("source", ["def f(:", "(" * 5000])
 def test_broken_code_has_no_flags(source):
     assert audit(source, SETUP) == ()
+
+
+def test_tables_of_tables_are_read_in_few_steps(monkeypatch):
+    """Each item is one of forty in the next table: a reader that follows them all never ends."""
+    looked = []
+    monkeypatch.setattr(
+        literals.Literals, "of", lambda self, *given, real=literals.Literals.of: (
+            looked.append(1) or real(self, *given)
+        )
+    )  # fmt: skip
+    tables = (f"t{n + 1} = ({f't{n}[0],' * 40})" for n in range(9))
+    source = "\n".join(("t0 = 'a', 'b'", *tables, "getattr(torch, t9[0])"))
+    assert audit(source, SETUP) == ("line 11 reads a computed name of torch",)
+    assert len(looked) <= 2 * literals.STEPS
 
 
 def test_long_lists_end():

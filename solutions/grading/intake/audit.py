@@ -75,7 +75,7 @@ class _Cell:
                 self.names[name] = ""  # the answer's own, under a name that the setup has, too
         stored = Counter(node.id for node in names if isinstance(node.ctx, ast.Store))
         self._follow_aliases(stored + arguments)
-        self.texts = Literals(start.body, self.nodes, stored + arguments)
+        self.texts = Literals(start.body, self.nodes)
         self.harmless = self._harmless()
 
     def _harmless(self) -> set[ast.AST]:
@@ -226,7 +226,7 @@ class _Cell:
             yield f"reads a computed name by {name}", True
 
     def _formats(self, node: ast.AST) -> Iterator[tuple[str, bool]]:
-        """What formats by a text that nobody sees, which can read any attribute."""
+        """What formats by a text that can read what no answer needs."""
         match node:
             case (
                 ast.Attribute(value=text, attr="format" | "format_map")
@@ -234,8 +234,8 @@ class _Cell:
                     func=ast.Name(id="getattr"),
                     args=[text, ast.Constant(value="format" | "format_map"), *_],
                 )
-            ) if self.texts.can_read_anything(text):
-                yield "formats by a computed text", False
+            ) if what := self.texts.formats_by(text):
+                yield f"formats by {what}", False
             case ast.MatchClass(kwd_attrs=names) if {"format", "format_map"} & set(names):
                 yield "formats by a computed text", False
 

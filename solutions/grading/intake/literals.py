@@ -2,26 +2,39 @@
 
 import ast
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import string
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 from solutions.grading.intake.names import FRAMES, HELD, MODULES
 
 DEPTH = 9  # of names that stand for names
 MOST = 99  # texts of one expression
+LONG = 10_000  # characters of a text that is put together
+STEPS = 10_000  # of reading a cell: tables of tables can grow as any power of its length
 _ANY = ast.Constant(None)  # what is no text that could be read
 
 
 class Literals:
     """The texts that a cell's expressions can be, read from constants, tables and loops over them.
 
-    `stored` says how often the cell gives each name a value; where some of that cannot be read,
-    nobody sees what the name is.
+    Where a name is given something that cannot be read as well, nobody sees what it is; nor what is
+    in a table that the cell does anything with but read it.
     """
 
-    def __init__(
-        self, start: Iterable[ast.AST], nodes: Sequence[ast.AST], stored: Mapping[str, int]
-    ) -> None:
-        self.given = dict[str, list[ast.expr]]()
+    def __init__(self, start: Iterable[ast.AST], nodes: Sequence[ast.AST]) -> None:
+        self.given, self.steps = dict[str, list[ast.expr]](), 0
+        self.stored = Counter(name for node in nodes for name in _bound(node))
+        named = [node for node in nodes if isinstance(node, ast.Name)]
+        uses, calls = Counter(node.id for node in named), defaultdict[str, list[ast.Call]](list)
+        methods = set[ast.AST]()
+        for node in nodes:
+            match node:
+                case ast.Call(func=ast.Name(id=name)):
+                    calls[name].append(node)
+                case ast.ClassDef():
+                    methods |= set(ast.walk(node))
         for node in (*(x for each in start for x in ast.walk(each)), *nodes):
             match node:
                 case ast.Assign(targets=[ast.Name(id=name)], value=value):
@@ -30,26 +43,40 @@ class Literals:
                     ast.For(target=target, iter=over) | ast.comprehension(target=target, iter=over)
                 ):
                     self._loop(target, over)
-                case ast.FunctionDef(decorator_list=[]):
-                    self._call(node, nodes)
-        self.stored, self.changed = stored, set[str]()
-        for node in nodes:
-            match node:
-                case (
-                    ast.Subscript(value=ast.Name(id=name), ctx=ast.Store() | ast.Del())
-                    | ast.Attribute(value=ast.Name(id=name), attr="append" | "extend" | "update")
-                ):
-                    self.changed.add(name)
+                case ast.FunctionDef(name=name, decorator_list=[]) if node not in methods:
+                    if self.stored[name] == 1 and len(calls[name]) == uses[name]:
+                        self._call(node, calls[name])
+        read = {table for node in nodes for table in self._read_by(node)}
+        self.changed = {x.id for x in named if isinstance(x.ctx, ast.Load) and x not in read}
+
+    def _read_by(self, node: ast.AST) -> Iterable[ast.expr]:
+        """The tables that a node looks into, and leaves as they are."""
+        match node:
+            case (
+                ast.Subscript(value=table, ctx=ast.Load())
+                | ast.Compare(ops=[ast.In() | ast.NotIn()], comparators=[table])
+                | ast.Call(func=ast.Attribute(value=table, attr="items" | "keys" | "values"))
+            ):
+                return (table,)
+            case ast.For(iter=table) | ast.comprehension(iter=table):
+                return (table,)
+            case ast.Call(args=tables) if self._pairs(node):
+                return tables
+        return ()
+
+    def _pairs(self, over: ast.AST) -> bool:
+        """Whether it is Python's own zip or enumerate."""
+        name = getattr(getattr(over, "func", None), "id", "")
+        return name in ("zip", "enumerate") and name not in self.stored
 
     def _loop(self, target: ast.expr, over: ast.expr) -> None:
         """What a loop's names are given: an item of `over`, or one of its parts."""
         match target, over:
             case ast.Name(id=name), _:
                 self.given.setdefault(name, []).append(ast.Subscript(over, ast.Constant(0)))
-            case ast.Tuple(elts=[_, inner]), ast.Call(func=ast.Name(id="enumerate"), args=[each]):
-                self._loop(inner, each)
-            case ast.Tuple(elts=targets), ast.Call(func=ast.Name(id="zip"), args=each):
-                for inner, part in zip(targets, each, strict=False):
+            case ast.Tuple(elts=targets), ast.Call(func=ast.Name(id=name)) if self._pairs(over):
+                parts = _in_order(over.args) if name == "zip" else [_ANY, *over.args]
+                for inner, part in zip(_in_order(targets), parts, strict=False):
                     self._loop(inner, part)
             case (
                 ast.Tuple(elts=[key, value]),
@@ -58,63 +85,70 @@ class Literals:
                 self._loop(key, ast.Tuple([each or _ANY for each in table.keys]))
                 self._loop(value, ast.Tuple(table.values))
             case ast.Tuple(elts=targets), ast.Tuple(elts=rows) | ast.List(elts=rows):
-                for number, inner in enumerate(targets):
-                    parts = [getattr(row, "elts", ())[number : number + 1] for row in rows]
+                few = len(targets) * len(rows) < STEPS
+                rows = [_in_order(getattr(row, "elts", ())) for row in rows]
+                for number, inner in enumerate(_in_order(targets) if few else ()):
+                    parts = [row[number : number + 1] for row in rows]
                     self._loop(inner, ast.Tuple([(*part, _ANY)[0] for part in parts]))
 
-    def _call(self, function: ast.FunctionDef, nodes: Sequence[ast.AST]) -> None:
+    def _call(self, function: ast.FunctionDef, calls: Sequence[ast.Call]) -> None:
         """What a helper's arguments are given, where the cell does nothing but call it."""
-        named = [x for x in nodes if isinstance(x, ast.Name) and x.id == function.name]
-        calls = [x for x in nodes if isinstance(x, ast.Call) and x.func in named]
-        for place, argument in enumerate(
-            function.args.args if len(calls) == len(named) > 0 else ()
-        ):
-            given = [
-                (
-                    *call.args[place:],
-                    *(x.value for x in call.keywords if x.arg == argument.arg),
-                    _ANY,
-                )[0]
-                for call in calls
-            ]
-            one_of_them = ast.Subscript(ast.Tuple(given), ast.Constant(0))
-            self.given.setdefault(argument.arg, []).append(one_of_them)
+        arguments = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
+        if not 0 < len(arguments) * len(calls) < STEPS:
+            return
+        given = list[dict[str, ast.expr]]()
+        for call in calls:
+            given.append(dict(zip(arguments, _in_order(call.args), strict=False)))
+            given[-1] |= {each.arg: each.value for each in call.keywords if each.arg}
+        for name in arguments:
+            texts = ast.Tuple([each.get(name, _ANY) for each in given])
+            self.given.setdefault(name, []).append(ast.Subscript(texts, ast.Constant(0)))
+
+    def _known(self, name: str) -> bool:
+        """Whether all that a name is given can be read."""
+        return len(self.given.get(name, ())) == max(self.stored[name], 1)
 
     def of(self, text: ast.expr, depth: int = DEPTH) -> list[str] | None:
         """All that an expression can be; None where nobody sees it."""
+        self.steps += 1
+        if self.steps > STEPS or depth < -MOST:
+            return None
         match text:
             case ast.Constant(value=str(value)):
                 return [value]
             case ast.BinOp(left=left, op=ast.Add(), right=right):
                 before, after = self.of(left, depth - 1), self.of(right, depth - 1)
-                both = before is not None and after is not None and len(before) * len(after) < MOST
-                return [x + y for x in before for y in after] if both else None
+                if before is None or after is None or len(before) * len(after) > MOST:
+                    return None
+                both = [x + y for x in before for y in after]
+                return both if sum(map(len, both)) < LONG else None
             case ast.IfExp(body=body, orelse=other):
                 return self._all((body, other), depth)
             case ast.Subscript(value=table):
                 items = self._items(table)
                 return None if items is None else self._all(items, depth)
-            case ast.Name(id=name) if depth and name in self.given:
-                given = self.given[name]
-                known = len(given) == max(self.stored.get(name, 0), 1)
-                return self._all(given, depth) if known else None
+            case ast.Name(id=name) if self._known(name):
+                return self._all(self.given[name], depth)
         return None
 
     def _all(self, texts: Iterable[ast.expr], depth: int) -> list[str] | None:
-        found = [self.of(each, depth - 1) for each in texts] if depth else [None]
-        return None if None in found else [x for each in found for x in each or ()]
+        found = list[str]()
+        for each in texts if depth > 0 else (_ANY,):
+            texts_of_it = self.of(each, depth - 1)
+            if texts_of_it is None or len(found) + len(texts_of_it) > MOST:
+                return None
+            found += texts_of_it
+        return found
 
-    def _items(self, table: ast.expr, depth: int = DEPTH) -> list[ast.expr] | None:
+    def _items(self, table: ast.expr, depth: int = DEPTH) -> Iterable[ast.expr] | None:
         """What stands in a table or a list that is written out, or has a name."""
         match table:
             case ast.Tuple(elts=items) | ast.List(elts=items) | ast.Set(elts=items):
                 return items
             case ast.Dict(keys=keys, values=items):
-                return [*(each or _ANY for each in keys), *items]
-            case ast.Name(id=name) if depth and name not in self.changed:
-                given = self.given.get(name, [])
-                if given and len(given) == max(self.stored.get(name, 0), 1):
-                    return self._items(given[0], depth - 1)
+                return chain((each or _ANY for each in keys), items)
+            case ast.Name(id=name) if depth and name not in self.changed and self._known(name):
+                return self._items(self.given[name][0], depth - 1)
         return None
 
     def attributes(self, name: ast.expr) -> list[str] | None:
@@ -123,11 +157,33 @@ class Literals:
         odd = [x for x in texts or () if x.startswith("_") or x in HELD | MODULES]
         return None if odd else texts
 
-    def can_read_anything(self, text: ast.expr) -> bool:
-        """Whether what is formatted by it can be asked for attributes that no answer needs."""
-        texts = self.of(text)
-        words = None if texts is None else {x for each in texts for x in re.findall(r"\w+", each)}
-        return words is None or bool(words & FRAMES) or any(x.startswith("__") for x in words)
+    def formats_by(self, text: ast.expr) -> str:
+        """Why what is formatted by it can be asked for attributes that no answer needs, or ""."""
+        parts = [self.of(each) for each in self._parts(text)]
+        fields = _fields(x for part in parts for x in part or ())
+        if None in parts or fields is None:  # a field can have its beginning here, its end there
+            texts = self.of(text)
+            fields = None if texts is None else _fields(texts)
+        if fields is None:
+            return "a computed text"
+        words = (x for each in fields for x in re.findall(r"\w+", each))
+        odd = next((x for x in words if x in FRAMES or x.startswith("__")), "")
+        return f"a text that reads {odd}" if odd else ""
+
+    def _parts(self, text: ast.expr) -> Iterator[ast.expr]:
+        """What a text is put together from: a loop that makes it longer adds the same each time."""
+        waiting, seen = [text], set[str]()
+        while waiting:
+            match waiting.pop():
+                case ast.BinOp(left=left, op=ast.Add(), right=right):
+                    waiting += left, right
+                case ast.Name(id=name) if name in seen:
+                    pass
+                case ast.Name(id=name) if self._known(name):
+                    seen.add(name)
+                    waiting += self.given[name]
+                case other:
+                    yield other
 
     def can_be_special(self, name: ast.expr, of_class: bool) -> bool:
         """Whether setattr can give a class, or anything at all, a name with two underscores."""
@@ -136,3 +192,37 @@ class Literals:
             parts = (each.value for each in ast.walk(name) if isinstance(each, ast.Constant))
             return of_class or any("__" in each for each in parts if isinstance(each, str))
         return any(each.startswith("__") for each in texts)
+
+
+def _bound(node: ast.AST) -> list[str]:
+    """The names that a node itself gives something."""
+    match node:
+        case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
+            return [name]
+        case ast.Import(names=names) | ast.ImportFrom(names=names):
+            return [each.asname or each.name.split(".")[0] for each in names]
+        case ast.MatchMapping(rest=str(name)):
+            return [name]
+        case (
+            ast.MatchAs() | ast.MatchStar() | ast.ExceptHandler() | ast.ClassDef()
+            | ast.FunctionDef() | ast.AsyncFunctionDef()
+        ):  # fmt: skip
+            return [node.name] if node.name else []
+    return []
+
+
+def _in_order(items: Sequence[ast.expr]) -> Sequence[ast.expr]:
+    """Items whose places are known: none, where one stands for any number of them."""
+    return () if any(isinstance(each, ast.Starred) for each in items) else items
+
+
+def _fields(texts: Iterable[str]) -> list[str] | None:
+    """What texts read where they are formatted, in the place of a width, too; None: nobody sees."""
+    found = list[str]()
+    try:
+        for _, field, spec, _ in (x for text in texts for x in string.Formatter().parse(text)):
+            widths = (field for _, field, _, _ in string.Formatter().parse(spec or ""))
+            found += (each for each in (field, *widths) if each)
+    except ValueError:  # "{0", whose end may stand elsewhere
+        return None
+    return found
