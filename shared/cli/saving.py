@@ -4,9 +4,10 @@ JupyterLab writes into every notebook which Python has opened it, and git calls 
 puts into .venv what asks for the extension; elsewhere Jupyter does without.
 """
 
+from pathlib import Path
 from typing import Any
 
-from shared.exercises.cells import METADATA
+from shared.exercises.cells import COURSE_ID, METADATA
 
 
 def _load_jupyter_server_extension(app: Any) -> None:
@@ -15,7 +16,8 @@ def _load_jupyter_server_extension(app: Any) -> None:
 
 def as_it_is_stored(model: dict[str, Any], path: str, **_: Any) -> None:
     """Put the course's own words about the kernel back before a lesson's notebook is written."""
-    if path.endswith("lesson.ipynb") and model["type"] == "notebook":
-        metadata = model["content"]["metadata"]
-        if metadata.get("kernelspec", {}).get("name") == METADATA["kernelspec"]["name"]:
+    if Path(path).name == "lesson.ipynb" and model["type"] == "notebook":
+        metadata, cells = model["content"]["metadata"], model["content"].get("cells", [])
+        ours = any(COURSE_ID.match(cell.get("id", "")) for cell in cells)
+        if ours and metadata.get("kernelspec", {}).get("name") == METADATA["kernelspec"]["name"]:
             metadata.update(METADATA)
