@@ -65,7 +65,7 @@ def normalise(notebook: NotebookNode) -> NotebookNode:
         if cell.cell_type == "code":
             cell.outputs = [_output(output) for output in _merged(cell.outputs)]
             if CHECK.search(cell.source):
-                for output in cell.outputs:
+                for output in (each for each in cell.outputs if "text" in each):
                     output.text = VERDICT.sub(rf"\1{COURSES_OWN}", output.text)
             if cell.execution_count is not None:
                 before = [c for c in notebook.cells[:count] if c.cell_type == "code"]

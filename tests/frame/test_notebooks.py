@@ -139,6 +139,13 @@ def test_every_launch_cell_has_its_two_ranks_beside_one_gpu():
     assert not offenders, "a launch without --device cpu fails beside one GPU, or adds in its order"
 
 
+def test_a_figure_below_a_check_is_no_obstacle():
+    figure = nbformat.v4.new_output("display_data", {"text/plain": "<Figure>"})
+    cell = nbformat.v4.new_code_cell('check("01.1", f)', outputs=[figure])
+    (kept,) = normalise(nbformat.v4.new_notebook(cells=[cell])).cells
+    assert kept.outputs == [figure]
+
+
 def test_every_stored_notebook_is_normalised_and_clean():
     offenders = [f"{path.parent.name}: {what}" for path in PATHS for what in unclean(path)]
     assert not offenders, "\n".join(offenders)
