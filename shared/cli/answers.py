@@ -4,6 +4,7 @@ python -m shared.cli.answers FROM [--dry-run]
 
 FROM is a notebook, a folder that has some (another clone, last week's edition), or a revision of
 git: after `git stash` and `git pull` it is `stash@{0}`. What is right is not asked: `todo` says it.
+What you changed in the course's own cells, but for exercises, does not come along.
 """
 
 import argparse
@@ -29,8 +30,13 @@ def notebooks_of(place: str, root: Path = ROOT) -> list[Notebook]:
     if path.is_file():
         paths = [path]
     elif path.is_dir():
-        clone = sorted(path.glob(PATTERN))
-        paths = clone or sorted(p for p in path.rglob("*.ipynb") if "/." not in str(p))
+        shown = [
+            p
+            for p in path.rglob("*.ipynb")
+            if not any(part.startswith(".") for part in p.relative_to(path).parts)
+        ]
+        clone = sorted(path.glob(PATTERN))  # of two notebooks the first one's answers are taken
+        paths = clone or sorted(shown, key=lambda p: (p.name != "lesson.ipynb", p))
     else:
         found = list(_of_revision(place, root))
         if not found:
@@ -64,13 +70,14 @@ def _git(root: Path, *words: str) -> str | None:
     """Return what git says in the course's folder, None where it fails or is not there."""
     try:
         command = ["git", "-C", str(root), *words]
-        return subprocess.run(command, capture_output=True, check=True, text=True).stdout
-    except (OSError, subprocess.CalledProcessError):
+        done = subprocess.run(command, capture_output=True, check=True, encoding="utf-8")
+        return done.stdout
+    except (OSError, UnicodeDecodeError, subprocess.CalledProcessError):
         return None
 
 
 def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
-    """Carry, and say what came of each answer; return 2 where the input is of no use, else 0."""
+    """Carry, and say what came of each answer; return 2 where that cannot be, else 0."""
     parser = argparse.ArgumentParser(prog="run_all.sh answers", description=__doc__)
     parser.add_argument("place", metavar="FROM")
     parser.add_argument("--dry-run", action="store_true", help="say it, and write nothing")
@@ -79,18 +86,19 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
         older = notebooks_of(args.place, root)
         course = [Notebook(str(each), _read(each)) for each in sorted(root.glob(PATTERN))]
         done = [(each, carry(each, course)) for each in older]
-    except InputError as error:
-        print(f"run_all.sh: {error}", file=sys.stderr)
+        changed = [each for each in course if each.changed]
+        kept = [text for _, carried in done for text in carried.kept]
+        if not args.dry_run:
+            kept = _keep(kept, root / KEPT)  # before anything is replaced
+            for each in changed:
+                _write(Path(each.place), _as_jupyter(each))
+    except (InputError, OSError) as error:
+        what = "cannot write: " if isinstance(error, OSError) else ""
+        print(f"run_all.sh: {what}{error}", file=sys.stderr)
         return 2
     for old, carried in done:
         if carried.lines:
             print(f"{old.place}:", *carried.lines, sep="\n  ")
-    changed = [each for each in course if each.changed]
-    kept = [text for _, carried in done for text in carried.kept]
-    if not args.dry_run:
-        for each in changed:
-            _write(Path(each.place), _as_jupyter(each))
-        kept = _keep(kept, root / KEPT)
     number = sum(carried.count for _, carried in done)
     would = "would be " if args.dry_run else ""
     words = f"{_counted(number, 'cell')} {would}carried into {_counted(len(changed), 'notebook')}"

@@ -1,14 +1,19 @@
 """./run_all.sh answers: what a learner wrote, carried over a newer version of the course."""
 
 import json
+import locale
+import os
+import re
+import shlex
 import shutil
 import subprocess
+from pathlib import Path
 
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell
 
-from shared.cli.answers import KEPT, main
+from shared.cli.answers import KEPT, main, notebooks_of
 from shared.cli.command import ROOT
 from shared.exercises.answers import read_cells
 from shared.exercises.carrying import _is_open
@@ -217,19 +222,89 @@ def test_own_cells_come_over_where_they_stood(made, stubs, right, capsys):
     assert "spare" not in said
 
 
-def test_a_revision_of_git_is_read(made, stubs, right):
-    course = made("course", right)
+def git(folder, *words):
+    who = ["-c", "user.name=x", "-c", "user.email=x@y", "-c", "core.editor=true"]
+    command = ["git", "-C", str(folder), *who, *words]
+    environment = {**os.environ, "LC_ALL": "C", "GIT_CONFIG_GLOBAL": os.devnull}
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
 
-    def git(*words):
-        who = ["-c", "user.name=x", "-c", "user.email=x@y"]
-        subprocess.run(["git", "-C", str(course.root), *who, *words], check=True)
 
-    git("init", "-q")
-    git("add", ".")
-    git("commit", "-qm", "mine")
+def commit(folder):
+    for words in (["init", "-qb", "main"], ["add", "."], ["commit", "-qm", "as it is"]):
+        assert git(folder, *words).returncode == 0
+
+
+def test_a_revision_of_git_is_read_whatever_the_locale(made, stubs, right):
+    before = locale.setlocale(locale.LC_CTYPE)
+    answer = {**right, "01.1": right["01.1"] + "  # ×"}
+    course = made("course", answer)
+    commit(course.root)
     made("course", stubs)
-    assert answers(course, "HEAD") == 0
-    assert read_cells(course.notebook).exercises == right
+    locale.setlocale(locale.LC_CTYPE, "C")
+    try:
+        assert answers(course, "HEAD") == 0
+    finally:
+        locale.setlocale(locale.LC_CTYPE, before)
+    assert read_cells(course.notebook).exercises == answer
+
+
+@pytest.mark.parametrize(
+    ("says", "committed"), [("would be overwritten by merge", False), ("divergent", True)]
+)
+def test_what_the_page_says_about_git_pull_brings_the_answers(
+    made, stubs, right, tmp_path, says, committed
+):
+    page = (ROOT / "lessons" / "when_something_does_not_work.md").read_text().splitlines()
+    (row,) = [line for line in page if line.startswith("| `git pull`") and says in line]
+    *words, last = re.findall(r"`((?:git|\./run_all\.sh answers) [^`]+)`", row.split(" | ")[1])
+    theirs = made("theirs", stubs)
+    commit(theirs.root)
+    assert git(tmp_path, "clone", "-q", "theirs", "mine").returncode == 0
+    newer = {**stubs, "01.1": stubs["01.1"].replace("2 x", "2 x, exactly")}
+    made("theirs", newer)
+    commit(theirs.root)
+    mine = made("mine", {**stubs, "01.1": right["01.1"]})
+    if committed:
+        commit(mine.root)
+    pulled = git(mine.root, "pull")
+    assert pulled.returncode
+    assert says in pulled.stderr
+    for command in words:
+        done = git(mine.root, *shlex.split(command)[1:])
+        conflict = "CONFLICT" in done.stdout
+        assert conflict == (command == "git pull --no-rebase"), command
+        assert conflict or done.returncode == 0, done.stderr
+    assert read_cells(mine.notebook).exercises == newer
+    assert answers(mine, *shlex.split(last)[2:]) == 0
+    assert read_cells(mine.notebook).exercises == {**newer, "01.1": right["01.1"]}
+
+
+def test_the_notebooks_of_a_folder_are_those_that_show(made, stubs, right, tmp_path, monkeypatch):
+    new, hidden = made("new", stubs), tmp_path / ".hidden" / "old"
+    (hidden / ".ipynb_checkpoints").mkdir(parents=True)
+    wrong = {**right, "01.1": right["01.1"].replace("2", "3")}
+    for name in ("lesson-Copy1.ipynb", ".ipynb_checkpoints/lesson.ipynb"):
+        shutil.copy(made("wrong", wrong).notebook, hidden / name)
+    shutil.copy(made("old", right).notebook, hidden / "lesson.ipynb")
+    monkeypatch.chdir(hidden)
+    for place in (".", hidden, "../../.hidden/old"):
+        found = [Path(each.place).name for each in notebooks_of(str(place), new.root)]
+        assert found == ["lesson.ipynb", "lesson-Copy1.ipynb"]
+    assert answers(new, ".") == 0
+    assert read_cells(new.notebook).exercises == right
+
+
+def test_where_nothing_can_be_kept_nothing_is_replaced(made, stubs, right, capsys):
+    new = made("new", {**stubs, "01.1": right["01.1"]})
+    old = made("old", {**right, "01.1": right["01.1"].replace("2", "3")})
+    (new.root / "runs").touch()
+    before = new.notebook.read_text()
+    assert answers(new, old.root) == 2
+    said = capsys.readouterr()
+    (line,) = said.err.splitlines()
+    assert "runs" in line
+    assert said.out == ""
+    assert new.notebook.read_text() == before
 
 
 def test_bad_input_is_one_line_and_changes_nothing(made, stubs, right, tmp_path, capsys):
