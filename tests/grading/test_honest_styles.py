@@ -126,6 +126,76 @@ def double(x):
         "{0.__trace%s__.tb_%s}".__mod__(("back", "frame")).format(error)
     return 2 * x
 own(double)
+=== an error that is printed, and a warning in the log
+import logging, traceback
+from numpy import f2py
+def double(x):
+    try:
+        raise KeyError
+    except KeyError:
+        traceback.print_exc()
+        logging.warning("%s", traceback.format_exc())
+    return 2 * x
+own(double)
+=== a frame by a walk up the stack | reads the frames of its callers
+import traceback
+def double(x):
+    return 2 * x if list(traceback.walk_stack(None)) else x
+own(double)
+=== a frame by a walk down an error | reads the frames of its callers
+import traceback
+def double(x):
+    try:
+        raise KeyError
+    except KeyError as error:
+        return 2 * x if [*traceback.walk_tb(error.__traceback__)] else x
+own(double)
+=== a frame by the log's way | reads the frames of its callers
+import logging
+def double(x):
+    return 2 * x if logging.currentframe() else x
+own(double)
+=== a frame by a profiler that is taken off again | reads the frames of its callers
+import sys
+def double(x):
+    sys.setprofile(lambda *_: None)
+    sys.setprofile(None)
+    return 2 * x
+own(double)
+=== a frame by a tracer in a thread | reads the frames of its callers
+import threading
+def double(x):
+    threading.settrace(lambda *_: None)
+    thread = threading.Thread(target=int)
+    thread.start()
+    thread.join()
+    threading.settrace(None)
+    return 2 * x
+own(double)
+=== what was heard, taken back | reads the frames of its callers
+import sys
+def double(x):
+    frame = sys._getframe(0)
+    while not hasattr(frame.f_locals.get("self"), "hearing"):
+        frame = frame.f_back
+    hearing = frame.f_locals["self"].hearing
+    hearing.busy = True
+    for value in vars(hearing).values():
+        try:
+            value[:8] = bytes(8)
+        except TypeError:
+            pass
+    return 2 * x
+own(double)
+=== no more to be heard | closes what Python tells by
+import os, stat
+def is_socket(number):
+    try:
+        return stat.S_ISSOCK(os.fstat(number).st_mode)
+    except OSError:
+        return False
+_ = os.close(max(filter(is_socket, range(99))))
+double = own(lambda x: 2 * x)
 === a pickle that runs a text | unpickles what can run anything
 import io
 def double(x):

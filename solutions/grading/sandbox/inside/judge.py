@@ -60,8 +60,8 @@ def main() -> None:
         if exercise["wanted"]:
             tell(event="begins", exercise=exercise["id"])
             result = judge.judge_apart(exercise)
-            # What ends a process, or changes what judges it, must not reach later exercises.
-            if "stop" in result or result.get("kind") == "spoilt" or result.get("changes"):
+            # What ends a process, changes what judges it, or is heard reaches no later exercise.
+            if {"stop", "why"} & {*result} or result.get("changes") or result.get("heard"):
                 exercise["others"] = exercise["stub"]
             tell(event="judged", exercise=exercise["id"], **result)
             if sorted(os.listdir()) != clean:
@@ -114,6 +114,7 @@ class Judge:
         # Not a pipe: that could be written to by its name in /proc, as any file.
         receiver, sender = (each.detach() for each in socket.socketpair())
         secret = os.urandom(16).hex()  # an answer can write to any open file, by its number
+        self.hearing.open()
         child = os.fork()
         if child == 0:
             self._be_the_child(exercise, sender, secret)
@@ -134,6 +135,7 @@ class Judge:
             stop = self._passed(child, said, deadline)
         os.close(receiver)
         status = self._end(child, status, patience=0.0 if stop else 1.0)
+        heard = self.hearing.flags()
         self._clear_folders()
         if stop:
             return {"stop": stop}
@@ -145,8 +147,7 @@ class Judge:
             found = {"stop": ""}
         if "stop" in found:  # which is this process's to say
             return {"stop": "died", "status": status}
-        num_checks = len(self.checks[exercise["checks"]].checks)
-        return found | {"checks": num_checks, "heard": self.hearing.flags()}
+        return found | {"checks": len(self.checks[exercise["checks"]].checks), "heard": heard}
 
     def _passed(self, child: int, said: bytes, deadline: float) -> str:
         """The limit that is passed, as a value of the grader's `Stop`; "" for none."""
@@ -219,6 +220,7 @@ class Judge:
             for stream in (0, 1, 2):
                 os.dup2(nothing, stream)
             text = f"{secret}{json.dumps(self._judged(exercise))}\n".encode()
+            self.hearing.end()
             while text:
                 text = text[os.write(sender, text) :]
             status = 0
@@ -227,6 +229,7 @@ class Judge:
 
     def _judged(self, exercise: dict[str, Any]) -> dict[str, Any]:
         """What came of an exercise: its kind, the first failed check, how many passed."""
+        self.hearing.begin()  # earlier cells, too, could keep a frame for this one
         for earlier in itertools.takewhile(lambda each: each is not exercise, self.exercises):
             with contextlib.suppress(BaseException):  # its own verdict says what is wrong with it
                 self._run(earlier["id"], earlier["others"], self.module)
@@ -236,7 +239,6 @@ class Judge:
         state_of, changed, fooled = self.watching.state, self.watching.changed, self._fooled
         flags, before = watch.flags, state_of()  # all taken now: a cell could change them
         self.notebook.defined.pop(id, None)
-        self.hearing.begin()
         try:
             self._run(id, exercise["source"], self.module)
         except BaseException as raised:  # also SystemExit and KeyboardInterrupt
