@@ -245,10 +245,11 @@ def resumed(sampler: Any, length: int, ranks: tuple[int, int], steps: Any, **opt
 
 def expect_from(begin: int, order: list[int], rest: list[int], looks_like: dict[str, Any]) -> None:
     """`rest` must be what is left of an epoch's order from sample `begin` on."""
-    expect(
-        rest == order[begin:],
-        mistake=next((words for words, seen in alike(rest, looks_like).items() if seen), ""),
-        expected=f"to begin at sample {begin} of the epoch's order",
-        seen=place_in(order, rest),
-        hint="the next iteration begins where load_state_dict says: share out order[consumed:]",
-    )
+    said = {
+        "expected": f"to begin at sample {begin} of the epoch's order",
+        "seen": place_in(order, rest),
+        "hint": "the next iteration begins where load_state_dict says: share out order[consumed:]",
+    }
+    others = {words: value for words, value in looks_like.items() if value != order[begin:]}
+    recognise(alike(rest, others), **said)
+    expect(rest == order[begin:], **said)

@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -11,52 +11,67 @@ from torch import Tensor
 
 from shared.cli.proven import VALUES
 from shared.exercises import expecting
-from shared.exercises.lessons import ROOT, lesson_folder, load_checks
-from shared.exercises.mistakes import hear_references, known_mistakes
+from shared.exercises.checks import run_check
+from shared.exercises.lessons import ROOT, lesson_folder, load_checks, solution_module
+from shared.exercises.mistakes import known_mistakes
 from shared.exercises.wrong import Wrong
 
 NUMBERS = sorted(path.parent.name[6:8] for path in (ROOT / "lessons").glob("*/checks.py"))
 
 
-@pytest.fixture
-def heard(monkeypatch) -> Callable[[str], dict[str, Counter[str]]]:
-    """What each recognised value of a lesson's checks has heard so far, by its words.
+class Listening:
+    """What each recognised value has heard in the answer's place, by exercise and words.
 
-    While the reference is checked, the value is asked about where the answer's was.
+    While a reference is checked, a value is asked about where the answer's was. A check goes by its
+    rows of `alike`: for each it runs once more, as if the answer gave that value. Where it asks for
+    them only when an answer is wrong, a known mistake must hear one of them.
     """
 
-    told = defaultdict[str, Counter[str]](Counter)
-    alike = expecting.alike
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, number: str) -> None:
+        self.number, self.checks = number, load_checks(number)
+        self.told = defaultdict[tuple[str, str], Counter[str]](Counter)
+        self.rows, self.exercise, self.instead = dict[str, tuple[str, list[str]]](), "", ""
+        own: dict[Any, Any] = {expecting.alike: self._alike}
+        own |= {ask: self._asking(ask) for ask in (expecting.expect_close, expecting.expect_equal)}
+        for module in _written_with(number):
+            for ask, instead in own.items():
+                if vars(module).get(ask.__name__) is ask:
+                    monkeypatch.setattr(module, ask.__name__, instead)
 
-    def asking_rows(got: Any, looks_like: dict[str, Any], *same: Any) -> dict[str, bool]:
-        rows = alike(got, looks_like, *same)
+    def _alike(self, got: Any, looks_like: Mapping[str, Any], *same: Any) -> dict[str, bool]:
+        if self.instead in looks_like:
+            return expecting.alike(looks_like[self.instead], looks_like, *same)
         for words, value in looks_like.items():
             if words and value is not None:
-                others = alike(value, looks_like, *same)
-                heard = "right" if rows[words] else next(w for w in others if others[w])
-                told[words][heard] += 1
-        return rows
+                alone = expecting.alike(value, looks_like, *same)
+                self.rows[words] = next(each for each in alone if alone[each]), [*looks_like]
+        return expecting.alike(got, looks_like, *same)
 
-    def asking(ask: Callable[..., None]) -> Callable[..., None]:
+    def _asking(self, ask: Callable[..., None]) -> Callable[..., None]:
         def asked(got: Any, want: Any, **given: Any) -> None:
             for words, value in (given.get("looks_like") or {}).items():
-                told[words][_hears(ask, value, want, given)] += 1
+                self.told[self.exercise, words][_hears(ask, value, want, given)] += 1
             ask(got, want, **given)
 
         return asked
 
-    def listen(number: str) -> dict[str, Counter[str]]:
-        load_checks(number)
-        for module in _written_with(number):
-            for ask in (expecting.expect_close, expecting.expect_equal, alike):
-                if vars(module).get(ask.__name__) is ask:
-                    own = asking_rows if ask is alike else asking(ask)
-                    monkeypatch.setattr(module, ask.__name__, own)
-        refused = [each.exercise for each in hear_references(number) if not each.as_expected]
-        assert not refused, f"references that are refused: {refused}"
-        return told
-
-    return listen
+    def hear(self, exercise: str, said: Sequence[str]) -> None:
+        """Put the reference before an exercise's checks; known mistakes have `said` some words."""
+        checks, self.exercise = self.checks[exercise], exercise
+        answer = checks._begin(getattr(solution_module(self.number), checks.name))
+        for title, check in checks.checks:
+            self.rows.clear()
+            wrong = run_check(check, answer)
+            assert wrong is None, f"the reference is refused by {exercise}, {title}: {wrong}"
+            for words, (alone, rows) in [*self.rows.items()]:
+                told = self.told[exercise, words]
+                if words not in told and not any(each in words for each in said):
+                    self.instead = words
+                    wrong = run_check(check, answer)
+                    asked = any(each in row for each in said for row in rows)
+                    heard = wrong.mistake or f"nothing: {wrong}" if wrong else asked * alone
+                    told[heard or "right"] += 1
+            self.instead = ""
 
 
 def _written_with(number: str) -> list[ModuleType]:
@@ -79,15 +94,20 @@ def _hears(ask: Callable[..., None], value: Any, want: Any, given: dict[str, Any
 
 @pytest.mark.full
 @pytest.mark.parametrize("number", NUMBERS)
-def test_a_recognised_value_hears_its_own_words(number, heard, record_property):
-    said = [each.says for each in known_mistakes(number)]
-    for _ in range(3):  # in one draw of many a mistake gives what another gives
-        told = heard(number)
-        # What is made of the answer itself is right where that is: a known mistake says it.
-        silent = [words for words, others in told.items() if words not in others]
-        silent = [words for words in silent if not any(says in words for says in said)]
-        if not silent:
-            break
-    record_property(VALUES, len(told))
-    assert told or "looks_like" not in (lesson_folder(number) / "checks.py").read_text("utf-8")
-    assert not silent, "\n".join(f"{words!r} heard {set(told[words])}" for words in silent)
+def test_a_recognised_value_hears_its_own_words(number, monkeypatch, record_property):
+    listening, silent = Listening(monkeypatch, number), list[str]()
+    for exercise in listening.checks:
+        said = [each.says for each in known_mistakes(number) if each.id == exercise]
+        for _ in range(3):  # in one draw of many a mistake gives what another gives
+            listening.hear(exercise, said)
+            told = {words: by for (id, words), by in listening.told.items() if id == exercise}
+            # What is made of the answer itself is right where that is: a known mistake says it.
+            quiet = [words for words in told if words not in told[words]]
+            quiet = [words for words in quiet if not any(each in words for each in said)]
+            if not quiet:
+                break
+        silent += [f"{exercise}: {words!r} heard {set(told[words])}" for words in quiet]
+    record_property(VALUES, len(listening.told))
+    text = (lesson_folder(number) / "checks.py").read_text("utf-8")
+    assert listening.told or "looks_like" not in text
+    assert not silent, "\n".join(silent)
