@@ -672,4 +672,5 @@ def resumable_foreign(candidate: Any) -> None:
     expect_raises(ValueError, load, state, what=what, hint=hint)
     load = lab.group(candidate, 20, 1, seed=6, shuffle=False)[0].load_state_dict
     what = "a state of seed 5, for seed 6, both without shuffle"
-    expect_raises(ValueError, load, state, what=what, mentions=[5, 6], hint="compare both always")
+    hint = "compare the seed without shuffle, too"
+    expect_raises(ValueError, load, state, what=what, mentions=[5, 6], hint=hint)

@@ -627,12 +627,12 @@ def expect_gradients(world, twin, seen, step) -> None:
         name = next(off(each, place, good), None)
         if name is None:
             continue
-        alike = (
+        named = (
             (words, part)
             for words, part in overlooked.gradients(world, twin)
             if all(not [*off(e, p, part)] for e, p in zip(seen, places, strict=True))
         )
-        words, part = next(alike, ("", good))
+        words, part = next(named, ("", good))
         dim = each.dims[name]
         expect_close(
             each.steps[0][name],
@@ -655,7 +655,7 @@ def expect_numbers(world, twin, seen, step) -> None:
     ):
         got = [getattr(each, what) for each in seen]
         far = [rank for rank, x in enumerate(got) if not math.isclose(x, want, rel_tol=1e-4)]
-        alike = (
+        named = (
             rows[0][0]
             for rows in zip(*mistakes, strict=True)  # one mistake on all ranks
             if all(
@@ -665,7 +665,7 @@ def expect_numbers(world, twin, seen, step) -> None:
         )
         expect(
             not far,
-            mistake=next(alike, "") if far else "",
+            mistake=next(named, "") if far else "",
             expected=f"the {what} of step {step} on every rank of {world.name} = {want:.6g}",
             seen=f"{got[far[0]]:.6g} on rank {far[0]}" if far else "",
         )
@@ -776,6 +776,7 @@ def expect_seconds(answer, lab, cases) -> None:
 
         return [words for words, seen in alike(found, others, same).items() if seen]
 
+    # Asked of a right answer, too: so a test hears that no two mistakes have the same numbers.
     named = explaining(range(len(found)))
     if not off:
         return

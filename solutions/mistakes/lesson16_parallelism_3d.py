@@ -269,6 +269,15 @@ def train_step_3d(pipeline, *args):
         return right.train_step_3d(pipeline, *args)
 
 
+@mistake("16.3", says="the pipeline runs once for each micro-batch")
+def train_step_3d(pipeline, optimizer, batch, mesh, num_micro_batches, *args):
+    def again(own, *more):
+        return [own(*more) for _ in range(num_micro_batches)][-1]
+
+    with run_by(pipeline, again):
+        return right.train_step_3d(pipeline, optimizer, batch, mesh, num_micro_batches, *args)
+
+
 @mistake("16.3", says="the loss is added up over tp as well, whose ranks have the same, or multi")
 def train_step_3d(pipeline, optimizer, batch, mesh, *args):
     loss, norm = right.train_step_3d(pipeline, optimizer, batch, mesh, *args)

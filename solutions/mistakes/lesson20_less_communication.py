@@ -117,11 +117,11 @@ def gathered(mine, state):
     return whole.split(mine.numel())
 
 
-def signed(state, bucket, byte=False, own=False):
+def signed(state, bucket, byte=False, own=False, one=False):
     """The hook, with what is to go wrong."""
     buffer = bucket.buffer()
     whole = buffer + state.recall(bucket)
-    sizes = [g.numel() for g in bucket.gradients()]
+    sizes = [buffer.numel()] if one else [g.numel() for g in bucket.gradients()]
     scales = torch.stack([part.abs().mean() for part in whole.split(sizes)])
     times = torch.tensor(sizes)
     plus = torch.where(whole >= 0, 1.0, -1.0).to(whole)
@@ -147,6 +147,11 @@ def one_bit_with_error_feedback(state, bucket):
 @mistake("20.3", says="by this rank's own scales")
 def one_bit_with_error_feedback(state, bucket):
     return signed(state, bucket, own=True)
+
+
+@mistake("20.3", says="one scale for the whole bucket")
+def one_bit_with_error_feedback(state, bucket):
+    return signed(state, bucket, one=True)
 
 
 # 20.4a low_rank_mean
