@@ -31,7 +31,7 @@ NAME = re.compile(r"step_(\d{8})\.pt")
 
 
 def save_checkpoint(folder: Path, state: TrainingState, keep: int = 2) -> Path:
-    """Write `folder/step_NNNNNNNN.pt`; every rank calls it, rank 0 writes.
+    """Write `folder/step_NNNNNNNN.pt` (eight digits); every rank calls it, rank 0 writes.
 
     `write_atomically` gets a dict of "origin" (origin(state)), "step", "losses", "random" (a list
     with the `random_states()` of every rank), and the state dicts of "model" (without DDP's

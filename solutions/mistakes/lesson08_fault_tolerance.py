@@ -221,7 +221,7 @@ def save_checkpoint(folder, state, keep=2):
     return _all_but("step_*.pt", folder, keep, right_save(folder, state, 1000))
 
 
-@mistake("08.1c", says="a file goes whose number has seven or nine digits")
+@mistake("08.1c", says="a file goes whose number has seven digits")
 def save_checkpoint(folder, state, keep=2):
     return _all_but("step_*[0-9].pt", folder, keep, right_save(folder, state, 1000))
 
