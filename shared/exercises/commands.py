@@ -12,6 +12,7 @@ HARMLESS = re.compile(
     r"\?{1,2}[\w.]+[ \t]*|[\w.]+\?{1,2}[ \t]*)$",
     re.MULTILINE,
 )
+MOST = 20  # lines that are looked for one by one
 TIMED = re.compile(r"%time[ \t]+(?![-%!])(.+)")  # a statement that does its work
 
 
@@ -23,13 +24,18 @@ def as_python(
     They change nothing of what a cell defines, but for what %time runs. What they give a name is
     None. Raises what `parse` raises.
     """
-    try:
-        return source, parse(source)
-    except SyntaxError:
-        plain = HARMLESS.sub(_without_effect, source)
-        if plain == source:
-            raise
-        return plain, parse(plain)
+    for _ in range(MOST):
+        try:
+            return source, parse(source)
+        except SyntaxError as error:  # of the line that it names alone: another can be of a text
+            lines, number = source.split("\n"), error.lineno or 0
+            named = "\n".join(lines[number - 1 : number])
+            plain = HARMLESS.sub(_without_effect, named)
+            if plain == named:
+                break
+            source = "\n".join((*lines[: number - 1], plain, *lines[number:]))
+    source = HARMLESS.sub(_without_effect, source)
+    return source, parse(source)
 
 
 def _without_effect(line: re.Match[str]) -> str:

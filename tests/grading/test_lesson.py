@@ -254,6 +254,11 @@ def test_commands_within_code_leave_it_code():
 def test_what_looks_like_a_command_in_a_cell_that_is_python_stays():
     cell = PADDING + 'text = """\n!ls\n%time\nreally?\n"""\nx = (7\n  % 3)\n'
     assert take_answers("Ada", LESSON, notebook(cell)).cells == {"02.2": cell}
+    one, more = "%time y = 3\n", "".join(f"!ls {number}\n" for number in range(40))
+    answers = take_answers("Ada", LESSON, notebook(one + cell))
+    assert answers.cells == {"02.2": "y = 3\n" + cell}
+    (many,) = take_answers("Ada", LESSON, notebook(more + PADDING)).cells.values()
+    assert many == more.replace("!", "# !") + PADDING
 
 
 @pytest.mark.parametrize(
