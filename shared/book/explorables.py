@@ -10,7 +10,8 @@ message by message (`moved`), or from a run on forked ranks, made when the book 
 import functools
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,7 +49,7 @@ class Explorable:
     def as_json(self) -> str:
         """What the page carries."""
         controls = {name: list(map(str, values)) for name, values in self.controls.items()}
-        numbered = _Numbered()
+        numbered = _Numbered(self.states.values())
         states = {choice: numbered.state(state) for choice, state in self.states.items()}
         first = list(map(str, self.first_choice))
         content = {"name": self.name, "controls": controls, "first": first, "states": states}
@@ -57,20 +58,21 @@ class Explorable:
 
 
 class _Numbered:
-    """States whose cells stand once in a list, and by their place in it everywhere else."""
+    """States whose cells stand once in a list, the commonest first; elsewhere is their place."""
 
-    def __init__(self) -> None:
-        self.cells: dict[tuple[str, str], int] = {}
+    def __init__(self, states: Iterable[State]) -> None:
+        rows = itertools.chain(*(frame for state in states for frame in state.get("frames", ())))
+        counted = Counter((str(text), colour) for row in rows for text, colour in row)
+        self.cells = {cell: place for place, (cell, _) in enumerate(counted.most_common())}
 
     def state(self, state: State) -> State:
         if "frames" not in state:
             return state
-        frames = [[[self._place(cell) for cell in row] for row in f] for f in state["frames"]]
+        frames = [
+            [[self.cells[str(text), colour] for text, colour in row] for row in frame]
+            for frame in state["frames"]
+        ]
         return {**state, "frames": frames}
-
-    def _place(self, cell: Sequence[Any]) -> int:
-        text, colour = cell
-        return self.cells.setdefault((str(text), colour), len(self.cells))
 
 
 EXPLORABLES = (

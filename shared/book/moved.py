@@ -11,7 +11,7 @@ from shared.plots import ORANGE, SKY
 SUMS = ("reduce", "all_reduce", "reduce_scatter")
 COLLECTIVES = ("broadcast", "scatter", "gather", "all_gather", *SUMS, "all_to_all")
 WAYS = ("ring", "tree", "central rank")
-READ = {"S": "the whole tensor, of the busiest rank", "orange, blue": "has just come, complete"}
+READ = {"S": "the whole tensor", "orange, blue": "has just come, complete"}
 
 Chunks = dict[int, frozenset[int]]  # of which ranks a message or a rank has numbers, by chunk
 Message = tuple[int, int, Chunks]  # from, to, what
@@ -24,11 +24,10 @@ def collective(operation: str, way: str, ranks: int) -> State:
     shown, last = films[way], len(films[way]) - 1
     says = [f"Before the first of {count(last, 'round')}: what goes into {operation}."]
     for number, (_, messages) in enumerate(shown[1:], 1):
-        sent = [
-            f"{source} sends {_parts(operation, what)} to {to}" for source, to, what in messages
-        ]
-        more = f", and {len(sent) - 2} more" if len(sent) > 2 else ""
-        says.append(f"Round {number} of {last}: rank {', rank '.join(sent[:2])}{more}.")
+        source, to, what = messages[0]
+        more = f", and {count(len(messages) - 1, 'message')} more" if len(messages) > 1 else ""
+        sent = f"rank {source} sends {_parts(operation, what)} to rank {to}"
+        says.append(f"Round {number} of {last}: {sent}{more}.")
     return {
         "rows": [f"rank {rank}" for rank in range(ranks)],
         "columns": [f"chunk {chunk}" for chunk in range(ranks)],
@@ -138,14 +137,14 @@ def _to_the_next(operation: str, held: list[Chunks], rank: int, number: int) -> 
 
 
 def _cost(operation: str, moments: Film, ranks: int) -> str:
-    """Rounds, and what the busiest ranks send and receive, in sizes of the whole tensor."""
+    """Rounds, and what leaves and reaches the busiest ranks, in sizes of the whole tensor."""
     sent, received = [0] * ranks, [0] * ranks
     for _, messages in moments:
         for source, to, what in messages:
             sent[source] += blocks(operation, what)
             received[to] += blocks(operation, what)
     rounds = count(len(moments) - 1, "round")
-    return f"{rounds}, sends {max(sent) / ranks:.2f} S, receives {max(received) / ranks:.2f} S"
+    return f"{rounds}, out {max(sent) / ranks:.2f} S, in {max(received) / ranks:.2f} S"
 
 
 def _frame(operation: str, held: list[Chunks], messages: list[Message]) -> list[list[list[str]]]:

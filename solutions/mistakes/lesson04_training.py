@@ -249,7 +249,9 @@ class _SearchedOn(Beam):
 @torch.no_grad()
 def beam_search(model, src, max_len, beam_size=5, length_penalty=0.6, bos_id=1, eos_id=2, pad_id=0):
     cache = _start(model, src, pad_id)
-    beam = _SearchedOn(**vars(Beam.start(src, max_len, beam_size, bos_id, pad_id)))
+    b = Beam.start(src, max_len, beam_size, bos_id, pad_id)
+    whole = b.tokens, b.log_p, b.finished, b.score, b.num_finished, b.decided, b.first_row
+    beam = _SearchedOn(*whole)
     cache = cache.select(torch.arange(len(src)).repeat_interleave(beam_size))
     for length in range(1, max_len + 1):
         logits = model.step(beam.tokens[:, :, length - 1].reshape(-1), cache)

@@ -27,11 +27,11 @@ def test_a_message_carries_what_its_sender_has_and_all_arrives(operation):
 def test_the_costs_are_those_that_are_known():
     """Buckets around a ring and minimum spanning trees: Chan et al. 2007 (10.1002/cpe.1206)."""
     shown = {op: collective(op, "ring", 8)["numbers"] for op in COLLECTIVES}
-    assert shown["all_reduce"]["ring"] == "14 rounds, sends 1.75 S, receives 1.75 S"
-    assert shown["all_reduce"]["tree"] == "6 rounds, sends 3.00 S, receives 3.00 S"
-    assert shown["all_reduce"]["central rank"] == "14 rounds, sends 7.00 S, receives 7.00 S"
+    assert shown["all_reduce"]["ring"] == "14 rounds, out 1.75 S, in 1.75 S"
+    assert shown["all_reduce"]["tree"] == "6 rounds, out 3.00 S, in 3.00 S"
+    assert shown["all_reduce"]["central rank"] == "14 rounds, out 7.00 S, in 7.00 S"
     for half in ("reduce_scatter", "all_gather"):
-        assert shown[half]["ring"] == "7 rounds, sends 0.88 S, receives 0.88 S"
-    assert shown["broadcast"]["tree"] == "3 rounds, sends 3.00 S, receives 1.00 S"
+        assert shown[half]["ring"] == "7 rounds, out 0.88 S, in 0.88 S"
+    assert shown["broadcast"]["tree"] == "3 rounds, out 3.00 S, in 1.00 S"
     sent = [m for _, messages in film("all_to_all", "ring", 4) for m in messages if m[0] == 0]
     assert [blocks("all_to_all", what) for _, _, what in sent] == [3, 2, 1]

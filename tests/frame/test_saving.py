@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from ipykernel.ipkernel import IPythonKernel
-from jupyter_client.kernelspec import get_kernel_spec
+from ipykernel.kernelspec import get_kernel_dict
 from jupyter_server.services.contents.filemanager import FileContentsManager
 
 from shared.cli.command import ROOT
@@ -27,7 +27,7 @@ def test_opening_and_saving_a_notebook_changes_no_byte(tmp_path):
     shutil.copy(NOTEBOOK, tmp_path)
     model = manager.get("lesson.ipynb")
     metadata = model["content"]["metadata"]
-    assert metadata["kernelspec"]["display_name"] == get_kernel_spec("python3").display_name
+    assert metadata["kernelspec"]["display_name"] == get_kernel_dict()["display_name"]
     assert metadata["language_info"].keys() == IPythonKernel.language_info.keys()
     metadata["language_info"] = {**IPythonKernel.language_info, "version": "3.99.9"}
     manager.save(model, "lesson.ipynb")
