@@ -69,9 +69,11 @@ function panel({ title, unit, kinds, rows, line }) {
       body.style.background = kinds[at][1];
       track.append(body);
     }
-    const limit = make("span", { class: "explorable-limit" });
-    limit.style.left = `${(100 * line) / most}%`;
-    if (drawn && line) track.append(limit);
+    if (drawn && line) {
+      const limit = make("span", { class: "explorable-limit" });
+      limit.style.left = `${(100 * line) / most}%`;
+      track.append(limit);
+    }
     box.append(make("span", {}, drawn ? `${label} ${amount(wholes[row], unit)}` : label), track);
   });
   return box;

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from shared.book.moved import COLLECTIVES, WAYS, collective
+from shared.book.moved import COLLECTIVES, WAYS, collective, ring
 from shared.book.offloading import offload
-from shared.book.planned import State, mesh, one_gpu, ring, zero
+from shared.book.planned import KEPT, State, mesh, one_gpu, zero
 from shared.book.recorded import ddp_step, fsdp_step, tensor_parallel_step
 from shared.book.recorded_accelerate import accelerate_step
 from shared.book.recorded_pipeline import pipeline_picture
@@ -83,7 +83,7 @@ EXPLORABLES = (
             "model": ("gpt2", "8b", "70b", "405b"),
             "precision": ("mixed", "float32"),
             "sequences": (1, 4, 16),
-            "kept for backward": ("all activations", "inputs of layers"),
+            "kept for backward": tuple(KEPT),
         },
         one_gpu,
         ("8b", "mixed", 4, "all activations"),
@@ -150,7 +150,7 @@ EXPLORABLES = (
             "model": ("gpt2", "8b", "70b"),
             "GPU": ("a100", "h100"),
             "GPUs": (8, 16, 64),
-            "kept for backward": ("all activations", "inputs of layers"),
+            "kept for backward": tuple(KEPT),
         },
         strategies,
         ("8b", "h100", 16, "inputs of layers"),

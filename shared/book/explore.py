@@ -81,10 +81,8 @@ def as_element(each: Explorable) -> str:
 def still_picture(each: Explorable) -> str:
     """Its first choice, where its film begins, as plain HTML, which the script replaces."""
     state = each.state(*each.first_choice)
-    tables, begins = (
-        [_still_panel(each) for each in state.get("panels", ())],
-        state.get("begins", -1),
-    )
+    tables = [_still_panel(panel) for panel in state.get("panels", ())]
+    begins = state.get("begins", -1)
     if "rows" in state:
         rows = _row("", state["columns"], "th") if "columns" in state else ""
         cells = state["frames"][begins] if "frames" in state else state["grid"]
@@ -99,25 +97,21 @@ def still_picture(each: Explorable) -> str:
 
 def _still_panel(panel: State) -> str:
     """A row for each of a panel's bars: its parts, the mark as a bar of its own, its sum."""
-    unit, line = panel["unit"], panel["line"]
-    bars = [*panel["rows"], *([("the mark", [line])] if line else [])]
-    most = max(sum(parts) for _, parts in bars if not isinstance(parts, str)) or 1
-    kinds = [_bar(1, *kind) for kind in panel["kinds"]]
-    if len(panel["rows"]) == 1:
-        kinds = [
-            f"{kind} {short(part)} {unit}" for kind, part in zip(kinds, bars[0][1], strict=True)
-        ]
-    rows = _row(panel["title"], [""], beside=", ".join(kinds))
-    for label, parts in bars:
+    unit, (kinds, colours) = panel["unit"], zip(*panel["kinds"], strict=True)
+    bars = [(label, parts, colours) for label, parts in panel["rows"]]
+    if len(bars) == 1:
+        kinds = [f"{k} {short(part)} {unit}" for k, part in zip(kinds, bars[0][1], strict=True)]
+    legend = ", ".join(_bar(1, *kind) for kind in zip(kinds, colours, strict=True))
+    if panel["line"]:
+        bars.append(("the mark", [panel["line"]], ["#cccccc"]))
+    most = max(sum(parts) for _, parts, _ in bars if not isinstance(parts, str)) or 1
+    rows = _row(panel["title"], [""], beside=legend)
+    for label, parts, pieces in bars:
         if isinstance(parts, str):
             rows += _row(label, [""], beside=escape(parts))
             continue
-        grey = [["", "#cccccc"]]
-        kinds = panel["kinds"] if label != "the mark" else grey
-        body = "".join(
-            _bar(12 * size / most, "", colour)
-            for size, (_, colour) in zip(parts, kinds, strict=True)
-        )
+        drawn = zip(parts, pieces, strict=True)
+        body = "".join(_bar(12 * size / most, "", colour) for size, colour in drawn)
         rows += _row(label, [f"{short(sum(parts))} {unit}"], beside=body)
     return rows
 

@@ -3,9 +3,10 @@
 A round is as long as a message: a rank sends at most one in it, and receives at most one.
 """
 
+import functools
 import itertools
 
-from shared.book.planned import State, count, shade
+from shared.book.planned import State, count
 from shared.plots import ORANGE, SKY
 
 SUMS = ("reduce", "all_reduce", "reduce_scatter")
@@ -38,6 +39,36 @@ def collective(operation: str, way: str, ranks: int) -> State:
     }
 
 
+def ring(ranks: int) -> State:
+    """An all-reduce around a ring: who is in the sum of each chunk after each step."""
+    frames, steps = [], 2 * (ranks - 1)
+    says = [f"Before the first step each of {ranks} ranks has its own numbers in each chunk."]
+    for step, (held, messages) in enumerate(film("all_reduce", "ring", ranks)):
+        frames.append([[_whose(row[c], ranks) for c in range(ranks)] for row in held])
+        if not step:
+            continue
+        half = "reduce-scatter" if step < ranks else "all-gather"
+        complete = sum(len(those) == ranks for row in held for those in row.values())
+        _, to, (sent,) = messages[0]
+        says.append(
+            f"Step {step} of {steps} ({half}): rank 0 sent chunk {sent} to rank {to};"
+            f" {complete} of {ranks * ranks} chunks are complete."
+        )
+    return {
+        "rows": [f"rank {rank}" for rank in range(ranks)],
+        "frames": frames,
+        "columns": [f"chunk {chunk}" for chunk in range(ranks)],
+        "numbers": {
+            "steps, one after the other": steps,
+            "each rank sends, of the tensor": f"{steps / ranks:.3f} S",
+            "a central rank would send": f"{ranks - 1} S",
+        },
+        "says": says,
+        "begins": min(3, len(frames) - 1),
+    }
+
+
+@functools.cache
 def film(operation: str, way: str, ranks: int) -> Film:
     """All rounds of a collective; what the ranks hold before the first comes first."""
     held = [_before(operation, rank, ranks) for rank in range(ranks)]
@@ -149,20 +180,26 @@ def _cost(operation: str, moments: Film, ranks: int) -> str:
 
 def _frame(operation: str, held: list[Chunks], messages: list[Message]) -> list[list[list[str]]]:
     """A row a rank: whose numbers are in a chunk; coloured if just come, or complete."""
-    came = {(to, chunk) for _, to, what in messages for chunk in what}
-    ranks = len(held)
-    rows = []
-    for rank, chunks in enumerate(held):
-        due = wanted(operation, rank, ranks)
-        rows.append([])
-        for chunk in range(ranks):
-            those = chunks.get(chunk, frozenset())
-            text = ("+" if operation in SUMS else " ").join(map(str, sorted(those)))
-            done = chunk in due and those >= due[chunk]
-            grey = shade(max(1, len(those)), ranks) if those else "#ffffff"
-            colour = ORANGE if (rank, chunk) in came else SKY if done else grey
-            rows[-1].append([text, colour])
-    return rows
+    came, ranks = {(to, chunk) for _, to, what in messages for chunk in what}, len(held)
+    due = [wanted(operation, rank, ranks) for rank in range(ranks)]
+
+    def cell(rank: int, chunk: int) -> list[str]:
+        those = held[rank].get(chunk, frozenset())
+        text, colour = _whose(those, ranks, "+" if operation in SUMS else " ")
+        if (rank, chunk) in came:
+            colour = ORANGE
+        elif chunk in due[rank] and those >= due[rank][chunk]:
+            colour = SKY
+        return [text, colour]
+
+    return [[cell(rank, chunk) for chunk in range(ranks)] for rank in range(ranks)]
+
+
+def _whose(those: frozenset[int], full: int, sign: str = "+") -> list[str]:
+    """Whose numbers, and a colour: the more, the darker; that of a message where all are there."""
+    level = round(240 - 70 * (len(those) - 1) / max(1, full - 1))
+    colour = SKY if len(those) == full else f"#{level:02x}{level:02x}{level:02x}"
+    return [sign.join(map(str, sorted(those))), colour if those else "#ffffff"]
 
 
 def _parts(operation: str, what: Chunks) -> str:

@@ -19,7 +19,7 @@ from shared.pipeline.schedules import (
 from shared.planner.memory import memory_per_rank
 from shared.planner.models import MODELS
 from shared.planner.outcomes import Memory
-from shared.planner.specs import Plan
+from shared.planner.specs import Checkpoint, Plan
 from shared.plots import MEANING, SKY, VARIANTS, VERMILION
 from shared.sharding.counting import formula
 
@@ -64,55 +64,6 @@ def table_of(schedule: str, ranks: int, micro_batches: int) -> tuple[Table, int]
         return interleaved_schedule(ranks, micro_batches, 2), 2
     make = gpipe_schedule if schedule == "GPipe" else one_f_one_b_schedule
     return make(ranks, micro_batches), 1
-
-
-def ring(ranks: int) -> State:
-    """An all-reduce around a ring: who is in the sum of each chunk after each step."""
-    held = [[{rank} for _ in range(ranks)] for rank in range(ranks)]
-    frames = [_named(held)]
-    says = [f"Before the first step each of {ranks} ranks has its own numbers in each chunk."]
-    for step in range(2 * (ranks - 1)):
-        sent = [(rank - 1 - step) % ranks for rank in range(ranks)]  # as in lesson 05's table
-        moved = [(rank, sent[rank], set(held[rank][sent[rank]])) for rank in range(ranks)]
-        for rank, chunk, those in moved:
-            there = held[(rank + 1) % ranks]
-            there[chunk] = there[chunk] | those if step < ranks - 1 else those
-        frames.append(_named(held))
-        half = "reduce-scatter" if step < ranks - 1 else "all-gather"
-        complete = sum(len(those) == ranks for row in held for those in row)
-        says.append(
-            f"Step {step + 1} of {2 * (ranks - 1)} ({half}): rank 0 sent chunk {sent[0]} to rank"
-            f" {1 % ranks}; {complete} of {ranks * ranks} chunks are complete."
-        )
-    assert all(len(those) == ranks for row in held for those in row)
-    sends = 2 * (ranks - 1) / ranks
-    return {
-        "rows": [f"rank {rank}" for rank in range(ranks)],
-        "frames": frames,
-        "columns": [f"chunk {chunk}" for chunk in range(ranks)],
-        "numbers": {
-            "steps, one after the other": 2 * (ranks - 1),
-            "each rank sends, of the tensor": f"{sends:.3f} S",
-            "a central rank would send": f"{ranks - 1} S",
-        },
-        "says": says,
-        "begins": min(3, len(frames) - 1),
-    }
-
-
-def _named(held: Sequence[Sequence[set[int]]]) -> list[list[list[str]]]:
-    """Who is in each chunk, and a colour: the more, the darker; that of a message when complete."""
-    full = len(held)
-    return [
-        [["+".join(map(str, sorted(those))), shade(len(those), full)] for those in row]
-        for row in held
-    ]
-
-
-def shade(present: int, full: int) -> str:
-    """Grey that darkens with the number of ranks in a sum, and a colour for the complete one."""
-    level = round(240 - 70 * (present - 1) / max(1, full - 1))
-    return SKY if present == full else f"#{level:02x}{level:02x}{level:02x}"
 
 
 def zero(ranks: int, billions: float) -> State:
@@ -162,11 +113,10 @@ def short(value: float) -> str:
     return f"{float(f'{value:.3g}'):,.10g}"
 
 
-def one_gpu(model: str, precision: str, sequences: int, checkpoint: str) -> State:
+def one_gpu(model: str, precision: str, sequences: int, kept: str) -> State:
     """Everything that one GPU would have to keep, by kind."""
-    recompute = {"all activations": "none", "inputs of layers": "full"}[checkpoint]
     plan = Plan(micro_batch=sequences)
-    plan = replace(plan, precision=precision, checkpoint=recompute)
+    plan = replace(plan, precision=precision, checkpoint=KEPT[kept])
     memory = memory_per_rank(MODELS[model], plan)
     whole = memory.total / 1e9
     return {
@@ -177,6 +127,7 @@ def one_gpu(model: str, precision: str, sequences: int, checkpoint: str) -> Stat
     }
 
 
+KEPT: dict[str, Checkpoint] = {"all activations": "none", "inputs of layers": "full"}
 KINDS = {
     kind: MEANING[kind] for kind in ("parameters", "gradients", "optimizer states", "activations")
 }

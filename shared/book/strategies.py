@@ -1,16 +1,15 @@
 """The same GPUs used in several ways, by the planner: bytes of a GPU and seconds of a step."""
 
 from dataclasses import replace
-from typing import cast
 
-from shared.book.planned import KINDS, State, panel, shares
+from shared.book.planned import KEPT, KINDS, State, panel, shares
 from shared.errors import InputError
 from shared.planner.memory import gathered_bytes, memory_per_rank
 from shared.planner.models import GPUS, MODELS
 from shared.planner.report import LIKELY, unproven
 from shared.planner.search import describe, survey
 from shared.planner.seconds import step_time
-from shared.planner.specs import Checkpoint, Plan
+from shared.planner.specs import Plan
 from shared.planner.variants import USABLE, Asked
 from shared.plots import GREY, ORANGE, SKY, VERMILION, YELLOW
 
@@ -28,9 +27,8 @@ NODE, FIRST = 8, "the planner's first"
 def strategies(model: str, gpu: str, gpus: int, kept: str) -> State:
     """All ways with steps of as many sequences, and the fastest plan that fits."""
     spec, cluster, batch = MODELS[model], GPUS[gpu](gpus), SEQUENCES * gpus
-    again = cast("Checkpoint", {"all activations": "none", "inputs of layers": "full"}[kept])
-    plans = {name: replace(p, checkpoint=again) for name, p in _plans(gpus, batch).items()}
-    found = survey(spec, cluster, batch, Asked(checkpoint=again)).choices
+    plans = {name: replace(p, checkpoint=KEPT[kept]) for name, p in _plans(gpus, batch).items()}
+    found = survey(spec, cluster, batch, Asked(checkpoint=KEPT[kept])).choices
     if found:
         plans[FIRST] = found[0].plan
     memory: list[tuple[str, list[float] | str]] = []

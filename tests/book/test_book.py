@@ -22,7 +22,8 @@ from shared.book.explore import explore_pages
 from shared.book.glossary import Term, anchor, link_first_uses, read_glossary
 from shared.book.inline import show_explorable
 from shared.book.landing import parts
-from shared.book.planned import State, ring
+from shared.book.moved import ring
+from shared.book.planned import State
 from shared.book.recorded import ddp_step, fsdp_step, tensor_parallel_step
 from shared.book.recorded_pipeline import pipeline_picture
 from shared.errors import InputError
