@@ -10,15 +10,22 @@ import math
 import torch
 import torch.nn.functional as F
 
-from lessons.lesson23_capstone.laboratory import SLIM, TOY, run_plan, spec_of_table
-from shared.capstone.budgets import BARE, Budget, Promise, candidates
+from lessons.lesson23_capstone.laboratory import (
+    SLIM,
+    TOY,
+    messages,
+    promises,
+    run_plan,
+    spec_of_table,
+)
+from shared.capstone.budgets import BARE, Budget, Promise
 from shared.errors import InputError
 from shared.exercises.checks import checks_for
 from shared.exercises.expecting import expect, expect_close, expect_equal, expect_raises, recognise
 from shared.exercises.seeds import fresh_seed
 from shared.measuring.memory import saved_bytes
 from shared.planner.memory import memory_per_rank
-from shared.planner.outcomes import FITTED, StepTime
+from shared.planner.outcomes import FITTED
 from shared.planner.seconds import step_time
 
 # 23.1
@@ -243,29 +250,15 @@ BUDGETS = {  # bytes a rank: what they leave open
 }
 
 
-def _promises(table, budget) -> list[Promise]:
-    """What the planner says of every candidate."""
-    spec, found = spec_of_table(table), []
-    for plan in candidates(spec, budget):
-        memory, time = memory_per_rank(spec, plan), step_time(spec, plan, budget.cluster, BARE)
-        kept = memory.parameters + memory.gradients + memory.optimizer
-        found.append(Promise(plan, kept, _messages(time)))
-    return found
-
-
-def _messages(time: StepTime) -> float:
-    return time.tensor_parallel + time.pipeline + time.data_parallel
-
-
-def _best(promises: list[Promise]) -> Promise:
-    return min(promises, key=lambda each: (round(each.seconds, 9), each.kept))
+def _best(among: list[Promise]) -> Promise:
+    return min(among, key=lambda each: (round(each.seconds, 9), each.kept))
 
 
 @exercise_23_3.check("the fastest plan that fits, and what it promises")
 def chosen(choose_plan) -> None:
     for table, name in ((TOY, "plenty"), (TOY, "ZeRO"), (TOY, "tight"), (SLIM, "three ranks")):
         budget, spec = BUDGETS[name], spec_of_table(table)
-        every = _promises(table, budget)
+        every = promises(spec, budget)
         fitting = [each for each in every if each.kept <= budget.memory]
         best, answer = _best(fitting), choose_plan(spec, budget)
         own = next((each for each in every if each.plan == answer.plan), None)
@@ -279,7 +272,7 @@ def chosen(choose_plan) -> None:
                     answer.kept == total
                 ),
                 f"seconds with FITTED: its links reach {FITTED.link} of the budget's": (
-                    math.isclose(answer.seconds, _messages(slow))
+                    math.isclose(answer.seconds, messages(slow))
                 ),
                 "the bubble is no message: it is counted into the seconds": (
                     time.bubble > 0 and math.isclose(answer.seconds, time.total)
@@ -334,13 +327,13 @@ def kept(choose_plan) -> None:
 @exercise_23_3.check("budgets that no plan keeps")
 def refused(choose_plan) -> None:
     spec = spec_of_table(TOY)
-    least = min(each.kept for each in _promises(TOY, BUDGETS["tight"]))
+    least = min(each.kept for each in promises(spec, BUDGETS["tight"]))
     small = dataclasses.replace(BUDGETS["tight"], memory=least - 1)
     expect_raises(
         InputError, choose_plan, spec, small, what="a budget of too few bytes", mentions=(least,)
     )
     slow = dataclasses.replace(BUDGETS["tight"], deadline=0.5)
-    best = _best([each for each in _promises(TOY, slow) if each.kept <= slow.memory])
+    best = _best([each for each in promises(spec, slow) if each.kept <= slow.memory])
     just = dataclasses.replace(BUDGETS["tight"], memory=best.kept)
     what = "the promise for just the bytes that it keeps"
     expect_equal(_words(choose_plan(spec, just)), _words(best), what=what)

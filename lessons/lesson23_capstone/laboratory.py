@@ -11,7 +11,7 @@ import torch
 import torch._dynamo  # what optimizers import: once here, not in every forked rank
 import torch.distributed as dist
 
-from shared.capstone.budgets import BARE, Budget, candidates
+from shared.capstone.budgets import BARE, Budget, Promise, candidates
 from shared.capstone.config import ModelTable
 from shared.capstone.keeping import Keeping
 from shared.capstone.tasks import build_model, model_spec
@@ -21,6 +21,7 @@ from shared.measuring.traffic import Traffic, count_traffic
 from shared.parallel3d.engine import Parallel3D
 from shared.parallel3d.mesh import build_mesh, make_groups
 from shared.planner.memory import memory_per_rank
+from shared.planner.outcomes import StepTime
 from shared.planner.seconds import step_time
 from shared.planner.specs import ModelSpec, Plan
 from shared.ranks.forked import run_ranks
@@ -42,21 +43,31 @@ def spec_of_table(table: ModelTable) -> ModelSpec:
 
 def kept_and_sent(spec: ModelSpec, budget: Budget) -> list[dict[str, Any]]:
     """A table's rows: of each candidate the MB of states, and the seconds of its messages."""
-    rows = []
+    return [
+        {
+            "dp x tp x pp": f"{each.plan.dp} x {each.plan.tp} x {each.plan.pp}",
+            "ZeRO": each.plan.zero,
+            "MB kept": round(each.kept / 1e6, 3),
+            "fits": "yes" if each.kept <= budget.memory else "",
+            "s of messages": round(each.seconds, 3),
+        }
+        for each in promises(spec, budget)
+    ]
+
+
+def promises(spec: ModelSpec, budget: Budget) -> list[Promise]:
+    """What the planner says of every candidate."""
+    found = []
     for plan in candidates(spec, budget):
-        most = memory_per_rank(spec, plan)
-        states = sum(getattr(most, kind) for kind in ("parameters", "gradients", "optimizer"))
-        spans = step_time(spec, plan, budget.cluster, BARE)
-        rows.append(
-            {
-                "dp x tp x pp": f"{plan.dp} x {plan.tp} x {plan.pp}",
-                "ZeRO": plan.zero,
-                "MB kept": round(states / 1e6, 3),
-                "fits": "yes" if states <= budget.memory else "",
-                "s of messages": round(spans.total - spans.compute - spans.bubble, 3),
-            }
-        )
-    return rows
+        memory, spans = memory_per_rank(spec, plan), step_time(spec, plan, budget.cluster, BARE)
+        kept = memory.parameters + memory.gradients + memory.optimizer
+        found.append(Promise(plan, kept, messages(spans)))
+    return found
+
+
+def messages(spans: StepTime) -> float:
+    """Seconds of a step's messages."""
+    return spans.tensor_parallel + spans.pipeline + spans.data_parallel
 
 
 @dataclass(frozen=True)

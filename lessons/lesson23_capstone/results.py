@@ -15,7 +15,7 @@ from shared.errors import InputError
 from shared.measuring.memory import peak_memory
 from shared.planner.models import GPUS
 from shared.planner.outcomes import Choice
-from shared.planner.peak import CUT_LOGITS, LOGITS, peak_bytes
+from shared.planner.peak import CUT_LOGITS, DDP, LOGITS, peak_bytes
 from shared.planner.report import best_of_layouts, headline, near_miss, refusals, table, utilization
 from shared.planner.search import describe, none_fits, survey
 from shared.planner.specs import ModelSpec
@@ -47,7 +47,7 @@ def bytes_needed(args: argparse.Namespace, name: str, ranks: int, half: bool) ->
     mode = args.mode or ("single" if ranks == 1 else "ddp")
     plan = check_mode(mode, config, ranks, How(args.checkpointing))
     logits = CUT_LOGITS[half] if mode == "3d" else LOGITS
-    return peak_bytes(spec, plan, "autocast" if half else "float32", logits, mode == "ddp")
+    return peak_bytes(spec, plan, "autocast" if half else "float32", logits, DDP * (mode == "ddp"))
 
 
 def plan_of(config: Config) -> tuple[ModelSpec, Any, list[Choice], list[str]]:

@@ -268,13 +268,13 @@ class Plan:
         """Waiting of a pipeline rank as a share of its work, (p - 1) / (v m)."""
         return (self.pp - 1) / (self.chunks * self.num_micro_batches)
 
-    def layers(self, model: ModelSpec) -> tuple[tuple[int, ...], ...]:
-        """Layers of each stage, by pipeline rank: rank r has stages r, r + pp, ...
+    def stages(self, model: ModelSpec) -> tuple[int, ...]:
+        """Layers of each stage, in order; raises InputError for more stages than layers."""
+        return self.cut or stage_layers(model.num_layers, self.num_stages)
 
-        Raises InputError for more stages than layers.
-        """
-        counts = self.cut or stage_layers(model.num_layers, self.num_stages)
-        return _by_rank(counts, self.pp)
+    def layers(self, model: ModelSpec) -> tuple[tuple[int, ...], ...]:
+        """The same by pipeline rank: rank r has stages r, r + pp, ..."""
+        return _by_rank(self.stages(model), self.pp)
 
 
 @cache

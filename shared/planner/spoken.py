@@ -10,15 +10,10 @@ import json
 from collections.abc import Callable
 
 from shared.errors import InputError
-from shared.planner.specs import Cluster, ModelSpec, Plan, stage_layers
+from shared.planner.specs import Cluster, ModelSpec, Plan
 from shared.planner.variants import shorter_ends
 
 AGAIN = "checkpoint each layer in the model"
-
-
-def stages_of(model: ModelSpec, plan: Plan) -> tuple[int, ...]:
-    """The layers of each stage, in the order of the stages."""
-    return plan.cut or stage_layers(model.num_layers, plan.num_stages)
 
 
 def megatron(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
@@ -32,7 +27,7 @@ def megatron(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
     ]
     if plan.chunks > 1:
         flags.append(f"--num-virtual-stages-per-pipeline-rank {plan.chunks}")
-    counts = stages_of(model, plan)
+    counts = plan.stages(model)
     if len(set(counts)) > 1:
         if counts != shorter_ends(model.num_layers, plan.num_stages):
             raise _other_stages("Megatron-LM", model, plan)
@@ -88,7 +83,7 @@ def torchtitan(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
 
 
 def _titan_pipeline(model: ModelSpec, plan: Plan) -> list[str]:
-    counts, size = stages_of(model, plan), plan.num_stages
+    counts, size = plan.stages(model), plan.num_stages
     less = int(len(set(counts)) > 1)  # left to itself, one layer less at both ends
     each, over = divmod(model.num_layers + 2 * less, size)
     made = [each + (stage < over) for stage in range(size)]
@@ -133,7 +128,7 @@ def deepspeed(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
             f"// PipelineModule(layers, num_stages={plan.pp}{more}, "
             'partition_method="type:CLASS"): CLASS is that of a layer'
         )
-        counts = stages_of(model, plan)
+        counts = plan.stages(model)
         if counts != tuple(sorted(counts, reverse=True)):
             lines.append(f"// it makes its last stages shorter; by the plan they have {counts}")
     elif full:

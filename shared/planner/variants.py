@@ -52,14 +52,13 @@ def variants(model: ModelSpec, layout: Plan, batch: int, asked: Asked = Asked())
     if model.fused_attention:
         again = ("none", "full")
     again = again if asked.checkpoint is None else (asked.checkpoint,)
-    for size, zero, checkpoint, chunks in product(micro, zeros, again, CHUNKS):
-        if rows % size:
+    parts = CHUNKS if layout.pp > 1 and not asked.deepspeed else (1,)
+    for size, zero, checkpoint, chunks in product(micro, zeros, again, parts):
+        if rows % size or (chunks > 1 and rows // size % layout.pp):
             continue
         stages = layout.pp * chunks
         even = chunks == 1 or model.num_layers % stages == 0
         cut = None if even else shorter_ends(model.num_layers, stages)
-        if chunks > 1 and (layout.pp == 1 or asked.deepspeed or rows // size % layout.pp):
-            continue
         if not even and cut is None:
             continue
         yield replace(
