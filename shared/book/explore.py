@@ -103,7 +103,7 @@ def _still_panel(panel: State) -> str:
         kinds = [f"{k} {short(part)} {unit}" for k, part in zip(kinds, bars[0][1], strict=True)]
     legend = ", ".join(_bar(1, *kind) for kind in zip(kinds, colours, strict=True))
     if panel["line"]:
-        bars.append(("the mark", [panel["line"]], ["#cccccc"]))
+        bars.append(("the mark", [panel["line"]], ("#cccccc",)))
     most = max(sum(parts) for _, parts, _ in bars if not isinstance(parts, str)) or 1
     rows = _row(panel["title"], [""], beside=legend)
     for label, parts, pieces in bars:

@@ -10,15 +10,15 @@ What you changed in the course's own cells, but for exercises, does not come alo
 import argparse
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from shared.cli.changed import git
 from shared.cli.command import ROOT
 from shared.errors import InputError
 from shared.exercises.carrying import Notebook, carry
-from shared.exercises.cells import parse
+from shared.exercises.cells import parse, read_notebook
 
 KEPT = Path("runs") / "answers_kept.py"
 PATTERN = "lessons/lesson[0-9][0-9]_*/lesson.ipynb"
@@ -48,32 +48,16 @@ def notebooks_of(place: str, root: Path = ROOT) -> list[Notebook]:
     for each in paths:
         if each.resolve() in own:
             raise InputError(f"{each} is this course's own: name the older one")
-    return [Notebook(str(each), _read(each)) for each in paths]
-
-
-def _read(path: Path) -> dict:
-    try:
-        return parse(path.read_text(encoding="utf-8"), path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read as a notebook: {error}") from None
+    return [Notebook(str(each), read_notebook(each)) for each in paths]
 
 
 def _of_revision(revision: str, root: Path) -> Iterator[Notebook]:
-    names = _git(root, "ls-tree", "-r", "--name-only", revision, "--", "lessons") or ""
-    for name in names.splitlines():
+    listed = "ls-tree", "-r", "--name-only", revision, "--", "lessons"
+    for name in (git(root, *listed, errors="strict") or "").splitlines():
         if Path(name).match(PATTERN):
             place = f"{revision}:{name}"
-            yield Notebook(place, parse(_git(root, "show", f"{revision}:./{name}") or "", place))
-
-
-def _git(root: Path, *words: str) -> str | None:
-    """Return what git says in the course's folder, None where it fails or is not there."""
-    try:
-        command = ["git", "-C", str(root), *words]
-        done = subprocess.run(command, capture_output=True, check=True, encoding="utf-8")
-        return done.stdout
-    except (OSError, UnicodeDecodeError, subprocess.CalledProcessError):
-        return None
+            text = git(root, "show", f"{revision}:./{name}", errors="strict") or ""
+            yield Notebook(place, parse(text, place))
 
 
 def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
@@ -84,7 +68,7 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     args = parser.parse_args(arguments)
     try:
         older = notebooks_of(args.place, root)
-        course = [Notebook(str(each), _read(each)) for each in sorted(root.glob(PATTERN))]
+        course = [Notebook(str(each), read_notebook(each)) for each in sorted(root.glob(PATTERN))]
         done = [(each, carry(each, course)) for each in older]
         changed = [each for each in course if each.changed]
         kept = [text for _, carried in done for text in carried.kept]

@@ -56,12 +56,12 @@ Graph = defaultdict[str, set[str]]  # from a file to those that depend on it
 
 def changed_files(root: Path, revision: str) -> list[str]:
     """Return what differs from a revision, or is new; InputError where git cannot say."""
-    if _git(root, "rev-parse", "--git-dir") is None:
+    if git(root, "rev-parse", "--git-dir") is None:
         raise InputError("--changed compares with git, and this is no git checkout")
-    if _git(root, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}") is None:
+    if git(root, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}") is None:
         raise InputError(f"--changed {revision}: git knows no such revision")
-    differ = _git(root, "diff", "-z", "--name-only", "--no-renames", "--relative", revision)
-    new = _git(root, "ls-files", "-z", "--others", "--exclude-standard")
+    differ = git(root, "diff", "-z", "--name-only", "--no-renames", "--relative", revision)
+    new = git(root, "ls-files", "-z", "--others", "--exclude-standard")
     return sorted({*f"{differ}{new}".split("\0")} - {""})
 
 
@@ -72,7 +72,7 @@ def only_prose_changed(root: Path, revision: str, path: str) -> bool:
     """
     if not path.endswith(".ipynb") or not (root / path).exists():
         return False
-    now, then = (root / path).read_text("utf-8"), _git(root, "show", f"{revision}:./{path}")
+    now, then = (root / path).read_text("utf-8"), git(root, "show", f"{revision}:./{path}")
     return then is not None and _code_cells(now) == _code_cells(then)
 
 
@@ -84,13 +84,13 @@ def _code_cells(notebook: str) -> list[dict[str, Any]]:
     return [each for each in cells if each["cell_type"] == "code"]
 
 
-def _git(root: Path, *words: str) -> str | None:
-    """Return what git says; None where it fails, or is not installed."""
+def git(root: Path, *words: str, errors: str = "surrogateescape") -> str | None:
+    """Return what git says; None where it fails, is not installed, or `errors` refuses it."""
     try:
         done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, check=False)
-    except FileNotFoundError:
+        return done.stdout.decode("utf-8", errors) if done.returncode == 0 else None
+    except (OSError, UnicodeDecodeError):
         return None
-    return done.stdout.decode("utf-8", "surrogateescape") if done.returncode == 0 else None
 
 
 class Course:

@@ -95,13 +95,14 @@ def parse(arguments: list[str], root: Path = ROOT) -> Command:
             raise UsageError(f"{action} takes no further argument, got {' '.join(rest)}")
         return Command(action, no_setup, ["--no-setup"] * no_setup)
     found = vars(_parser(action).parse_args(rest))
-    if action == "answers":
-        return Command(action, no_setup, [found["place"], *["--dry-run"] * found["dry_run"]])
     for name in ("nproc", "jobs", "time_limit"):
         if name in found and not found[name] > 0:  # nor is NaN
             raise UsageError(f"--{name.replace('_', '-')} must be above 0, got {found[name]:g}")
-    lessons = [find_lesson(name, root) for name in found.pop("lessons")]
-    return Command(action, no_setup, [*lessons, *_as_options(found)])
+    if action == "answers":
+        words = [found.pop("place")]
+    else:
+        words = [find_lesson(name, root) for name in found.pop("lessons")]
+    return Command(action, no_setup, [*words, *_as_options(found)])
 
 
 def _parser(action: str) -> argparse.ArgumentParser:

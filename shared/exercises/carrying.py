@@ -168,12 +168,12 @@ def _is_own(cell: dict[str, Any]) -> bool:
 
 def _renumbered(number: str, source: str, exercises: dict[str, Any]) -> str:
     """Return an exercise's id now: another one, where its lesson has the name under another."""
-    names = {id: _name(source_of(cell)) for id, (cell, _) in exercises.items()}
-    name = _name(source)
+    lesson, name = number.split(".")[0], _name(source)
+    own = {id: cell for id, (cell, _) in exercises.items() if id.split(".")[0] == lesson}
+    names = {id: _name(source_of(cell)) for id, cell in own.items()}
     if not name or names.get(number) == name:
         return number
-    lesson = (id for id in names if id.split(".")[0] == number.split(".")[0])
-    return next((id for id in lesson if names[id] == name), number)
+    return next((id for id in names if names[id] == name), number)
 
 
 def _tree(source: str) -> ast.Module | None:

@@ -37,14 +37,19 @@ def code_cells(path: Path) -> list[tuple[str, list[str]]]:
 
     By json alone: nbformat takes longer to import than torch, in every rank that runs `--mine`.
     """
+    cells = [cell for cell in read_notebook(path)["cells"] if cell["cell_type"] == "code"]
+    return [(source_of(each), each["metadata"].get("tags", [])) for each in cells]
+
+
+def read_notebook(path: Path) -> dict[str, Any]:
+    """Return what a notebook's file holds; InputError where it is missing or is none."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise InputError(f"no notebook at {path}") from None
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read as a notebook: {error}") from None
-    cells = [cell for cell in parse(text, path)["cells"] if cell["cell_type"] == "code"]
-    return [(source_of(each), each["metadata"].get("tags", [])) for each in cells]
+    return parse(text, path)
 
 
 def source_of(cell: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ import pytest
 from nbformat.v4 import new_code_cell
 
 from shared.cli.answers import KEPT, main, notebooks_of
-from shared.cli.command import ROOT
+from shared.cli.command import ROOT, parse
 from shared.exercises.answers import read_cells
 from shared.exercises.carrying import _is_open
 
@@ -213,9 +213,9 @@ def test_own_cells_come_over_where_they_stood(made, stubs, right, capsys):
     nbformat.write(notebook, old.notebook)
     for _ in range(2):
         assert answers(new, old.root) == 0
-        sources = [c.source for c in nbformat.read(new.notebook, as_version=4).cells]
-        assert sources.count(EXTRA) == 1
-        assert sources.index(EXTRA) == place
+        found = sources(new)
+        assert found.count(EXTRA) == 1
+        assert found.index(EXTRA) == place
     said = capsys.readouterr().out
     assert "and 1 cell of your own" in said
     assert "it uses np, which the notebook's first cell no longer defines" in said
@@ -335,3 +335,8 @@ def test_bad_input_is_one_line_and_changes_nothing(made, stubs, right, tmp_path,
         assert words in line
         assert said.out == ""
     assert new.notebook.read_text() == before
+
+
+def test_the_command_hands_on_what_it_is_asked():
+    assert parse(["answers", "x", "--dry-run"]).arguments == ["x", "--dry-run"]
+    assert parse(["answers", "x"]).arguments == ["x"]

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.errors import InputError
+from shared.exercises.cells import source_of
 from solutions.grading.intake.audit import audit
 from solutions.grading.intake.known import known_wrong, own_answers
 from solutions.grading.intake.notebook import (
@@ -71,11 +72,11 @@ def _read_lesson(folder: Path) -> Lesson:
     content = json.loads((folder / "lesson.ipynb").read_bytes())
     cells = [cell for cell in content["cells"] if cell["cell_type"] == "code"]
     first = [each for each in cells if "setup" in each["metadata"].get("tags", [])]
-    setup = "\n".join(map(_source, first))
+    setup = "\n".join(map(source_of, first))
     marks = [each["metadata"]["nbgrader"] for each in cells if "nbgrader" in each["metadata"]]
     points = {each["grade_id"]: each["points"] for each in marks if each.get("grade")}
     exercises, stubs = [], {}
-    for source in map(_source, cells):
+    for source in map(source_of, cells):
         for id, name in look(source).exercises:
             assert id not in stubs, f"{folder.name} holds exercise {id} twice"
             check = f"check-{id.replace('.', '-')}"
@@ -111,10 +112,6 @@ def _forbidden(folder: Path) -> dict[str, tuple[str, ...]]:
                 if "forbidden" in given:
                     found[id] = eval(ast.unparse(given["forbidden"]), constants)
     return found
-
-
-def _source(cell: Mapping[str, Any]) -> str:
-    return "".join(cell["source"])
 
 
 def _machinery(course: Path) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from solutions.grading.intake.names import FRAMES, HELD, MODULES
+from solutions.grading.intake.sources import bound_at
 
 DEPTH = 9  # of names that stand for names
 MOST = 99  # texts of one expression
@@ -25,7 +26,7 @@ class Literals:
 
     def __init__(self, start: Iterable[ast.AST], nodes: Sequence[ast.AST]) -> None:
         self.given, self.steps = dict[str, list[ast.expr]](), 0
-        self.stored = Counter(name for node in nodes for name in _bound(node))
+        self.stored = Counter(name for node in nodes for name in bound_at(node))
         named = [node for node in nodes if isinstance(node, ast.Name)]
         uses, calls = Counter(node.id for node in named), defaultdict[str, list[ast.Call]](list)
         methods = set[ast.AST]()
@@ -192,23 +193,6 @@ class Literals:
             parts = (each.value for each in ast.walk(name) if isinstance(each, ast.Constant))
             return of_class or any("__" in each for each in parts if isinstance(each, str))
         return any(each.startswith("__") for each in texts)
-
-
-def _bound(node: ast.AST) -> list[str]:
-    """The names that a node itself gives something."""
-    match node:
-        case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
-            return [name]
-        case ast.Import(names=names) | ast.ImportFrom(names=names):
-            return [each.asname or each.name.split(".")[0] for each in names]
-        case ast.MatchMapping(rest=str(name)):
-            return [name]
-        case (
-            ast.MatchAs() | ast.MatchStar() | ast.ExceptHandler() | ast.ClassDef()
-            | ast.FunctionDef() | ast.AsyncFunctionDef()
-        ):  # fmt: skip
-            return [node.name] if node.name else []
-    return []
 
 
 def _in_order(items: Sequence[ast.expr]) -> Sequence[ast.expr]:

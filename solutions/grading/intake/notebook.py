@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shared.exercises.commands import as_python
-from solutions.grading.intake.sources import Definition, bound_by, imported_by, parsed
+from solutions.grading.intake.sources import Definition, bound_at, bound_by, imported_by, parsed
 from solutions.grading.results import Exercise, Outcome
 
 MAX_VALUES = 1_000_000  # an empty JSON list of 3 bytes takes 64 in memory
@@ -150,16 +150,10 @@ def _needed(tree: ast.Module) -> set[str]:
         match node:
             case ast.Name(id=name, ctx=ast.Load()):
                 read.add(name)
-            case ast.Name(id=name) | ast.arg(arg=name) | ast.ExceptHandler(name=name):
+            case ast.Name(id=name):  # del, too
                 made.add(name)
-            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
-                made.add(name)
-            case ast.AsyncFunctionDef(name=name) | ast.MatchMapping(rest=name):
-                made.add(name)
-            case ast.MatchAs(name=name) | ast.MatchStar(name=name):
-                made.add(name)
-            case ast.alias(name=name, asname=local):
-                made.add(local or name.split(".")[0])
+            case _:
+                made.update(bound_at(node))
     return read - made
 
 

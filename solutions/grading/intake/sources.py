@@ -29,6 +29,23 @@ def bound_by(node: ast.stmt) -> list[str]:
     return [n.id for n in stores if isinstance(n.ctx, ast.Store)]
 
 
+def bound_at(node: ast.AST) -> list[str]:
+    """The names that a node itself gives something."""
+    match node:
+        case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
+            return [name]
+        case ast.Import(names=names) | ast.ImportFrom(names=names):
+            return [each.asname or each.name.split(".")[0] for each in names]
+        case ast.MatchMapping(rest=str(name)):
+            return [name]
+        case (
+            ast.MatchAs() | ast.MatchStar() | ast.ExceptHandler() | ast.ClassDef()
+            | ast.FunctionDef() | ast.AsyncFunctionDef()
+        ):  # fmt: skip
+            return [node.name] if node.name else []
+    return []
+
+
 def imported_by(node: ast.AST) -> Iterator[tuple[str, str, str]]:
     """(name that is bound, module, name in the module or "") for what an import statement binds."""
     if isinstance(node, ast.ImportFrom):
