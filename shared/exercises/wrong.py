@@ -28,6 +28,12 @@ class Fault:
     hint: str = ""
 
     @property
+    def engine(self) -> str:
+        """What of torch's does what is to be built by hand, where the check has seen that."""
+        engine, by_engine, _ = self.mistake.partition(" does the work")
+        return engine if by_engine else ""
+
+    @property
     def in_short(self) -> str:
         """The recognised mistake; where there is none, what was expected and what was seen."""
         if self.mistake:

@@ -16,6 +16,7 @@ from shared.exercises.notebook import check, exercise
 CHECKS = """import torch
 from shared.exercises.checks import checks_for
 from shared.exercises.expecting import expect_close
+from shared.exercises.properties import expect_by_hand
 
 for n in range({count}):
     each = checks_for(f"01.{{n}}", name="double", difficulty=1, minutes=5, hint="x + x")
@@ -25,6 +26,11 @@ for n in range({count}):
         made = double() if isinstance(double, type) else double
         got = torch.as_tensor(made(torch.tensor([1.0, -1.0])))
         expect_close(got.float(), torch.tensor([2.0, -2.0]), what="the double")
+
+    @each.check("by hand")
+    def by_hand(double):
+        made = double() if isinstance(double, type) else double
+        expect_by_hand(lambda: made(torch.ones(2)), "hardswish", what="the double")
 
     globals()[f"e{{n}}"] = each
 """
@@ -201,6 +207,10 @@ import io
 def double(x):
     torch.load(io.BytesIO(b"cbuil" + b"tins\\nev" + b"al\\n(V2\\ntR."), weights_only=False)
     return 2 * x
+own(double)
+=== an engine that a check alone forbids | uses torch's hardswish, which is the exercise itself
+def double(x):
+    return F.hardswish(x) * 0 + 2 * x
 own(double)
 === the engine in TorchScript's words | runs TorchScript that nobody has read
 unit = torch.jit.script(nn.Identity())

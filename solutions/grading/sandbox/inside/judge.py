@@ -254,7 +254,7 @@ class Judge:
         with watch:
             faults = [each for each in checks.faults(candidate) if each is not None]
         count["passed"] = count["total"] - len(faults)
-        count["flags"] = flags(candidate) if count["passed"] else []
+        count["flags"] = flags(candidate, faults) if count["passed"] else []
         count["changes"] = changed(before, state_of())
         if count["passed"] and (why := fooled(checks, exercise)):
             return {"kind": "spoilt", "why": why, **count}

@@ -157,9 +157,10 @@ class Watch(TorchFunctionMode):
             frame = frame.f_back
         return not begun_by_ours  # a thread of torch's or python's, by an answer's wish
 
-    def flags(self, candidate: Any) -> list[str]:
-        """What was seen, and what the answer derives from."""
+    def flags(self, candidate: Any, faults: Iterable[Any]) -> list[str]:
+        """What was seen, here and by the checks, and what the answer derives from."""
         found = [says for number, says in enumerate(self.says) if self.seen[number]]
+        found += [f"uses {each.engine}, {ITSELF}" for each in faults if each.engine]
         answer = _unwrapped(candidate)
         for each in (answer, *_class_of(answer).__mro__):
             found.append(self.banned.get(id(each), ""))
