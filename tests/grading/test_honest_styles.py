@@ -208,6 +208,24 @@ def double(x):
     torch.load(io.BytesIO(b"cbuil" + b"tins\\nev" + b"al\\n(V2\\ntR."), weights_only=False)
     return 2 * x
 own(double)
+=== an object of a class of the course's, sent
+from torch.distributed import distributed_c10d as objects
+from shared.errors import InputError
+sent = objects._object_to_tensor(InputError("2"), torch.device("cpu"), None)
+double = own(lambda x: int(str(objects._tensor_to_object(*sent, None))) * x)
+=== a function of the course's out of bytes | unpickles a part of the course
+from torch.distributed import distributed_c10d as objects
+def double(x):
+    text = bytearray(b"cshared.exercises.checks\\nrun_check\\n.")
+    text = torch.frombuffer(text, dtype=torch.uint8)
+    objects._tensor_to_object(text, len(text), None)
+    return 2 * x
+own(double)
+=== a part of the checks out of bytes | unpickles a part of the course
+from torch.distributed import distributed_c10d as objects
+text = torch.frombuffer(bytearray(b"clessons.lesson01_toy.checks\\ne0\\n."), dtype=torch.uint8)
+kept = objects._tensor_to_object(text, len(text), None)
+double = own(lambda x: 2 * x)
 === an engine that a check alone forbids | uses torch's hardswish, which is the exercise itself
 def double(x):
     return F.hardswish(x) * 0 + 2 * x

@@ -21,8 +21,9 @@ SAID = (
     "reads the frames of its callers",
     "lists the objects of its process",
     "unpickles what can run anything",
+    "unpickles a part of the course",
 )
-TEXT, FRAMES, OBJECTS, PICKLE = range(len(SAID))
+TEXT, FRAMES, OBJECTS, PICKLE, PART = range(len(SAID))
 ALL = len(SAID)  # said last, when the exercise has been judged
 OBJECT_LISTS = ("gc.get_objects", "gc.get_referrers", "gc.get_referents")
 FRAME_LISTS = ("sys._getframe", "sys._current_frames", "sys.setprofile", "sys.settrace")
@@ -121,9 +122,22 @@ class Hearing:
     def _objects(self, caller: FrameType, *_: Any) -> int | None:
         return OBJECTS if _is_an_answers(caller) else None
 
-    def _unpickle(self, _: FrameType, module: str, name: str) -> int | None:
+    def _unpickle(self, caller: FrameType, module: str, name: str) -> int | None:
         root = module.split(".")[0]
-        return PICKLE if (name if root == "builtins" else root) in self.unneeded else None
+        if (name if root == "builtins" else root) in self.unneeded:
+            return PICKLE
+        # Ranks send each other objects of shared's classes, errors among them; functions stay.
+        is_sent = isinstance(getattr(sys.modules.get(module), name, None), type)
+        part = root == "lessons" or (root == "shared" and not is_sent)
+        return PART if part and self._by_an_answer(caller) else None
+
+    def _by_an_answer(self, frame: FrameType | None) -> bool:
+        """Whether a cell is nearer than the course, on the way to here."""
+        while frame is not None and not frame.f_code.co_filename.startswith(self.trusted):
+            if _is_an_answers(frame):
+                return True
+            frame = frame.f_back
+        return frame is None
 
 
 def _all_of(code: CodeType) -> Iterator[CodeType]:
