@@ -58,7 +58,7 @@ def test_the_limits_are_those_of_the_grader():
     said = re.search(r"One notebook at a time has (.*?)\. They", GUIDE, re.DOTALL)[1]
     assert re.sub(r"\s+", " ", said) == (
         f"{limits.exercise_seconds:g} s an exercise, {limits.memory >> 30} GiB of memory, "
-        f"{limits.num_processes} processes, {limits.file_size >> 20} MiB a file, "
+        f"{limits.num_threads} processes and threads, {limits.file_size >> 20} MiB a file, "
         f"and {limits.folder_size >> 20} MiB in all"
     )
 
