@@ -52,7 +52,7 @@ def read_corrections(
             found[known[written], exercise] = Correction(round(float(points), 2), brief(why))
     except InputError as error:
         raise InputError(f"--corrections {path}: {error}") from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, csv.Error) as error:
         raise InputError(f"--corrections {path} cannot be read: {error}") from None
     return found
 

@@ -71,7 +71,7 @@ def read_roster(path: Path) -> dict[str, Person]:
             found[called] = person
     except InputError as error:
         raise InputError(f"--roster {path}: {error}") from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, csv.Error) as error:
         raise InputError(f"--roster {path} cannot be read: {error}") from None
     return found
 

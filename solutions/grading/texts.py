@@ -2,6 +2,9 @@
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
+
+from shared.errors import InputError
 
 ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}\b")
@@ -45,13 +48,15 @@ def as_cell(text: str) -> str:
 
 
 def decoded(content: bytes) -> str:
-    """A table's text as spreadsheets save it: UTF-8 with or without a mark, or Windows' letters."""
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        if b"\0" in content or content[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            raise
-        return content.decode("cp1252")
+    """A table's text as spreadsheets save it: UTF-8 with or without a mark, or Windows' letters.
+
+    Raises InputError, in words, for another kind of text.
+    """
+    wide = b"\0" in content or content[:2] in (b"\xff\xfe", b"\xfe\xff")
+    for letters in ("utf-8-sig",) if wide else ("utf-8-sig", "cp1252"):
+        with suppress(UnicodeDecodeError):
+            return content.decode(letters)
+    raise InputError("cannot be read: save it as CSV in UTF-8")
 
 
 def show_points(points: float) -> str:

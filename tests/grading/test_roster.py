@@ -41,7 +41,8 @@ def test_a_roster_is_read_as_spreadsheets_write_it(tmp_path, code, separator):
         (b"name,email\n,jo@x.org\n", "line 2: there is no name"),
         (b"Student,ID,SIS Login ID\nJo,1,a\nJo,1,b\n", "line 3: 'Jo' is there twice"),
         (b'name,id\n"Jo,1\n', "cannot be read: unexpected end of data"),
-        ("name\nJo\n".encode("utf-16"), "cannot be read"),
+        ("name\nJo\n".encode("utf-16"), "cannot be read: save it as CSV in UTF-8"),
+        (b"name\nJ\x81\n", "cannot be read: save it as CSV in UTF-8"),
     ],
 )
 def test_what_is_no_roster_is_refused_in_a_line(tmp_path, content, words):
