@@ -66,7 +66,8 @@ def read_roster(path: Path) -> dict[str, Person]:
             if gradebook and person.id not in ("", found.get(called, person).id):
                 called = f"{called} {person.id}"
             if not person.name or called in found:
-                why = f"{called!r} is there twice" if person.name else "there is no name"
+                twice = f"{called!r} is there twice: a column folder says what each one's is called"
+                why = twice if person.name else "there is no name"
                 raise InputError(f"line {table.line_num}: {why}")
             found[called] = person
     except InputError as error:

@@ -37,7 +37,7 @@ def test_a_roster_is_read_as_spreadsheets_write_it(tmp_path, code, separator):
         (b"", "has no column called name"),
         (b"mail,id\nx,1\n", "has no column called name, but 'mail, id'"),
         (b"name,id\n,1\n", "line 2: there is no name"),
-        (b"name,id\nJo,1\nJo,2\n", "line 3: 'Jo' is there twice"),
+        (b"name,id\nJo,1\nJo,2\n", "line 3: 'Jo' is there twice: a column folder says"),
         (b"name,email\n,jo@x.org\n", "line 2: there is no name"),
         (b"Student,ID,SIS Login ID\nJo,1,a\nJo,1,b\n", "line 3: 'Jo' is there twice"),
         (b'name,id\n"Jo,1\n', "cannot be read: unexpected end of data"),
