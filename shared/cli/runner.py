@@ -110,7 +110,8 @@ def say_problem(outcome: Outcome, log: str) -> str:
     if outcome.timed_out:
         return f"stopped after {outcome.seconds:.0f} s, the time limit"
     if outcome.status != 0:
-        to_do = re.search(r"^error: (exercise \S+ \(\w+\) is not solved yet)", log, re.MULTILINE)
+        said = r"^(?: *traceback : )?error: (exercise \S+ \(\w+\) is not solved yet)"
+        to_do = re.search(said, log, re.MULTILINE)
         return (to_do and to_do[1]) or first_failure(log) or f"exit status {outcome.status}"
     if outcome.num_left:
         return f"left {outcome.num_left} process(es) behind, now ended"

@@ -17,8 +17,8 @@ from shared.cli import setup
 from shared.cli.command import UsageError, parse
 from shared.cli.display import Display
 from shared.cli.machine import num_cores
-from shared.cli.runner import measures_time
-from shared.ranks.processes import supervise
+from shared.cli.runner import measures_time, say_problem
+from shared.ranks.processes import Outcome, supervise
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -221,6 +221,13 @@ def test_a_line_a_lesson_and_failures_do_not_stop_the_others(tree):
     page = (course.root / "runs" / "report.html").read_text()
     assert page.count('class="chip fail"') == 6  # three in the overview, three in their sections
     assert "the last words" in page
+
+
+@pytest.mark.parametrize("said", ["error: {}", "  traceback : error: {}"])  # rank 0, any other
+def test_an_open_exercise_is_named_whichever_rank_met_it(said):
+    words = "exercise 01.2 (PositionalEncoding) is not solved yet"
+    log = f"rank 0 trains: none\n{said.format(words)}, and this script uses it: solve it\n"
+    assert say_problem(Outcome(1, 3.0), log) == words
 
 
 def test_named_lessons_and_their_options(tree):
