@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,8 @@ STAMP = "torch-handle.json"
 CONSTRAINTS = "shared/cli/constraints.txt"  # what the pinned packages bring, pinned as well
 SAYS_EVERY = 10.0  # seconds, where there is no terminal
 NUM_LOG_LINES = 15
+# What pip removes: its last words for the minutes in which it copies what it installs.
+_ASIDE = re.compile(r"^ *(?:Attempting un|Found existing|Uninstalling|Successfully un).*\n?", re.M)
 
 
 class SetupFailed(RuntimeError):
@@ -271,4 +274,4 @@ def _tail(log: Path, num_lines: int = NUM_LOG_LINES) -> str:
         text = log.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-    return "\n".join(f"  {line}" for line in last_words(text, num_lines))
+    return "\n".join(f"  {line}" for line in last_words(_ASIDE.sub("", text), num_lines))
