@@ -93,6 +93,8 @@ def values(kind) -> None:
             "the update lacks its scale alpha / rank": base + update,
             "the update is scaled by alpha alone": base + alpha * update,
             "the update is scaled by rank / alpha": base + 3 / alpha * update,
+            "the scale is rsLoRA's: alpha / sqrt(rank), not alpha / rank": base
+            + alpha / 3**0.5 * update,
             "the scale is a whole number: alpha 8 and rank 16 would be 0": base
             + alpha // 3 * update,
             "the frozen layer's own output is missing": alpha / 3 * update,
