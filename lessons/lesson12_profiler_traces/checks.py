@@ -470,8 +470,8 @@ def made_reasons(answer) -> None:
     healthy = made.counted_trace(3, **HEALTHY)
     for want, change, steps, words in CASES:
         got = answer(made.counted_trace(steps, **{**HEALTHY, **change}), healthy)
-        differs = ", ".join(f"{value} {name}" for name, value in change.items()) or "nothing"
-        expect_equal(got, want, what=f"the reason ({differs} beside the healthy)", mistake=words)
+        case = f"the reason with {change} in place of the healthy run's {HEALTHY}"
+        expect_equal(got, want, what=case, mistake=words)
 
 
 @exercise_12_5.check("made traces, in which not all steps are the same")
