@@ -651,10 +651,10 @@ def lowest_stage(config_for) -> None:
                 "stage 1 is counted by its optimizer's step alone: 4 + 14/D in backward is more": (
                     stage == 1 and need[1] > 0.9 * order.per_parameter >= need[2]
                 ),
+                "the stage leaves no room for buckets": stage != order.stage and stage in fits[:1],
                 "the float32 gradients of the step, and what AdamW makes, are left out": stage
                 != order.stage
                 and stage in paper[:1],
-                "the stage leaves no room for buckets": stage != order.stage and stage in fits[:1],
                 "always stage 3: the least bytes, and half as much again to send": stage == 3
                 and order.stage != 3,
                 "the stage is too low for the budget": stage < order.stage,

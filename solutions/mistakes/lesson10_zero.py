@@ -443,6 +443,12 @@ def zero_config(num_params, num_ranks, budget, batch_size, micro_batch):
     return changed(right.zero_config(*given), stage=stage)
 
 
+@mistake("10.5", says="the stage leaves no room for buckets")
+def zero_config(num_params, num_ranks, budget, batch_size, micro_batch):
+    whole = budget * 10 / 9
+    return right.zero_config(num_params, num_ranks, whole, batch_size, micro_batch)
+
+
 @mistake("10.5", says="a budget of 5 bytes a parameter on 4 ranks is accepted")
 def zero_config(num_params, num_ranks, budget, batch_size, micro_batch):
     try:
