@@ -292,16 +292,16 @@ def chosen(choose_plan) -> None:
                     answer.plan == fitting[0].plan != best.plan
                 ),
             },
-            expected=f"{_words(best)}",
-            seen=f"{_words(answer)}",
+            expected=_words(best, ".10g"),  # a bubble is the tenth digit
+            seen=_words(answer, ".10g"),
         )
         expect_equal(_words(answer), _words(best), what=f"the promise for {budget.memory:g} bytes")
 
 
-def _words(promise: Promise) -> str:
+def _words(promise: Promise, digits: str = ".4f") -> str:
     plan = promise.plan
     mesh = f"dp {plan.dp} x tp {plan.tp} x pp {plan.pp}, ZeRO-{plan.zero}"
-    return f"{mesh}: {promise.kept:,} bytes, {promise.seconds:.4f} s"
+    return f"{mesh}: {promise.kept:,} bytes, {promise.seconds:{digits}} s"
 
 
 @exercise_23_3.check("the plan runs, and keeps its promise")
@@ -343,5 +343,6 @@ def refused(choose_plan) -> None:
         spec,
         slow,
         what="a deadline that no plan meets",
+        hint="memory decides who may take part; the deadline is asked of the fastest of these",
         mentions=(f"{best.seconds:.3g}",),
     )
