@@ -1,9 +1,14 @@
 """Write report.html: the tables and pictures of one run, on one page that needs no other file."""
 
 import base64
+import functools
 import html
 import json
+import math
+import os
+import re
 import time
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +21,15 @@ SETTINGS = ("preset", "seed", "commit")
 HEAD_KEYS = {"lesson", "run", "when", "world_size", "device", "backend", "torch", "seconds"}
 HEAD_KEYS |= {"headline", "table", "figures", *SETTINGS}
 MAX_ROWS = 60
+ROOT = Path(__file__).resolve().parents[2]
+NOISE = (
+    "≈: a time of this one run on this machine, or made of times, to two digits. Another run gives"
+    " others; where other programs ran beside it, a factor of two can be noise."
+)
+SECONDS = (
+    "Seconds are those of the whole program, its start included; a lesson's own line has those"
+    " since the script began."
+)
 
 
 def write_report(out: Path, results: Sequence[Mapping[str, Any]], run: str) -> Path:
@@ -27,7 +41,7 @@ def write_report(out: Path, results: Sequence[Mapping[str, Any]], run: str) -> P
     page = _PAGE.format(
         style=_STYLE,
         machine=_definitions(describe_runs([metrics for _, metrics in records])),
-        overview=_overview(records),
+        overview=_overview(records, out),
         lessons="\n".join(_section(out / each["lesson"], m, each) for each, m in records),
         when=time.strftime("%Y-%m-%d %H:%M"),
     )
@@ -58,25 +72,53 @@ def _read(path: Path, run: str) -> dict[str, Any]:
     return found if isinstance(found, dict) and found.get("run") == run else {}
 
 
-def _overview(records: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> str:
+def _lesson_link(name: str, out: Path) -> str:
+    """A link to a lesson: its page of the book where that is built, else its notebook; or ""."""
+    pages = {"page": "runs/book/html/lessons/{}/lesson.html", "notebook": "lessons/{}/lesson.ipynb"}
+    for what, where in pages.items():
+        if (target := ROOT / where.format(name)).exists():
+            return (
+                f'<a href="{html.escape(Path(os.path.relpath(target, out)).as_posix())}">{what}</a>'
+            )
+    return ""
+
+
+@functools.cache
+def _columns() -> dict[str, tuple[str, bool]]:
+    """Column, a # for each number in it, to what it is, and whether it is a time."""
+    table = tomllib.loads((ROOT / "shared/cli/columns.toml").read_text(encoding="utf-8"))
+    return {
+        name: (says, kind == "timed") for kind, part in table.items() for name, says in part.items()
+    }
+
+
+def _column(name: str) -> tuple[str, bool]:
+    return _columns().get(re.sub(r"\d+(\.\d+)?", "#", name), ("", False))
+
+
+def _overview(records: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], out: Path) -> str:
     rows = []
     for run, metrics in records:
         name, seconds = run["lesson"], run["seconds"]
         what = run["problem"] or metrics.get("headline", "")
         what = f"{what} (warning: {run['warning']})" if run.get("warning") else what
         rows.append(
-            f'<tr><td><a href="#{html.escape(name)}">{_title(name)}</a></td><td>{_chip(run)}</td>'
+            f'<tr><td><a href="#{html.escape(name)}">{_title(name)}</a></td>'
+            f"<td>{_lesson_link(name, out)}</td><td>{_chip(run)}</td>"
             f'<td class="number">{_text(seconds)}</td><td>{html.escape(str(what))}</td></tr>'
         )
     head = (
-        "<tr><th>lesson</th><th>last run</th><th>seconds</th><th>the figure that matters</th></tr>"
+        "<tr><th>lesson</th><th></th><th>last run</th><th>seconds</th>"
+        "<th>the figure that matters</th></tr>"
     )
-    return f'<div class="scroll"><table>{head}{"".join(rows)}</table></div>'
+    note = f'<p class="facts">{SECONDS}</p>'
+    return f'<div class="scroll"><table>{head}{"".join(rows)}</table></div>{note}'
 
 
 def _section(folder: Path, metrics: Mapping[str, Any], run: Mapping[str, Any]) -> str:
     anchor = html.escape(folder.name)
-    parts = [f'<section id="{anchor}"><h2>{_title(folder.name)} {_chip(run)}</h2>']
+    link = _lesson_link(folder.name, folder.parent)
+    parts = [f'<section id="{anchor}"><h2>{_title(folder.name)} {_chip(run)} {link}</h2>']
     if metrics.get("headline"):
         parts.append(f'<p class="headline">{html.escape(str(metrics["headline"]))}</p>')
     facts = [f"{metrics['world_size']} ranks"] if "world_size" in metrics else []
@@ -121,14 +163,29 @@ def _table(rows: Any) -> str:
     columns = list(dict.fromkeys(key for row in rows for key in row))
     numeric = {c for c in columns if all(_is_number(row.get(c, 0)) for row in rows)}
     kinds = {column: ' class="number"' if column in numeric else "" for column in columns}
-    head = "".join(f"<th{kinds[c]}>{html.escape(str(c))}</th>" for c in columns)
+    says = {column: _column(str(column)) for column in columns}
+    head = "".join(f"<th{kinds[c]}>{'≈ ' * says[c][1]}{html.escape(str(c))}</th>" for c in columns)
     body = []
     for row in rows[:MAX_ROWS]:
-        cells = (f"<td{kinds[c]}>{html.escape(_text(row.get(c, '')))}</td>" for c in columns)
+        texts = {c: (_rough if says[c][1] else _text)(row.get(c, "")) for c in columns}
+        cells = (f"<td{kinds[c]}>{html.escape(texts[c])}</td>" for c in columns)
         body.append(f"<tr>{''.join(cells)}</tr>")
     left = len(rows) - MAX_ROWS
     note = f'<p class="facts">{left} more rows in metrics.json</p>' if left > 0 else ""
+    note += f'<p class="facts">{NOISE}</p>' if any(timed for _, timed in says.values()) else ""
+    if told := {str(c): what for c, (what, _) in says.items() if what}:
+        summary = "<summary>What the columns are</summary>"
+        note += f'<details>{summary}<div class="columns">{_definitions(told)}</div></details>'
     return f'<div class="scroll"><table><tr>{head}</tr>{"".join(body)}</table></div>{note}'
+
+
+def _rough(value: Any) -> str:
+    """A time by the two digits that a second run has a chance to repeat."""
+    if not _is_number(value) or not value:
+        return _text(value)
+    digits = 1 - math.floor(math.log10(abs(value)))
+    rounded = round(float(value), digits)
+    return _text(int(rounded) if digits <= 0 else rounded)
 
 
 def _is_number(value: Any) -> bool:
@@ -216,6 +273,13 @@ dl { display: flex; flex-wrap: wrap; gap: .4rem 2rem; margin: 1rem 0; } dd { mar
   grid-template-columns: repeat(auto-fit, minmax(min(420px, 100%), 1fr)); }
 figure { margin: 0; }
 figure img { max-width: 100%; height: auto; border-radius: 6px; background: #fff; }
+.columns dl { display: block; margin: .4rem 0; } .columns div { margin-bottom: .2rem; }
+.columns dt, .columns dd { display: inline; }
+.columns dt { font-weight: 600; padding-right: .5rem; }
+@media (max-width: 600px) { section, header { padding: 1rem; }
+  header tr { display: flex; flex-wrap: wrap; border-bottom: 1px solid var(--line); }
+  header td, header th { border: 0; padding: .1rem .9rem .1rem 0; }
+  header td:last-child, header th:last-child { flex-basis: 100%; } }
 pre { overflow-x: auto; background: var(--page); padding: .8rem; font-size: .82rem; }
 summary { cursor: pointer; color: var(--soft); margin-top: 1rem; font-size: .9rem; }
 """

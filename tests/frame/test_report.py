@@ -3,10 +3,11 @@
 import base64
 import json
 import re
+import tomllib
 
 import pytest
 
-from shared.cli.report import MAX_ROWS, write_report
+from shared.cli.report import MAX_ROWS, NOISE, ROOT, write_report
 
 RUN = "2026-01-01_10-00-00_1"
 PIXEL = base64.b64decode(
@@ -73,9 +74,50 @@ def test_the_page_needs_no_other_file(runs):
     page = write_report(runs, [result("lesson01_positions")], RUN).read_text()
     sources = re.findall(r'(?:src|href)="([^"]*)"', page)
     assert sources
-    assert all(source.startswith(("data:", "#")) for source in sources)
+    assert all(source.startswith(("data:", "#")) for source in sources)  # no such lesson's notebook
     assert "<script" not in page
     assert "url(" not in page
+
+
+def test_a_row_leads_to_its_lesson_and_its_page_where_there_is_one(runs, monkeypatch):
+    monkeypatch.setattr("shared.cli.report.ROOT", runs.parent)
+    monkeypatch.setattr("shared.cli.report._columns", dict)
+    notebook = runs.parent / "lessons" / "lesson01_positions" / "lesson.ipynb"
+    page = runs / "book" / "html" / "lessons" / "lesson01_positions" / "lesson.html"
+    for file, link in (
+        (notebook, '<a href="../lessons/lesson01_positions/lesson.ipynb">notebook</a>'),
+        (page, '<a href="book/html/lessons/lesson01_positions/lesson.html">page</a>'),
+    ):
+        file.parent.mkdir(parents=True)
+        file.touch()
+        text = write_report(runs, [result("lesson01_positions")], RUN).read_text()
+        assert text.count(link) == 2  # in the table, and above the lesson's own
+
+
+def test_columns_are_explained_and_times_are_marked_and_kept_to_two_digits(runs):
+    table = [{"L": 64, "time ratio": 0.2247, "tokens/s": 67727, "ms a step": 11.6, "own": 1.2345}]
+    write_metrics(runs / "lesson01_positions", table=table)
+    page = write_report(runs, [result("lesson01_positions")], RUN).read_text()
+    cells = re.findall(r"<td[^>]*>([^<]*)</td>", page.split("<section")[1])
+    assert cells == ["64", "0.22", "68,000", "12", "1.234"]
+    heads = re.findall(r"<th[^>]*>([^<]*)</th>", page.split("<section")[1])
+    assert heads == ["L", "≈ time ratio", "≈ tokens/s", "≈ ms a step", "own"]
+    assert "<dt>L</dt><dd>tokens in a sequence</dd>" in page
+    assert "<dt>own</dt>" not in page
+    assert page.count(NOISE) == 1
+    write_metrics(runs / "lesson01_positions", table=[{"L": 64}])
+    assert NOISE not in write_report(runs, [result("lesson01_positions")], RUN).read_text()
+
+
+def test_every_column_that_is_explained_is_one_of_a_script():
+    written = "".join(
+        path.read_text("utf-8")
+        for folder in ("lessons", "shared")
+        for path in (ROOT / folder).rglob("*.py")
+    )
+    known = {re.sub(r"\{[^}]*\}", "#", each) for each in re.findall(r'"([^"\n]+)"', written)}
+    table = tomllib.loads((ROOT / "shared/cli/columns.toml").read_text("utf-8"))
+    assert [name for part in table.values() for name in part if name not in known] == []
 
 
 def test_a_failure_shows_its_words_and_log(runs):
