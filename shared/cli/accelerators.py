@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.cli.finding import GOOD, MISSING, NOTE, Finding
-from shared.cli.machine import GIB
+from shared.cli.machine import GIB, has_nvidia
 
 
 def look_at_torch() -> Iterator[Finding]:
@@ -28,9 +28,8 @@ def look_at_torch() -> Iterator[Finding]:
     yield Finding("torch", GOOD, f"{torch.__version__}, {torch.get_num_threads()} threads")
     yield look_at_gloo()
     if not torch.cuda.is_available():
-        has_gpu = Path("/proc/driver/nvidia").exists() or shutil.which("nvidia-smi") is not None
         built = torch.version.cuda or "none"
-        if not has_gpu:
+        if not has_nvidia():
             yield Finding("CUDA", GOOD, "no NVIDIA GPU here: the CPU and gloo are used")
         elif torch.version.cuda is None:
             advice = "install torch's CUDA build, or use the machine's own with --no-setup"

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shutil
 from pathlib import Path
 
 GIB = 2**30
@@ -22,6 +23,11 @@ def memory_gib() -> float:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = _limit("memory.max")
     return (min(memory, int(limit)) if limit.isdecimal() else memory) / GIB
+
+
+def has_nvidia() -> bool:
+    """Whether the machine has an NVIDIA driver, and so a GPU that torch could use."""
+    return Path("/proc/driver/nvidia").exists() or shutil.which("nvidia-smi") is not None
 
 
 def processor_name() -> str:

@@ -18,6 +18,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
+from shared.cli.torch_build import choose_build
 from shared.ranks.logs import last_words
 from shared.ranks.processes import supervise
 
@@ -146,8 +147,23 @@ def _install(root: Path, from_scratch: bool) -> None:
         if folder.exists():
             shutil.rmtree(folder)
         _step(root, "making .venv", [base, "-m", "venv", str(folder)], _VENV_ADVICE)
+    _take_torch(root)
     _step(root, "installing the pinned packages", _pip(root, ".[dev]"), _PIP_ADVICE)
     enable_saving(folder)
+
+
+def _take_torch(root: Path) -> None:
+    """Install the build of torch for this machine, where it is another than pip's ordinary one."""
+    build = choose_build(_interpreter(root), root / CONSTRAINTS)
+    if build.says:
+        print(f"set-up: {build.says}", flush=True)
+    try:
+        for command in build.commands:
+            _step(root, "installing torch", command, _PIP_ADVICE)
+    except SetupFailed:
+        if build.asked_for:
+            raise
+        print("set-up: that cannot be had from here: pip's own, with CUDA", flush=True)
 
 
 def enable_saving(venv: Path) -> None:

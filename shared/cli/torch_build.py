@@ -1,0 +1,50 @@
+"""Which build of torch set-up takes, before pip brings the rest.
+
+On Linux pip's ordinary torch brings CUDA along: gigabytes that a machine without an NVIDIA GPU
+never uses. uv knows PyTorch's own index of CPU builds by name, and is asked for it.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.cli.machine import has_nvidia
+
+VARIABLE = "TORCH_INDEX_URL"
+PIP_IS_TOLD = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_NO_INDEX", "PIP_FIND_LINKS")
+UV = "uv==0.13.9"  # used here alone, before there is anything of pyproject.toml
+
+
+@dataclass(frozen=True)
+class Build:
+    """What is said of a build, and what installs it: nothing where it is pip's ordinary one."""
+
+    says: str = ""
+    commands: tuple[list[str], ...] = ()
+    asked_for: bool = False
+
+
+def choose_build(
+    python: Path, constraints: Path, env: Mapping[str, str] = os.environ, system: str = sys.platform
+) -> Build:
+    """The build for this machine, or from where TORCH_INDEX_URL says; "" means pip's ordinary."""
+    lines = constraints.read_text(encoding="utf-8").splitlines()
+    (pin,) = (line for line in lines if line.startswith("torch=="))
+    pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check"]
+    if url := env.get(VARIABLE):
+        says = f"torch from {VARIABLE}"
+        return Build(says, ([*pip, "--no-deps", "--index-url", url, pin],), asked_for=True)
+    if url is not None or system != "linux":
+        return Build()
+    if has_nvidia():
+        return Build("torch with CUDA: there is an NVIDIA driver here")
+    if told := next((name for name in PIP_IS_TOLD if env.get(name)), ""):
+        return Build(f"torch as pip finds it, by {told}")
+    uv = [str(python), "-m", "uv", "pip", "install", "--python", str(python)]
+    return Build(
+        f"torch for the CPU alone: there is no NVIDIA driver here ({VARIABLE}= takes pip's own,"
+        f" with CUDA; {VARIABLE}=ADDRESS another index's)",
+        ([*pip, UV], [*uv, "--no-deps", "--torch-backend", "cpu", pin]),
+    )
