@@ -21,16 +21,18 @@ from pathlib import Path
 from typing import Any
 
 from shared.book.chinese import (
-    chinese_index,
+    MOVED,
     chinese_landing,
     chinese_note,
+    chinese_pictures,
     po_file,
     translated,
     with_blocks,
 )
 from shared.book.explorables import EXPLORABLES
-from shared.book.explore import SHOWN, as_element, explore_pages, script
+from shared.book.explore import SHOWN, as_element, explore_pages, script, viewer
 from shared.book.glossary import glossary_page, link_first_uses, read_glossary
+from shared.book.labels import Translate, chinese
 from shared.book.landing import landing_page
 from shared.errors import InputError
 
@@ -57,8 +59,8 @@ def _begin(source: Path) -> None:
     shutil.rmtree(source, ignore_errors=True)
     (source / "_static").mkdir(parents=True)
     shutil.copy(HERE / "conf.py", source)
-    for name in ("book.css", "explorable.js"):
-        shutil.copy(HERE / name, source / "_static")
+    shutil.copy(HERE / "book.css", source / "_static")
+    (source / "_static" / "explorable.js").write_text(viewer(), "utf-8")
 
 
 def lay_out(root: Path, source: Path) -> None:
@@ -79,7 +81,7 @@ def lay_out(root: Path, source: Path) -> None:
     (source / "lessons" / "glossary.md").write_text(
         glossary_page(terms, [each.name for each in lessons], in_book=True), "utf-8"
     )
-    (source / "zh.md").write_text(chinese_landing((HERE / "zh.md").read_text("utf-8")), "utf-8")
+    (source / "zh.md").write_text("# 中文\n", "utf-8")  # see MOVED
     (source / "explore").mkdir()
     for name, text in explore_pages([each.name for each in lessons]).items():
         (source / "explore" / name).write_text(text, "utf-8")
@@ -112,7 +114,7 @@ def english_note(folder: Path) -> str:
     return note
 
 
-def with_note(notebook: str, note: str) -> str:
+def with_note(notebook: str, note: str, translate: Translate | None = None) -> str:
     """The notebook, a note at the end of its first cell, imports folded, pictures alive."""
     import nbformat
 
@@ -121,7 +123,7 @@ def with_note(notebook: str, note: str) -> str:
     read.cells[0].source += f"\n\n{note}"
     for cell in read.cells:
         for name in SHOWN.findall(cell.source) if cell.cell_type == "code" else ():
-            html = f"{as_element(named[name])}{script('../..')}"
+            html = f"{as_element(named[name], translate)}{script('../..')}"
             cell.outputs = [nbformat.v4.new_output("display_data", {"text/html": html})]
         if "setup" in cell.metadata.get("tags", []):  # imports: for who runs it, not who reads it
             cell.metadata["tags"] = [*cell.metadata["tags"], "hide-input"]
@@ -150,13 +152,18 @@ def lay_out_chinese(root: Path, source: Path) -> None:
         text = with_note(
             (folder / "lesson.ipynb").read_text("utf-8"),
             chinese_note(folder.name, its_files(folder), pictures_of(folder)),
+            chinese,
         )
         (target / "lesson.ipynb").write_text(with_blocks(text, folder.name), "utf-8")
         for name in its_files(folder):
             shutil.copy(folder / name, target)
     shutil.copytree(HERE / "locale", source / "locale")
     names = [folder.name for folder in folders]
-    (source / "index.md").write_text(chinese_index(names), "utf-8")
+    first = chinese_landing((HERE / "zh.md").read_text("utf-8"), names)
+    (source / "index.md").write_text(first, "utf-8")
+    (source / "explore").mkdir()
+    for name, text in chinese_pictures(names).items():
+        (source / "explore" / name).write_text(text, "utf-8")
 
 
 def build(root: Path, out: Path) -> int:
@@ -171,10 +178,7 @@ def build(root: Path, out: Path) -> int:
     chinese += ["-D", "mathjax_path=../../_static/mathjax/tex-chtml.js"]  # the English pages' copy
     chinese += ["-D", "nb_code_prompt_show=显示代码", "-D", "nb_code_prompt_hide=隐藏代码"]
     runs = [subprocess.run([*sphinx, *each], check=False) for each in (english, chinese)]
-    search = html / "zh" / "_static" / "language_data.js"
-    if search.exists():  # Sphinx 9.0.4 calls a class that is not there (sphinx issue 14229)
-        text = search.read_text("utf-8")
-        search.write_text(text.replace("= ChineseStemmer;", "= EnglishStemmer;"), "utf-8")
+    (html / "zh.html").write_text(MOVED, "utf-8")
     return max(run.returncode for run in runs)
 
 

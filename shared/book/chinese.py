@@ -16,6 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shared.book.explorables import EXPLORABLES
+from shared.book.explore import as_element, asked_above, script
+from shared.book.labels import chinese
 from shared.errors import InputError
 
 if TYPE_CHECKING:
@@ -40,8 +43,16 @@ HEADER: dict[str, Any] = {
     "msgid_bugs_address": "none",
     "fuzzy": False,
 }
-# Titles of the explorables that a Chinese page names; their own pages are English.
-PICTURES = {"zero_stages": "ZeRO 的各个阶段", "offload": "卸载的数据流"}
+# What stands before a question in the lesson and is said by its page's title.
+LEADS = re.compile(r"^(?:\*\*[^*]*\*\* 在 Jupyter .*?`）。|以及)")
+HOW_CHINESE = (
+    "选择设置，图和数字随之改变；左右方向键逐步移动。所有数字都由本课程自己的代码在生成本页时算出。"
+)
+# The page where the Chinese part began, and to which the English side bar leads.
+MOVED = """<!doctype html><html lang="zh-CN"><head><meta charset="utf-8"><title>中文导读</title>
+<meta http-equiv="refresh" content="0; url=zh/index.html"></head>
+<body><a href="zh/index.html">中文导读</a></body></html>
+"""
 NOT_PROSE = re.compile(r"(`[^`]*`|\$[^$]*\$|[^A-Za-z])*")
 
 
@@ -138,39 +149,60 @@ def chinese_note(lesson: str, files: list[str], pictures: list[tuple[str, str]])
     """What stands at the end of a Chinese page's first cell: where the rest is."""
     names = {"train.py": "脚本", "checks.py": "检查程序"}
     links = "、".join(f"[{names[file]}]({file})" for file in files)
-    shown = "、".join(
-        f'<a href="../../../explore/{name}.html">{PICTURES.get(name, title)}</a>'
-        for title, name in pictures
-    )
+    shown = "、".join(f"[{chinese(title)}](../../explore/{name}.md)" for title, name in pictures)
     return (
         f"本页是 `lessons/{lesson}/lesson.ipynb` 的中文译文；代码和一次运行的输出保持原样。"
         f"旁边有{links}。"
-        + (f"可交互的图（英文）：{shown}。" if shown else "")
+        + (f"可交互的图：{shown}。" if shown else "")
         + f'<a href="../../../lessons/{lesson}/lesson.html">英文原文</a>，'
         '<a href="../../../lessons/glossary.html">词汇表</a>，'
-        '<a href="../../../zh.html">中文导读</a>。'
+        "[中文导读](../../index.md)。"
     )
 
 
-def chinese_landing(page: str) -> str:
-    """The page zh.md: lines joined without a space, links to lessons that are in Chinese."""
+def chinese_question(picture: str, lesson: str) -> str:
+    """What the translated lesson asks above its picture, and the folded answer."""
+    catalog = read_po_file(po_file(lesson))
+    asked = asked_above(picture, lesson).split("\n\n")
+    said = (catalog.get(each) for each in asked)
+    return LEADS.sub("", "\n\n".join(str(each.string) for each in said if each))
+
+
+def chinese_pictures(lessons: list[str]) -> dict[str, str]:
+    """File name to Markdown: a page for each picture of a lesson that is in Chinese."""
+    pages = {}
+    for each in EXPLORABLES:
+        for lesson in (name for name in lessons if name[len("lesson") :][:2] == each.lesson):
+            ask, _, fold = chinese_question(each.name, lesson).partition("<details>")
+            picture = f"```{{raw}} html\n{as_element(each, chinese)}\n{script('..')}\n```"
+            built = f"实现它的是[第 {each.lesson} 课](../lessons/{lesson}/lesson.ipynb)。"
+            pages[f"{each.name}.md"] = (
+                f"# {chinese(each.title)}\n\n{ask}\n\n{picture}\n\n"
+                f"{fold and '<details>'}{fold}\n\n{HOW_CHINESE}{built}\n"
+            )
+    return pages
+
+
+def chinese_landing(page: str, lessons: list[str]) -> str:
+    """The first page of the Chinese run: zh.md, its lines joined without a space.
+
+    A lesson's title leads to its Chinese page where there is one, else to the English.
+    """
     page = re.sub(r"(?<!\n)\n(?![\n#])", "", page)
-    for lesson in (path.parent.name for path in LOCALE.glob("*/lesson.po")):
-        where = f"](lessons/{lesson}/lesson.ipynb)"
-        link = f'（<a href="zh/lessons/{lesson}/lesson.html">全文中文版</a>）'
-        page = page.replace(where, where + link)
+
+    def link(found: re.Match[str]) -> str:
+        title, target = found.groups()
+        if target.split("/")[1] in lessons:
+            return f"[{title}]({target})（全文中文版）"
+        return f'<a href="../{target.rpartition(".")[0]}.html">{title}</a>'
+
+    page = re.sub(r"\[([^]]*)\]\((lessons/[^)]*)\)", link, page)
+    pictures = "\n".join(f"explore/{name[:-3]}" for name in chinese_pictures(lessons))
+    trees = {"已译成中文的课": "\n".join(f"lessons/{each}/lesson" for each in lessons)}
+    trees |= {"可交互的图": pictures} if pictures else {}
+    for caption, entries in trees.items():
+        page += f"\n\n```{{toctree}}\n:caption: {caption}\n:hidden:\n\n{entries}\n```\n"
     return page
-
-
-def chinese_index(lessons: list[str]) -> str:
-    """The first page of the Chinese run, which is little more than a list."""
-    entries = "\n".join(f"lessons/{lesson}/lesson" for lesson in lessons)
-    return (
-        "# 已译成中文的课\n\n"
-        '每一课写什么、测量什么，见<a href="../zh.html">中文导读</a>；'
-        '其余各课是<a href="../index.html">英文</a>。\n\n'
-        f"```{{toctree}}\n{entries}\n```\n"
-    )
 
 
 def main() -> int:

@@ -1,5 +1,9 @@
 """Sphinx's settings for the course's book; `shared/book/build.py` copies it beside the pages."""
 
+from typing import Any
+
+from shared.book.chinese_search import Pairs
+
 project = "Torch-Handle"
 author = "the Torch-Handle course"
 project_copyright = "MIT licence"
@@ -30,3 +34,8 @@ locale_dirs = ["locale"]
 gettext_compact = False
 # A lesson's questions are headings of its own choice, and some begin below the second level.
 suppress_warnings = ["myst.header", "mystnb.unknown_mime_type"]
+
+
+def setup(app: Any) -> None:
+    """Called by Sphinx."""
+    app.add_search_language(Pairs)  # where `language` is Chinese

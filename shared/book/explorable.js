@@ -1,5 +1,5 @@
 // Shows a picture whose every state came with the page: nothing is computed here, only shown.
-// Arrow keys step through time, anywhere on a page with one picture; the address carries the choice.
+// Arrow keys step through time, anywhere on a page with one picture; `beside.js` opens the views.
 
 const make = (tag, attributes = {}, ...children) => {
   const element = document.createElement(tag);
@@ -9,11 +9,11 @@ const make = (tag, attributes = {}, ...children) => {
 };
 
 function select(name, values, chosen, onChange) {
-  const field = make("select", { "aria-label": name });
-  for (const value of values) field.append(make("option", { value }, value));
+  const field = make("select", { "aria-label": say(name) });
+  for (const value of values) field.append(make("option", { value }, say(value)));
   field.value = chosen;
   field.addEventListener("change", () => onChange(field.value));
-  return make("label", {}, `${name} `, field);
+  return make("label", {}, `${say(name)} `, field);
 }
 
 // A cell is its text, coloured by its first letter, or a place in the list of [text, colour].
@@ -46,10 +46,12 @@ function grid(data, state, step) {
 
 const amount = (value, unit) => `${value.toLocaleString("en", { maximumSignificantDigits: 3 })} ${unit}`;
 
+const sums = (rows) => rows.map(([, parts]) => (Array.isArray(parts) ? parts.reduce((sum, part) => sum + part, 0) : 0));
+const peak = ({ rows, line }) => 1.05 * Math.max(line ?? 0, ...sums(rows)) || 1;
+
 // Stacked bars: a row's parts in the colours of the panel's kinds, or the reason why it has none.
-function panel({ title, unit, kinds, rows, line }) {
-  const wholes = rows.map(([, parts]) => (Array.isArray(parts) ? parts.reduce((sum, part) => sum + part, 0) : 0));
-  const most = 1.05 * Math.max(line ?? 0, ...wholes) || 1;
+function panel({ title, unit, kinds, rows, line }, most) {
+  const wholes = sums(rows);
   const box = make("div", { class: "explorable-bars" }, make("b", {}, title));
   const legend = make("span", { class: "explorable-legend" });
   kinds.forEach(([kind, colour], at) => {
@@ -58,7 +60,7 @@ function panel({ title, unit, kinds, rows, line }) {
     const alone = rows.length === 1 ? ` ${amount(rows[0][1][at], unit)}` : "";
     legend.append(make("span", {}, chip, kind + alone));
   });
-  if (line) legend.append(make("span", {}, `dashed: ${amount(line, unit)}`));
+  if (line) legend.append(make("span", {}, say("dashed: #", amount(line, unit))));
   box.append(legend);
   rows.forEach(([label, parts], row) => {
     const drawn = Array.isArray(parts);
@@ -87,62 +89,52 @@ function numbers(state) {
   return list;
 }
 
-function start(root) {
-  const data = JSON.parse(root.querySelector("script[type='application/json']").textContent);
-  const alone = document.querySelectorAll("[data-explorable]").length === 1; // its keys, its address
-  const asked = new URLSearchParams(alone ? location.search : "");
-  const choice = {};
-  Object.entries(data.controls).forEach(([name, values], at) => {
-    choice[name] = values.includes(asked.get(name)) ? asked.get(name) : data.first[at];
-  });
-  const given = asked.has("step") ? Number(asked.get("step")) : NaN;
-  let step = Number.isInteger(given) ? given : undefined; // where the film begins to say something
+// One view of the data, at a choice and a moment. `twin` is the state that is shown beside it, whose
+// bars have the same scale; `moved` hears of every move that a reader makes.
+function view(root, data, choice, step, twin, moved) {
   const stage = make("div", { class: "explorable-stage" });
   const says = make("p", { class: "explorable-says", "aria-live": "polite" });
-  const slider = make("input", { type: "range", min: 0, "aria-label": "step in time" });
-  let written, playing;
+  const slider = make("input", { type: "range", min: 0, "aria-label": say("step in time") });
+  let playing;
   const counted = make("output");
-  const play = make("button", { type: "button" }, "play");
+  const play = make("button", { type: "button" }, say("play"));
   const time = make("span", { class: "explorable-time" }, play, slider, counted);
 
-  const show = (moved) => {
-    const state = data.states[Object.values(choice).join("|")];
-    const length = state.frames ? state.frames.length : state.grid ? state.grid[0].length : 0;
-    const at = Math.max(0, Math.min(step ?? state.begins ?? length - 1, length - 1));
+  const state = () => data.states[Object.values(choice).join("|")];
+  const draw = () => {
+    const now = state();
+    const length = now.frames ? now.frames.length : now.grid ? now.grid[0].length : 0;
+    const at = Math.max(0, Math.min(step ?? now.begins ?? length - 1, length - 1));
     step = length ? at : step;
     slider.max = Math.max(0, length - 1);
     slider.value = at;
-    counted.textContent = state.frames ? ` step ${at} of ${length - 1}` : ` step ${at + 1} of ${length}`;
+    counted.textContent = now.frames ? say(" step # of #", at, length - 1) : say(" step # of #", at + 1, length);
     time.hidden = length < 2;
-    const picture = [...(state.panels ?? []).map(panel), ...(length ? [grid(data, state, at)] : [])];
-    stage.replaceChildren(...picture, numbers(state));
-    says.textContent = Array.isArray(state.says) ? state.says[at] : state.says;
-    if (!moved || !alone || location.protocol === "about:") return; // a notebook's frame has none
-    clearTimeout(written); // browsers refuse many changes of the address in a row
-    written = setTimeout(() => {
-      const address = new URLSearchParams({ ...choice, ...(length ? { step: at } : {}) });
-      history.replaceState(null, "", `?${address}${location.hash}`);
-    }, 300);
+    const scale = (each) => Math.max(peak(each), ...(twin()?.panels ?? []).filter((one) => one.title === each.title).map(peak));
+    const bars = (now.panels ?? []).map((each) => panel(each, scale(each)));
+    stage.replaceChildren(...bars, ...(length ? [grid(data, now, at)] : []), numbers(now));
+    says.textContent = Array.isArray(now.says) ? now.says[at] : now.says;
   };
   const pause = () => {
     clearInterval(playing);
     playing = undefined;
-    play.textContent = "play";
+    play.textContent = say("play");
   };
-  const move = (to) => ((step = to), show(true));
+  const move = (to) => ((step = to), moved());
   play.addEventListener("click", () => {
     if (playing) return pause();
     if (slider.value === slider.max) move(0);
-    play.textContent = "pause";
+    play.textContent = say("pause");
     playing = setInterval(() => {
+      if (!root.isConnected) return pause();
       move(Number(slider.value) + 1);
       if (slider.value === slider.max) pause();
     }, 900);
   });
   slider.addEventListener("input", () => (pause(), move(Number(slider.value))));
-  (alone ? document : root).addEventListener("keydown", (event) => {
+  (alone() ? document : root).addEventListener("keydown", (event) => {
     const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!by || time.hidden || event.altKey || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    if (!by || !root.isConnected || time.hidden || event.altKey || event.ctrlKey || event.metaKey || event.shiftKey) return;
     if (["SELECT", "INPUT", "TEXTAREA"].includes(event.target.tagName)) return;
     pause();
     move(Number(slider.value) + by);
@@ -151,9 +143,14 @@ function start(root) {
   const fields = Object.entries(data.controls).map(([name, values]) =>
     select(name, values, choice[name], (value) => (pause(), (choice[name] = value), move(undefined))),
   );
+  const go = (to) => {
+    fields.forEach((field, at) => (field.querySelector("select").value = to[at]));
+    pause();
+    Object.keys(choice).forEach((name, at) => (choice[name] = to[at]));
+    move(undefined);
+  };
   root.replaceChildren(make("div", { class: "explorable-controls" }, ...fields, time), stage, says);
   root.tabIndex = 0;
-  show(false);
+  draw();
+  return { root, choice, state, draw, go, moment: () => step };
 }
-
-document.querySelectorAll("[data-explorable]").forEach(start);

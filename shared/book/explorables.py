@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from shared.book.guesses import GUESSES
+from shared.book.labels import VIEWER, Translate, translated_guess, translated_state
 from shared.book.moved import COLLECTIVES, WAYS, collective, ring
 from shared.book.offloading import offload
 from shared.book.planned import KEPT, State, mesh, one_gpu, zero
@@ -46,14 +48,22 @@ class Explorable:
         """What is chosen when the page opens."""
         return self.first or tuple(values[0] for values in self.controls.values())
 
-    def as_json(self) -> str:
-        """What the page carries."""
+    def as_json(self, translate: Translate | None = None) -> str:
+        """What the page carries, its words translated."""
         controls = {name: list(map(str, values)) for name, values in self.controls.items()}
-        numbered = _Numbered(self.states.values())
-        states = {choice: numbered.state(state) for choice, state in self.states.items()}
+        shown, guess = self.states, GUESSES[self.name].as_data(self.states)
+        if translate:
+            shown = {each: translated_state(state, translate) for each, state in shown.items()}
+            guess = translated_guess(guess, translate)
+        numbered = _Numbered(shown.values())
+        states = {choice: numbered.state(state) for choice, state in shown.items()}
         first = list(map(str, self.first_choice))
         content = {"name": self.name, "controls": controls, "first": first, "states": states}
         content["cells"] = [list(cell) for cell in numbered.cells]
+        content["guess"] = guess
+        if translate:
+            named = itertools.chain(controls, *controls.values())
+            content["words"] = VIEWER | {text: translate(text) for text in named}
         return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
 
 

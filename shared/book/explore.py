@@ -4,12 +4,15 @@ import json
 import re
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from shared.book.explorables import EXPLORABLES, Explorable
+from shared.book.labels import Translate, translated_state
 from shared.book.planned import State, short
 from shared.exercises.lessons import ROOT
 
+HERE = Path(__file__).resolve().parent
 HOW = (
     "Choose, and the picture and its numbers follow. All of it was computed by the course's own"
     " code when this page was built."
@@ -41,12 +44,17 @@ def explore_pages(lessons: list[str]) -> dict[str, str]:
     return {"index.md": index, **found}
 
 
-def question(picture: str, lesson: str) -> str:
-    """What the lesson asks above its picture, and the folded answer."""
+def asked_above(picture: str, lesson: str) -> str:
+    """The cell above a picture in its lesson."""
     cells = json.loads((ROOT / "lessons" / lesson / "lesson.ipynb").read_text("utf-8"))["cells"]
     texts = ["".join(cell["source"]) for cell in cells]
     (place,) = (n for n, text in enumerate(texts) if picture in SHOWN.findall(text))
-    asked = texts[place - 1]
+    return texts[place - 1]
+
+
+def question(picture: str, lesson: str) -> str:
+    """What the lesson asks above its picture, and the folded answer."""
+    asked = asked_above(picture, lesson)
     for lead in LEADS:
         asked = re.sub(f"^{lead}", "", asked)
     return asked[0].upper() + asked[1:]
@@ -64,24 +72,31 @@ def _page(each: Explorable, lesson: str, asked: str) -> str:
     )
 
 
+def viewer() -> str:
+    """The script that brings pictures to life, of its two files."""
+    return "".join((HERE / name).read_text("utf-8") for name in ("explorable.js", "beside.js"))
+
+
 def script(root: str) -> str:
     """What brings a page's pictures to life; `root` leads to the site's first folder."""
     return f"<script type='module' src='{root}/_static/explorable.js'></script>"
 
 
-def as_element(each: Explorable) -> str:
+def as_element(each: Explorable, translate: Translate | None = None) -> str:
     """The picture as `explorable.js` finds it in a page: its still, and all its states as data."""
-    body = each.as_json().replace("</", "<\\/")
+    body = each.as_json(translate).replace("</", "<\\/")
     return (
-        f"<div data-explorable='{each.name}'>{still_picture(each)}"
+        f"<div data-explorable='{each.name}'>{still_picture(each, translate)}"
         f"<script type='application/json'>{body}</script></div>"
     )
 
 
-def still_picture(each: Explorable) -> str:
+def still_picture(each: Explorable, translate: Translate | None = None) -> str:
     """Its first choice, where its film begins, as plain HTML, which the script replaces."""
     state = each.state(*each.first_choice)
-    tables = [_still_panel(panel) for panel in state.get("panels", ())]
+    state = translated_state(state, translate) if translate else state
+    mark = translate("the mark") if translate else "the mark"
+    tables = [_still_panel(panel, mark) for panel in state.get("panels", ())]
     begins = state.get("begins", -1)
     if "rows" in state:
         rows = _row("", state["columns"], "th") if "columns" in state else ""
@@ -95,7 +110,7 @@ def still_picture(each: Explorable) -> str:
     return "".join(f"{apart}{each}</table>" for each in tables if each) + f"<p>{escape(says)}</p>"
 
 
-def _still_panel(panel: State) -> str:
+def _still_panel(panel: State, mark: str) -> str:
     """A row for each of a panel's bars: its parts, the mark as a bar of its own, its sum."""
     unit, (kinds, colours) = panel["unit"], zip(*panel["kinds"], strict=True)
     bars = [(label, parts, colours) for label, parts in panel["rows"]]
@@ -103,7 +118,7 @@ def _still_panel(panel: State) -> str:
         kinds = [f"{k} {short(part)} {unit}" for k, part in zip(kinds, bars[0][1], strict=True)]
     legend = ", ".join(_bar(1, *kind) for kind in zip(kinds, colours, strict=True))
     if panel["line"]:
-        bars.append(("the mark", [panel["line"]], ("#cccccc",)))
+        bars.append((mark, [panel["line"]], ("#cccccc",)))
     most = max(sum(parts) for _, parts, _ in bars if not isinstance(parts, str)) or 1
     rows = _row(panel["title"], [""], beside=legend)
     for label, parts, pieces in bars:

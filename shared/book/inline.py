@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 
 from shared.book.explorables import EXPLORABLES, Explorable
-from shared.book.explore import as_element, still_picture
+from shared.book.explore import as_element, still_picture, viewer
 from shared.errors import InputError
 
 HERE = Path(__file__).resolve().parent
@@ -75,7 +75,7 @@ def runs_in_a_front_end() -> bool:
 
 def _with_controls(explorable: Explorable, still: str) -> str:
     style = COLOURS + (HERE / "book.css").read_text("utf-8")
-    script = (HERE / "explorable.js").read_text("utf-8") + GROW
+    script = viewer() + GROW
     page = f"<!doctype html><meta charset='utf-8'><style>{style}</style><body>"
     page += f"{as_element(explorable)}<script type='module'>{script}</script></body>"
     return FRAME.format(

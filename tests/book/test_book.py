@@ -18,7 +18,7 @@ import torch.distributed as dist
 from shared.book.build import build, lay_out, lesson_folders
 from shared.book.chinese import translated
 from shared.book.explorables import EXPLORABLES, Explorable
-from shared.book.explore import explore_pages
+from shared.book.explore import explore_pages, viewer
 from shared.book.glossary import Term, anchor, link_first_uses, read_glossary
 from shared.book.inline import show_explorable
 from shared.book.landing import parts
@@ -106,7 +106,30 @@ def test_the_book_builds_without_a_warning_and_needs_no_network(tmp_path, capfd)
         assert [link for link in links if not (there / link).exists()] == []
         english = (html / "lessons" / lesson / "lesson.html").read_text("utf-8")
         assert f'href="../../zh/lessons/{lesson}/lesson.html"' in english
-        assert f'href="zh/lessons/{lesson}/lesson.html"' in (html / "zh.html").read_text("utf-8")
+        chinese = (html / "zh" / "index.html").read_text("utf-8")
+        assert f'href="lessons/{lesson}/lesson.html"' in chinese
+    stays_in_chinese(html)
+
+
+def stays_in_chinese(html: Path) -> None:
+    """Assert that pages in Chinese say so, lead to each other where they can, and are found."""
+    made = [path for path in (html / "zh").rglob("*.html") if "_static" not in path.parts]
+    pages = [path for path in made if path.name not in ("genindex.html", "search.html")]
+    for page in [html / "zh.html", *pages]:
+        text = page.read_text("utf-8")
+        assert '<html lang="zh-CN"' in text, page
+        original = html / page.relative_to(html / "zh") if page in pages else None
+        links = {link for link in re.findall(r'href="([^"#?]+\.html)', text) if ":" not in link}
+        for target in ((page.parent / link).resolve() for link in links):
+            assert target.exists(), (page, target)
+            stays = html / "zh" in target.parents or target == original
+            assert stays or not (html / "zh" / target.relative_to(html)).exists(), (page, target)
+    assert "url=zh/index.html" in (html / "zh.html").read_text("utf-8")
+    if CHROMIUM is not None:
+        for words in ("优化器状态", "分片", "ZeRO"):
+            search = html / "zh" / "search.html"
+            found, _ = in_a_browser(search, {"q": words}, html.parent / "search")
+            assert 'href="lessons/lesson10_zero/lesson.html"' in found, words
 
 
 @pytest.mark.full
@@ -130,44 +153,56 @@ QUIET += " --disable-background-networking --disable-component-update --virtual-
 
 # Moves every control of a page by hand, goes to the end of time, steps back by the arrow key, and
 # writes down what is seen: [choice, where it began, step, how that is said, sentence, numbers,
-# texts and colours of the grid, texts and widths of the bars].
+# texts and colours of the grid, texts and widths of the bars]. Then opens a second view beside the
+# first one, moves it in the same way, and writes down the same of both, with the marks of the
+# numbers that differ.
 DRIVER = """
-const root = document.querySelector("[data-explorable]"), seen = [];
-const texts = (what) => [...root.querySelectorAll(what)].map((element) => element.textContent);
-const fields = [...root.querySelectorAll("select")];
-const look = (began) => {
-  const slider = root.querySelector("input");
-  const untimed = root.querySelector(".explorable-time[hidden]");
-  seen.push([fields.map((field) => field.value), began, untimed ? null : +slider.value,
-    root.querySelector("output").textContent,
-    root.querySelector(".explorable-says").textContent, texts("dd"), texts("td"),
-    [...root.querySelectorAll("td")].map((cell) => cell.style.background),
+const root = document.querySelector("[data-explorable]"), alone = [], beside = [];
+const look = (view, began) => {
+  const all = (what) => [...view.querySelectorAll(what)];
+  const texts = (what) => all(what).map((element) => element.textContent);
+  const untimed = view.querySelector(".explorable-time[hidden]");
+  const slider = view.querySelector("input");
+  return [all("select").map((field) => field.value), began, untimed ? null : +slider.value,
+    view.querySelector("output").textContent,
+    view.querySelector(".explorable-says").textContent, texts("dd"), texts("td"),
+    all("td").map((cell) => cell.style.background),
     texts(".explorable-bars > span:not([class])").filter(Boolean),
-    [...root.querySelectorAll(".explorable-bar")].map((bar) => parseFloat(bar.style.width))]);
-  return +slider.value;
+    all(".explorable-bar").map((bar) => parseFloat(bar.style.width))];
 };
-const move = (at) => {
-  if (at === fields.length) {
-    const slider = root.querySelector("input"), began = +slider.value;
-    slider.value = slider.max;
-    slider.dispatchEvent(new Event("input"));
-    const last = look(began), key = { key: "ArrowLeft", bubbles: true };
-    for (let step = last; step > 0 && !root.querySelector(".explorable-time[hidden]"); step--) {
-      document.body.dispatchEvent(new KeyboardEvent("keydown", key));
-      look(began);
+const drive = (view, seen) => {
+  const fields = [...view.querySelectorAll("select")];
+  const move = (at) => {
+    if (at === fields.length) {
+      const slider = view.querySelector("input"), began = +slider.value;
+      slider.value = slider.max;
+      slider.dispatchEvent(new Event("input"));
+      const last = +slider.value, key = { key: "ArrowLeft", bubbles: true };
+      seen(view, began);
+      for (let step = last; step > 0 && !view.querySelector(".explorable-time[hidden]"); step--) {
+        document.body.dispatchEvent(new KeyboardEvent("keydown", key));
+        seen(view, began);
+      }
+      return;
     }
-    return;
-  }
-  for (const option of fields[at].options) {
-    fields[at].value = option.value;
-    fields[at].dispatchEvent(new Event("change"));
-    move(at + 1);
-  }
+    for (const option of fields[at].options) {
+      fields[at].value = option.value;
+      fields[at].dispatchEvent(new Event("change"));
+      move(at + 1);
+    }
+  };
+  move(0);
 };
-move(0);
+const first = root.querySelector(".explorable-view");
+drive(first, (view, began) => alone.push(look(view, began)));
+root.querySelector(":scope > button").click();
+drive(root.querySelectorAll(".explorable-view")[1], (view, began) => {
+  const marked = [...root.querySelectorAll("[data-other]")].map((element) => element.textContent);
+  beside.push([look(first, began), look(view, began), marked]);
+});
 const out = document.createElement("pre");
 out.id = "seen";
-out.textContent = JSON.stringify(seen);
+out.textContent = JSON.stringify([alone, beside]);
 document.body.append(out);
 """
 
@@ -182,13 +217,13 @@ def in_a_browser(page: Path, choice: dict[str, Any], profile: Path) -> tuple[str
     return found.stdout, "\n".join(console)
 
 
-def page_of(each: Explorable, folder: Path, driver: str = "") -> Path:
+def page_of(each: Explorable, folder: Path, driver: str = "", make: Any = explore_pages) -> Path:
     """The explorable's page alone, without the book around it."""
-    _, text = next(item for item in explore_pages(LESSONS).items() if item[0] == f"{each.name}.md")
+    text = make(LESSONS)[f"{each.name}.md"]
     html = text.split("```{raw} html\n")[1].split("\n```")[0].replace("../_static/", "")
     html += f"<script type='module'>{driver}</script>"
     (folder / "page.html").write_text(f"<!doctype html><body>{html}</body>", "utf-8")
-    shutil.copy(ROOT / "shared" / "book" / "explorable.js", folder)
+    (folder / "explorable.js").write_text(viewer(), "utf-8")
     return folder / "page.html"
 
 
@@ -222,10 +257,19 @@ def number(value: float) -> str:
     return rounded.rstrip("0").removesuffix(".") if "." in rounded else rounded
 
 
-def bars_of(panel: State) -> tuple[list[str], list[float]]:
-    """The texts beside a panel's bars, and how wide each part is, in percent."""
-    sums = {row: sum(parts) for row, parts in panel["rows"] if not isinstance(parts, str)}
-    most = 1.05 * max(panel["line"] or 0, *sums.values(), 0) or 1
+def sums_of(panel: State) -> dict[str, float]:
+    """The lengths of a panel's bars."""
+    return {row: sum(parts) for row, parts in panel["rows"] if not isinstance(parts, str)}
+
+
+def bars_of(panel: State, beside: State) -> tuple[list[str], list[float]]:
+    """The texts beside a panel's bars, and how wide each part is, in percent.
+
+    The same bars of a state `beside` it have the same scale.
+    """
+    sums, twins = sums_of(panel), beside.get("panels", ())
+    peers = [panel, *(each for each in twins if each["title"] == panel["title"])]
+    most = 1.05 * max(max(p["line"] or 0, *sums_of(p).values(), 0) for p in peers) or 1
     labels = [
         f"{row} {number(sums[row])} {panel['unit']}" if row in sums else row
         for row, _ in panel["rows"]
@@ -250,24 +294,52 @@ def test_a_browser_shows_what_python_computes_for_every_choice_and_moment(each, 
     assert console == ""
     seen = json.loads(unescape(re.findall(r'<pre id="seen">(.*?)</pre>', page, re.DOTALL)[0]))
     states = each.states
-    moments = 0
-    for choice, began, step, of, *shown, labels, widths in seen:
-        state = states["|".join(choice)]
-        assert shown == expected(state, step), (choice, step)
-        if step is not None:
-            last = (len(state["frames"]) if "frames" in state else len(state["grid"][0])) - 1
-            assert began == state.get("begins", last)
-            at, end = (step, last) if "frames" in state else (step + 1, last + 1)
-            assert of == f" step {at} of {end}"
-        wanted = [bars_of(panel) for panel in state.get("panels", ())]
-        assert labels == [label for texts, _ in wanted for label in texts], choice
-        assert widths == pytest.approx([w for _, wide in wanted for w in wide], rel=1e-3), choice
-        moments += 1
-    assert {"|".join(row[0]) for row in seen} == set(states)
-    lengths = [
-        len(s["frames"]) if "frames" in s else len(s.get("grid", [[0]])[0]) for s in states.values()
-    ]
-    assert moments == sum(lengths)
+    alone, beside = seen
+    for row in alone:
+        shows_what_python_has(row, states, {})
+        began, state = row[1], states["|".join(row[0])]
+        assert row[2] is None or began == state.get("begins", last_moment(state))
+    for first, second, marked in beside:
+        one, other = (states["|".join(row[0])] for row in (first, second))
+        shows_what_python_has(first, states, other)
+        shows_what_python_has(second, states, one)
+        assert marked == [*not_said(one, other), *not_said(other, one)], (first, second)
+    for rows in (alone, [second for _, second, _ in beside]):
+        assert {"|".join(row[0]) for row in rows} == set(states)
+    lengths = [last_moment(state) + 1 for state in states.values()]
+    assert len(alone) == sum(lengths)
+
+
+def last_moment(state: State) -> int:
+    """The last step of a state's film, 0 where it has none."""
+    return len(state["frames"] if "frames" in state else state.get("grid", [[0]])[0]) - 1
+
+
+def shows_what_python_has(row: list[Any], states: dict[str, State], beside: State) -> None:
+    """Assert that a view shows its choice's state, with bars on one scale with those beside it."""
+    choice, _, step, of, *shown, labels, widths = row
+    state = states["|".join(choice)]
+    assert shown == expected(state, step), (choice, step)
+    if step is not None:
+        last = last_moment(state)
+        at, end = (step, last) if "frames" in state else (step + 1, last + 1)
+        assert of == f" step {at} of {end}"
+    wanted = [bars_of(panel, beside) for panel in state.get("panels", ())]
+    assert labels == [label for texts, _ in wanted for label in texts], choice
+    assert widths == pytest.approx([w for _, wide in wanted for w in wide], rel=1e-3), choice
+
+
+def not_said(state: State, other: State) -> list[str]:
+    """The numbers of a state, as a page writes them, that the state beside it does not have."""
+
+    def told(each: State) -> list[tuple[str, str]]:
+        labels = [
+            (p["title"], label) for p in each.get("panels", ()) for label in bars_of(p, {})[0]
+        ]
+        return [*labels, *((name, str(value)) for name, value in each.get("numbers", {}).items())]
+
+    theirs = told(other)
+    return [text for name, text in told(state) if theirs and (name, text) not in theirs]
 
 
 @pytest.mark.full
@@ -353,9 +425,9 @@ def test_an_explorable_is_small_and_refuses_in_words(each):
 
 
 def test_the_viewer_computes_nothing_and_is_short():
-    text = (ROOT / "shared" / "book" / "explorable.js").read_text("utf-8")
-    assert len(text.splitlines()) <= 200
-    assert "http" not in text
+    for name in ("explorable.js", "beside.js"):
+        assert len((ROOT / "shared" / "book" / name).read_text("utf-8").splitlines()) <= 200
+    assert "http" not in viewer()
 
 
 # Moves the first control inside the frame of a notebook's picture, and writes down what it says.

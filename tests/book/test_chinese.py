@@ -7,7 +7,18 @@ from pathlib import Path
 import pytest
 
 from shared.book.build import lay_out_chinese
-from shared.book.chinese import faults, messages, po_file, read_po_file, translated
+from shared.book.chinese import (
+    chinese_pictures,
+    faults,
+    messages,
+    po_file,
+    read_po_file,
+    translated,
+)
+from shared.book.explorables import EXPLORABLES
+from shared.book.explore import viewer
+from shared.book.guesses import GUESSES
+from shared.book.labels import NUMBER, VIEWER, chinese
 
 pytest.importorskip("myst_nb", reason="./run_all.sh book installs what builds it")
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,11 +75,46 @@ def test_what_is_laid_out_has_its_hints_in_chinese_and_its_code_as_it_was(tmp_pa
     texts = ["".join(cell["source"]) for cell in after]
     assert sum("<summary>提示</summary>" in text for text in texts) == 7
     assert not any("<summary>Hint" in text for text in texts)
-    named = re.findall(r"explore/(\w+)\.html\">([^<]+)<", texts[0])
-    assert [name for name, _ in named] == ["zero_stages", "offload"]
-    assert all(re.search("[一-鿿]", title) for _, title in named)  # as is all around them
+    named = re.findall(r"\[([^]]+)\]\(\.\./\.\./explore/(\w+)\.md\)", texts[0])
+    assert [name for _, name in named] == ["zero_stages", "offload"]
+    assert all(re.search("[一-鿿]", title) for title, _ in named)  # as is all around them
     for one, other in zip(before, after, strict=True):
         if one["cell_type"] == "code":
             assert "".join(one["source"]) == "".join(other["source"])
             alive = "<div data-explorable=" in json.dumps(other["outputs"])  # a picture of the book
             assert alive or one["outputs"] == other["outputs"]
+
+
+NAMES = re.compile(r"\b(?:GPU|GB|GB/s|ZeRO|DeepSpeed|float\d+)\b")
+
+
+@pytest.mark.parametrize(
+    "each", [e for e in EXPLORABLES if any(n[6:8] == e.lesson for n in translated(ROOT))]
+)
+def test_all_that_a_picture_of_a_chinese_page_says_is_in_chinese(each):
+    left = set()
+
+    def looked_at(text: str) -> str:
+        made = chinese(text)
+        assert sorted(NUMBER.findall(made)) == sorted(NUMBER.findall(text))
+        if re.search("[A-Za-z]{2}", NAMES.sub("", made)):
+            left.add(text)
+        return made
+
+    content = json.loads(each.as_json(looked_at))
+    looked_at(each.title)
+    assert not left
+    assert re.match("猜一猜：[^A-Za-z]", content["guess"]["asks"])
+    assert content["guess"]["is"] == GUESSES[each.name].as_data(each.states)["is"]
+    said = set(re.findall(r'(?:say|button)\(\s*(?:[^"()]*\? )?"([^"]+)"', viewer()))
+    assert said <= set(content["words"])
+    assert set(VIEWER) <= said | {"one alone", "compare", "the mark"}
+    page = chinese_pictures(translated(ROOT))[f"{each.name}.md"]
+    asked, _, _ = page.partition("```")
+    assert len(re.findall("[一-鿿]", asked)) > 15 and "Jupyter" not in asked
+
+
+def test_words_of_a_chinese_search_are_pairs_of_characters_and_latin_words():
+    from shared.book.chinese_search import Pairs
+
+    assert Pairs({}).split("优化器 ZeRO-3，梯") == ["优化", "化器", "梯", "ZeRO", "3"]
