@@ -9,8 +9,9 @@ const button = (text) => make("button", { type: "button" }, say(text));
 // What a view says in numbers: [element, its name and its text].
 function told({ root }) {
   const named = [...root.querySelectorAll("dd")].map((each) => [each, each.previousSibling.textContent + each.textContent]);
-  const bars = [...root.querySelectorAll(".explorable-bars > span:not([class])")].map((each) => {
-    return [each, each.parentElement.firstChild.textContent + each.textContent];
+  const beside = ".explorable-bars > span:not([class]), .explorable-legend > span";
+  const bars = [...root.querySelectorAll(beside)].map((each) => {
+    return [each, each.closest(".explorable-bars").firstChild.textContent + each.textContent];
   });
   return [...named, ...bars];
 }

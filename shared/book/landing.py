@@ -47,7 +47,7 @@ def landing_page(root: Path, lessons: list[str]) -> str:
                 f"**[{title}](lessons/{folder}/lesson.ipynb).** *You build* {built}. *Proved equal"
                 f" to* {proved}. *Measured:* {measured}. One number: {number}."
             )
-        entries = "\n".join(f"lessons/{folder}/lesson" for _, folder, _ in there)
+        entries = "\n".join(f"{title} <lessons/{folder}/lesson>" for title, folder, _ in there)
         trees.append(f"```{{toctree}}\n:caption: '{part}'\n:hidden:\n\n{entries}\n```")
     page += [*trees, BESIDE]
     return "\n\n".join(page) + "\n"

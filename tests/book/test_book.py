@@ -108,7 +108,46 @@ def test_the_book_builds_without_a_warning_and_needs_no_network(tmp_path, capfd)
         assert f'href="../../zh/lessons/{lesson}/lesson.html"' in english
         chinese = (html / "zh" / "index.html").read_text("utf-8")
         assert f'href="lessons/{lesson}/lesson.html"' in chinese
+    first = (html / "index.html").read_text("utf-8")
+    assert re.search(r'toctree-l1"><a [^>]*lesson23_capstone/lesson\.html">23 Capstone<', first)
     stays_in_chinese(html)
+    fits_a_phone(html)
+
+
+# The pages that were once wider than 400 pixels, each in a frame as wide.
+NARROW = """
+const frame = document.body.appendChild(document.createElement("iframe")), wide = [];
+frame.style.cssText = "width: 400px; height: 800px; border: 0";
+const out = document.createElement("pre");
+const next = (pages) => {
+  if (!pages.length) {
+    out.id = "seen";
+    out.textContent = wide.join(" ");
+    return document.body.append(out);
+  }
+  frame.onload = () => setTimeout(() => {
+    const page = frame.contentDocument.documentElement;
+    if (page.scrollWidth > page.clientWidth) wide.push(pages[0]);
+    next(pages.slice(1));
+  }, 300);
+  frame.src = pages[0];
+};
+next(PAGES);
+"""
+
+
+def fits_a_phone(html: Path) -> None:
+    """Assert that pages with long names and long formulas do not scroll sideways."""
+    if CHROMIUM is None:
+        return
+    numbers = ("01", "10", "16", "17", "20", "21")
+    pages = [f"lessons/{name}/lesson.html" for name in LESSONS if name[6:8] in numbers]
+    pages += ["lessons/when_something_does_not_work.html", "zh/lessons/lesson10_zero/lesson.html"]
+    pages += ["explore/strategies.html?beside=x"]
+    script = NARROW.replace("PAGES", json.dumps(pages))
+    (html / "narrow.html").write_text(f"<!doctype html><body><script>{script}</script></body>")
+    found, _ = in_a_browser(html / "narrow.html", {}, html.parent / "narrow")
+    assert re.findall(r'<pre id="seen">(.*?)</pre>', found) == [""]
 
 
 def stays_in_chinese(html: Path) -> None:
@@ -148,7 +187,7 @@ def test_a_broken_link_fails_the_build(tmp_path):
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 QUIET = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync"
-QUIET += " --disable-background-networking --disable-component-update --virtual-time-budget=5000"
+QUIET += " --disable-background-networking --disable-component-update --virtual-time-budget=10000"
 
 
 # Moves every control of a page by hand, goes to the end of time, steps back by the arrow key, and
@@ -278,6 +317,16 @@ def bars_of(panel: State, beside: State) -> tuple[list[str], list[float]]:
     return labels, [100 * part / most for part in parts]
 
 
+def legend_of(panel: State) -> list[str]:
+    """The texts above a panel's bars: its kinds, with their size where there is one bar."""
+    sizes = panel["rows"][0][1] if len(panel["rows"]) == 1 else ()
+    unit = panel["unit"]
+    texts = [kind for kind, _ in panel["kinds"]]
+    if sizes:
+        texts = [f"{kind} {number(size)} {unit}" for kind, size in zip(texts, sizes, strict=True)]
+    return texts + [f"dashed: {number(panel['line'])} {unit}"] * bool(panel["line"])
+
+
 def in_this_course(each: Explorable) -> Any:
     """The explorables of lessons that stand."""
     there = any(name.startswith(f"lesson{each.lesson}") for name in LESSONS)
@@ -333,10 +382,12 @@ def not_said(state: State, other: State) -> list[str]:
     """The numbers of a state, as a page writes them, that the state beside it does not have."""
 
     def told(each: State) -> list[tuple[str, str]]:
-        labels = [
-            (p["title"], label) for p in each.get("panels", ()) for label in bars_of(p, {})[0]
+        bars = [
+            (panel["title"], text)
+            for panel in each.get("panels", ())
+            for text in (*legend_of(panel), *bars_of(panel, {})[0])
         ]
-        return [*labels, *((name, str(value)) for name, value in each.get("numbers", {}).items())]
+        return [*bars, *((name, str(value)) for name, value in each.get("numbers", {}).items())]
 
     theirs = told(other)
     return [text for name, text in told(state) if theirs and (name, text) not in theirs]
