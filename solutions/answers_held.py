@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,15 @@ def answers_in(
     """The same in sources by the names of their files."""
     ids = {text: each.exercise for each in answers for text in _sources(each.node)}
     for name, source in sources.items():
-        bodies = (_body(each) for each in ast.walk(parsed(source)) if isinstance(each, Definition))
-        for id in sorted({ids[text] for body in bodies if (text := _text(body)) in ids}):
+        for id in sorted({ids[text] for text in _texts(source) & ids.keys()}):
             yield name, id
+
+
+@cache
+def _texts(source: str) -> frozenset[str]:
+    """The bodies of all definitions; most files are the same in all weeks' editions."""
+    found = (each for each in ast.walk(parsed(source)) if isinstance(each, Definition))
+    return frozenset(_text(_body(each)) for each in found)
 
 
 def _sources(node: Any) -> Iterator[str]:

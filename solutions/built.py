@@ -1,6 +1,7 @@
 """By which lesson a part of the course was built: one table, for the layers and for a class."""
 
 import re
+from functools import cache
 
 # What is not listed is the frame's. The first line that fits counts.
 BUILT = {
@@ -60,6 +61,7 @@ NEEDED_BEFORE = {
 }
 
 
+@cache
 def built_in(name: str) -> int:
     """The lesson that built an imported module or name, which may say it itself; 0: the frame."""
     named = re.match(r"(?:solutions|shared)\.(?:\w+\.)?lesson(\d\d)", name)

@@ -20,7 +20,6 @@ from shared.less_communication.states import ErrorFeedback, LowRank, TopK
 
 WORLDS = (World(2), World(3), World(4, groups=2), World(1))
 NUMEL = [torch.Size(shape).numel() for shape in SHAPES]
-TOGETHER = "a bucket is one message of each kind, in a group of one none"
 
 
 def say(sent: Sequence[tuple[str, int]]) -> str:

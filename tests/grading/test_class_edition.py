@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import cache, partial
 
 import pytest
 
@@ -42,8 +43,11 @@ def week(request, tmp_path_factory):
     return request.param, folder
 
 
+course, compiled, code = cache(partial(read_lessons, ROOT)), cache(compile), cache(code_of)
+
+
 def references(number):
-    return list(KnownAnswers(ROOT, read_lessons(ROOT, [number])[number]).references())
+    return list(KnownAnswers(ROOT, course()[number]).references())
 
 
 def problems(folder, **more):
@@ -88,26 +92,20 @@ def test_its_last_notebook_runs_to_its_first_open_exercise(week, tmp_path):
 EARLY = {"04.1": {3}, "08.1a": {4, 5, 6, 7}, "13.1": {11, 12, 13}}
 
 
-@pytest.fixture(scope="module")
-def course():
-    return read_lessons(ROOT)
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("through", range(1, 24))
-def test_every_week_can_be_given_out(through, course):
+def test_every_week_can_be_given_out(through):
     """By the sources alone, which take seconds: notebooks run for some of the weeks."""
-    edition = ClassEdition(ROOT, through, lessons=course)
+    edition = ClassEdition(ROOT, through, lessons=course())
     sources = {name: text for name, text in edition.files() if text is not None}
-    for number, lesson in course.items():
+    for number, lesson in course().items():
         if int(number) <= through:
             folder = ROOT / "lessons" / lesson.folder
             for path in (*folder.rglob("*.py"), folder / "lesson.ipynb"):
-                sources[path.relative_to(ROOT).as_posix()] = code_of(path)
+                sources[path.relative_to(ROOT).as_posix()] = code(path)
     for name, source in sources.items():
-        compile(source, name, "exec")
-    of_week = KnownAnswers(ROOT, course[f"{through:02}"]).references()
-    week = [each for each in of_week if each.exercise not in NEEDED_BEFORE]
+        compiled(source, name, "exec")
+    week = [r for r in references(f"{through:02}") if r.exercise not in NEEDED_BEFORE]
     assert list(answers_in(sources, week)) == []
     assert edition.early == sorted(id for id, weeks in EARLY.items() if through in weeks)
 
@@ -249,7 +247,7 @@ def test_a_solved_week_runs_what_is_built_on_its_answers(tmp_path):
     """The planner of lesson 16 and the meshes of its script, on the answers in the notebook."""
     folder, number = tmp_path / "edition", "16"
     student_edition.write_edition(folder, through=16)
-    lesson = read_lessons(ROOT, [number])[number]
+    lesson = course()[number]
     known, path = KnownAnswers(ROOT, lesson), folder / "lessons" / lesson.folder / "lesson.ipynb"
     cells = {each.exercise: known.cell(each) for each in known.references()}
     learner = Learner(folder, tmp_path)

@@ -12,8 +12,6 @@ from lessons.lesson10_zero.experiments.asking_deepspeed import (
     ask_deepspeed,
 )
 
-ROOM = 0.9  # the share of a budget that the states may take; the rest is for buckets
-
 
 @dataclass(frozen=True)
 class Order:

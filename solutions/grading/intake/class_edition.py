@@ -46,7 +46,7 @@ class ClassEdition:
         self.answers: dict[Place, str] = {}  # of lesson NN and later ones, in shared/
         self.earlier: dict[str, str] = {}  # where those of the lessons before it are, by exercise
         for number, lesson in lessons.items():
-            for id, place in own_answers(course, lesson).items():
+            for id, place in (lesson.answers or own_answers(course, lesson)).items():
                 if int(number) < through:
                     self.earlier[id] = place
                 else:
@@ -59,7 +59,7 @@ class ClassEdition:
             if self.whole(name := self._name(path)):
                 self._need_module(name)
         for code in self._code_of_lessons():
-            self._need_imports(parsed(code))
+            self._need_imports(_tree(code))
 
     def whole(self, module: str) -> bool:
         """Whether a module stays as it is: the frame's, or built by an earlier lesson."""
@@ -94,12 +94,11 @@ class ClassEdition:
 
     def can_use(self, code: str) -> bool:
         """Whether all that a test or benchmark takes of the course is in the edition."""
-        for node in ast.walk(parsed(code)):
-            for _, module, name in imported_by(node):
-                if module.split(".")[0] == "solutions":
-                    return False
-                if module.split(".")[0] == "shared" and not self._has(module, name):
-                    return False
+        for _, module, name in _imported(_tree(code)):
+            if module.split(".")[0] == "solutions":
+                return False
+            if module.split(".")[0] == "shared" and not self._has(module, name):
+                return False
         return True
 
     def _has(self, module: str, name: str) -> bool:
@@ -123,16 +122,15 @@ class ClassEdition:
     def _need_imports(self, tree: ast.AST) -> None:
         """Everything that the imports anywhere in a piece of code name."""
         modules = dict[str, str]()
-        for node in ast.walk(tree):
-            for local, module, name in imported_by(node) if isinstance(node, IMPORTS) else ():
-                if module.split(".")[0] != "shared":
-                    continue
-                self._hand_on(module, name)
-                module, name = self.known.resolve(module, name)
-                if name:
-                    self._need(module, name)
-                else:
-                    modules[local] = module
+        for local, module, name in _imported(tree):
+            if module.split(".")[0] != "shared":
+                continue
+            self._hand_on(module, name)
+            module, name = self.known.resolve(module, name)
+            if name:
+                self._need(module, name)
+            else:
+                modules[local] = module
         self._need_attributes(tree, modules)
 
     def _hand_on(self, module: str, name: str) -> None:
@@ -151,10 +149,9 @@ class ClassEdition:
 
     def _need_attributes(self, tree: ast.AST, modules: dict[str, str]) -> None:
         """What is taken of modules that are known by a name: `batching.Batch`."""
-        for node in ast.walk(tree):
-            match node:
-                case ast.Attribute(value=ast.Name(id=local), attr=name) if local in modules:
-                    self._need(*self.known.resolve(modules[local], name))
+        for local, name in _attributes(tree) if modules else ():
+            if local in modules:
+                self._need(*self.known.resolve(modules[local], name))
 
     def _need_module(self, module: str) -> None:
         self.modules.add(module)
@@ -239,6 +236,24 @@ class ClassEdition:
         return not names or any((module, each) in self.kept for each in names)
 
 
+# Nobody changes a tree: what has been found in one for an edition holds for the next week's.
+_tree = cache(parsed)
+
+
+@cache
+def _imported(tree: ast.AST) -> list[tuple[str, str, str]]:
+    nodes = (each for each in ast.walk(tree) if isinstance(each, IMPORTS))
+    return [found for each in nodes for found in imported_by(each)]
+
+
+@cache
+def _attributes(tree: ast.AST) -> list[Place]:
+    """(name, attribute) of all that is taken of a name."""
+    nodes = (each for each in ast.walk(tree) if isinstance(each, ast.Attribute))
+    return [(each.value.id, each.attr) for each in nodes if isinstance(each.value, ast.Name)]
+
+
+@cache
 def _binds(node: ast.stmt) -> list[str]:
     return [] if isinstance(node, IMPORTS) else bound_by(node)
 
@@ -255,6 +270,7 @@ def _with_these(node: Any, lines: list[str]) -> list[str]:
     return [f"{node.targets[0].id} = (", *parts, ")"]
 
 
+@cache
 def _used(node: ast.AST) -> set[str]:
     """Names that a statement uses, those of annotations in quotes as well."""
     names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}

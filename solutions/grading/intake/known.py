@@ -49,7 +49,8 @@ class KnownAnswers:
     def __init__(self, course: Path, lesson: Lesson) -> None:
         self.course, self.folder = course, lesson.folder
         self.names = {each.id: each.name for each in lesson.exercises}
-        self.module, self.setup = cache(self._module), _read(lesson.setup)
+        self.path, self.module = cache(self._path), cache(self._module)
+        self.setup = _read(lesson.setup)
         origins = {self.resolve(*origin): name for name, origin in self.setup.imports.items()}
         self.in_setup = {o: name for o, name in origins.items() if o[1] or not _ours(o)}
 
@@ -88,7 +89,7 @@ class KnownAnswers:
         code = "\n\n\n".join(ast.unparse(ast.fix_missing_locations(part)) for part in cell.parts)
         return "\n".join([*sorted(cell.imports), "\n", code] if cell.imports else [code])
 
-    def path(self, name: str) -> Path | None:
+    def _path(self, name: str) -> Path | None:
         """Where a module of the course lies; None if it is no module."""
         base = self.course.joinpath(*name.split("."))
         places = base.with_suffix(".py"), base / "__init__.py"
