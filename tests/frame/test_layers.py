@@ -17,7 +17,7 @@ import pytest
 
 from solutions.built import BUILT, NEEDED_BEFORE, built_in
 from solutions.grading.intake.known import KnownAnswers
-from solutions.grading.intake.lesson import read_lessons
+from solutions.grading.intake.lesson import read_exercises
 
 ROOT = Path(__file__).resolve().parents[2]
 LESSONS = sorted(path.name for path in (ROOT / "lessons").glob("lesson*"))
@@ -118,7 +118,7 @@ def test_an_answer_in_shared_lies_in_a_module_of_its_lesson():
     """The table of solutions/built.py, by which a class gets the modules of earlier weeks whole."""
     known = [
         (number, each)
-        for number, lesson in read_lessons(ROOT).items()
+        for number, lesson in read_exercises(ROOT).items()
         for each in KnownAnswers(ROOT, lesson).references()
     ]
     assert [

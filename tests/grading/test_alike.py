@@ -5,11 +5,11 @@ from pathlib import Path
 
 from solutions.grading.alike import equal_answers, similar_answers
 from solutions.grading.intake.known import KnownAnswers
-from solutions.grading.intake.lesson import read_lessons
+from solutions.grading.intake.lesson import read_exercises
 from solutions.grading.results import Answers
 
 ROOT = Path(__file__).resolve().parents[2]
-LESSON = read_lessons(ROOT, ["02"])["02"]
+LESSON = read_exercises(ROOT, ["02"])["02"]
 KNOWN = KnownAnswers(ROOT, LESSON)
 OWN = {each.exercise: KNOWN.cell(each) for each in KNOWN.references()}
 OTHERS = [KNOWN.cell(each) for each in KNOWN.alternatives() if each.exercise == "02.5"]

@@ -23,12 +23,12 @@ import pytest
 
 from solutions import grade
 from solutions.grading.intake.known import hand_in
-from solutions.grading.intake.lesson import read_lessons
+from solutions.grading.intake.lesson import read_exercises
 from solutions.grading.results import Outcome
 from solutions.grading.verdicts import make_verdict
 
 COURSE = Path(__file__).resolve().parents[2]
-LESSON = read_lessons(COURSE, ["02"])["02"]
+LESSON = read_exercises(COURSE, ["02"])["02"]
 PRISTINE = (COURSE / "lessons/lesson02_attention/lesson.ipynb").read_bytes()
 PADDING = (
     '@exercise("02.2")\ndef padding_mask(tokens, pad_id=0):\n'

@@ -17,13 +17,13 @@ import pytest
 
 from shared.exercises.lessons import ROOT
 from solutions.grading.intake.known import KnownAnswers, hand_in
-from solutions.grading.intake.lesson import read_lessons
+from solutions.grading.intake.lesson import read_exercises
 from solutions.student_edition import write_edition
 
 LESSON = "lesson02_attention"
 TAKEN = ("02.1", "02.2", "02.3")  # 3, 1 and 1 points; the other three take their time
-KNOWN = KnownAnswers(ROOT, read_lessons(ROOT, ["02"])["02"])
-STUBS = read_lessons(ROOT, ["02"])["02"].stubs
+(PRISTINE,) = read_exercises(ROOT, ["02"]).values()
+KNOWN, STUBS = KnownAnswers(ROOT, PRISTINE), PRISTINE.stubs
 REFERENCES = {each.exercise: KNOWN.cell(each) for each in KNOWN.references()}
 NO_NETWORK = ("NewConnectionError", "name resolution", "Network is unreachable", "ConnectTimeout")
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
