@@ -29,7 +29,7 @@ from solutions.answers_held import answers_held
 from solutions.built import NEEDED_BEFORE
 from solutions.grading.intake.class_edition import ClassEdition
 from solutions.grading.intake.known import KnownAnswers
-from solutions.grading.intake.lesson import read_lessons
+from solutions.grading.intake.lesson import read_exercises
 
 ROOT = Path(__file__).resolve().parents[1]
 NEEDS_ANSWERS = re.compile(r"^\s*(?:from|import) solutions\b", re.MULTILINE)
@@ -192,13 +192,13 @@ def read_over(
         if NEEDS_ANSWERS.search(source) and not GUARD.search(source):
             unguarded.append(str(path.relative_to(edition)))
     yield "nothing imports solutions unguarded", "\n".join(unguarded)
-    lessons = read_lessons(edition, [each.parent.name[6:8] for each in notebooks])
+    lessons = read_exercises(edition, [each.parent.name[6:8] for each in notebooks])
     stubs = [pair for each in lessons.values() for pair in each.stubs.items()]
     typed = [id for id, stub in stubs if not _is_empty(stub)]
     yield "every exercise cell is an empty stub", ", ".join(typed)
     answers = [
         each
-        for number, lesson in read_lessons(course).items()
+        for number, lesson in read_exercises(course).items()
         if through is None or int(number) <= through
         for each in KnownAnswers(course, lesson).references()
     ]

@@ -2,6 +2,7 @@
 
 import importlib
 import re
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -204,10 +205,13 @@ def test_what_a_lesson_s_own_module_has_is_no_way_around():
     )
 
 
+course = cache(partial(read_lessons, COURSE))
+
+
 def test_every_forbidden_name_is_one_that_an_answer_can_reach():
     """A misspelt one would never be found in a cell."""
     missing = []
-    for lesson in read_lessons(COURSE).values():
+    for lesson in course().values():
         for path in {each for given in lesson.forbidden.values() for each in given}:
             module, _, name = path.rpartition(".")
             if re.match(r"peft|bitsandbytes|torch\.ops\.", path):
@@ -231,7 +235,7 @@ def test_every_forbidden_name_is_one_that_an_answer_can_reach():
     ],
 )
 def test_torch_s_other_ways_to_the_same_are_forbidden(id, source):
-    flags = auditing.audit(source, read_lessons(COURSE, [id[:2]])[id[:2]], id)
+    flags = auditing.audit(source, course()[id[:2]], id)
     assert "which is the exercise itself" in str(flags[0])
 
 

@@ -4,6 +4,7 @@ import ast
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 
@@ -20,12 +21,14 @@ NUMBERS = sorted(
     path.parent.name.removeprefix("lesson")[:2] for path in ROOT.glob("lessons/*/lesson.ipynb")
 )
 
+course = cache(partial(read_lessons, ROOT))
+
 
 @pytest.mark.full
 @pytest.mark.parametrize("number", NUMBERS)
 def test_every_known_answer_has_a_cell_that_imports_nothing_of_the_course_and_has_no_flag(number):
     """The setup cell's names are enough: an answer that brings its own would be looked at."""
-    lesson = read_lessons(ROOT, [number])[number]
+    lesson = course()[number]
     known = KnownAnswers(ROOT, lesson)
     assert list(lesson.wrong) == list(known.names), "the judge tries one beside every answer"
     folder = f"{next(ROOT.glob(f'lessons/lesson{number}_*')).name}.py"
