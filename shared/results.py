@@ -148,7 +148,7 @@ def of_all_ranks(
     """
     if not seconds:
         raise InputError("no step was timed: give more --steps")
-    found = torch.stack([torch.as_tensor(each).float().to(rank.device) for each in losses])
+    found = torch.stack([torch.as_tensor(loss).float().to(rank.device) for loss in losses])
     slowest = torch.tensor(seconds, device=rank.device)
     dist.all_reduce(found)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
@@ -172,7 +172,7 @@ def speed(seconds: float, steps: int, tokens: int, device: torch.device) -> dict
 
 def typical_speed(speeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The median of each of `speed`'s columns over several runs; {} for none."""
-    return {key: median(each[key] for each in speeds) for key in (speeds[0] if speeds else ())}
+    return {key: median(run[key] for run in speeds) for key in (speeds[0] if speeds else ())}
 
 
 def _not_finite(value: Any, place: str = "") -> Iterator[str]:
@@ -180,11 +180,11 @@ def _not_finite(value: Any, place: str = "") -> Iterator[str]:
     if isinstance(value, float) and not math.isfinite(value):
         yield f"{place.strip()} = {value}"
     if isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from _not_finite(each, f"{place} {key}")
+        for key, part in value.items():
+            yield from _not_finite(part, f"{place} {key}")
     if isinstance(value, list | tuple):
-        for index, each in enumerate(value):
-            yield from _not_finite(each, f"{place} {index}")
+        for index, part in enumerate(value):
+            yield from _not_finite(part, f"{place} {index}")
 
 
 def format_table(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -26,11 +26,11 @@ def choose_plan(model: ModelSpec, budget: Budget) -> Promise:
         raise InputError(
             f"no plan: {budget.ranks} ranks cannot cut a batch of {budget.batch} and this model"
         )
-    fitting = [each for each in found if each.kept <= budget.memory]
+    fitting = [promise for promise in found if promise.kept <= budget.memory]
     if not fitting:
-        least = min(each.kept for each in found)
+        least = min(promise.kept for promise in found)
         raise InputError(f"no plan fits {budget.memory:g} bytes: the leanest keeps {least}")
-    best = min(fitting, key=lambda each: (round(each.seconds, 9), each.kept))
+    best = min(fitting, key=lambda promise: (round(promise.seconds, 9), promise.kept))
     if best.seconds > budget.deadline:
         raise InputError(
             f"the fastest plan that fits sends for {best.seconds:.3g} s, {budget.deadline:g} s are "

@@ -129,7 +129,7 @@ def read_config(path: Path) -> Config:
 
 
 def _make(kind: type[Any], table: str, values: dict[str, Any], path: Path) -> Any:
-    known = {each.name: each for each in dataclasses.fields(kind)}
+    known = {entry.name: entry for entry in dataclasses.fields(kind)}
     for key, value in values.items():
         if key not in known:
             raise InputError(f"{path}: unknown key {table}.{key}{_nearest(key, known, table)}")
@@ -154,7 +154,7 @@ def _nearest(name: str, known: Any, table: str = "") -> str:
     """The known name that looks most like it, or all of them; keys of other tables as well."""
     if near := difflib.get_close_matches(name, list(known), n=1):
         return f": did you mean {table + '.' if table else ''}{near[0]}?"
-    keys = {each.name: other for other in TABLES for each in dataclasses.fields(TABLES[other])}
+    keys = {entry.name: other for other in TABLES for entry in dataclasses.fields(TABLES[other])}
     near = difflib.get_close_matches(name, list(keys), n=1) if table else []
     return f": did you mean {keys[near[0]]}.{near[0]}?" if near else f": known: {', '.join(known)}"
 
@@ -165,10 +165,10 @@ MAY_BE_ZERO = {"num_kv_heads", "zero", "warmup", "evaluate_every", "save_every"}
 def _check(config: Config, path: Path) -> None:
     """Raise InputError for numbers that no run could have."""
     for name, table in TABLES.items():
-        for each in dataclasses.fields(table):
-            key, value = each.name, getattr(getattr(config, name) or PlanTable(), each.name)
+        for entry in dataclasses.fields(table):
+            key, value = entry.name, getattr(getattr(config, name) or PlanTable(), entry.name)
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            least = 0 if each.type is float or key in MAY_BE_ZERO else 1
+            least = 0 if entry.type is float or key in MAY_BE_ZERO else 1
             if number and not value >= least:
                 raise InputError(f"{path}: {name}.{key} must be {least} or more, got {value}")
             if value == math.inf and key != "max_norm":

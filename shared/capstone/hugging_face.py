@@ -57,7 +57,7 @@ def _rows(kind: str, num_layers: int) -> Rows:
             turned: How = "turned" if end == "weight" else ""  # their Conv1D is (in, out)
             for i in range(num_layers):
                 at, own = f"transformer.h.{i}", f"layers.{i}"
-                qkv = [f"{own}.self_attention.w_{each}.{end}" for each in "qkv"]
+                qkv = [f"{own}.self_attention.w_{letter}.{end}" for letter in "qkv"]
                 yield f"{at}.attn.c_attn.{end}", qkv, turned
                 yield f"{at}.attn.c_proj.{end}", [f"{own}.self_attention.w_o.{end}"], turned
                 yield f"{at}.mlp.c_fc.{end}", [f"{own}.feed_forward.linear1.{end}"], turned
@@ -111,7 +111,7 @@ def write_hugging_face(model: LanguageModel, folder: Path) -> None:
     ours = {**vars(config), "length": config.max_len}
     sizes = {theirs: ours[name] for name, theirs in SIZES[kind].items()}
     rows = _rows(kind, config.num_layers)
-    tensors = {name: _theirs([state[each] for each in own], how, model) for name, own, how in rows}
+    tensors = {name: _theirs([state[part] for part in own], how, model) for name, own, how in rows}
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps({**FIXED[kind], **OTHER, **sizes}, indent=1)
     (folder / CONFIG).write_text(text, encoding="utf-8")
@@ -142,7 +142,7 @@ def read_hugging_face(folder: Path, fused: bool = True) -> LanguageModel:
     for name, own, how in _rows(kind, model.config.num_layers):
         if name not in theirs:
             raise InputError(f"{folder / WEIGHTS} has no {name}")
-        there, here = theirs[name].shape, _theirs([shapes[each] for each in own], how, model).shape
+        there, here = theirs[name].shape, _theirs([shapes[part] for part in own], how, model).shape
         if there != here:
             words = f"{name} is {tuple(there)}, and {tuple(here)} by {CONFIG}"
             raise InputError(f"{folder / WEIGHTS}: {words}")

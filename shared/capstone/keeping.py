@@ -69,4 +69,4 @@ def predicted_states(spec: ModelSpec | None, plan: Plan) -> int | None:
     if spec is None:
         return None
     stages = memory_per_rank(spec, plan).stages  # activations may make another one the fullest
-    return max(each.parameters + each.gradients + each.optimizer for each in stages)
+    return max(stage.parameters + stage.gradients + stage.optimizer for stage in stages)

@@ -65,11 +65,11 @@ def save_run(
         made.layout, made.optimizer, place, {RUN: json.dumps(notes | asdict(origin), indent=1)}
     )
     if rank.is_main:  # only older ones: those of a later step were left by a run that went wrong
-        older = [each for each in before if each[1].name < place.name]
-        older.sort(key=lambda each: each[0] < math.inf)  # a damaged one goes first
+        older = [checkpoint for checkpoint in before if checkpoint[1].name < place.name]
+        older.sort(key=lambda checkpoint: checkpoint[0] < math.inf)  # a damaged one goes first
         gone = [path for _, path in older[: max(0, len(older) - (keep - 1))]]
-        for each in [*gone, *folder.glob(".step_*.part")]:
-            shutil.rmtree(each, ignore_errors=True)
+        for leftover in [*gone, *folder.glob(".step_*.part")]:
+            shutil.rmtree(leftover, ignore_errors=True)
     return place
 
 
@@ -141,7 +141,7 @@ def resume_run(folder: Path, made: Made, origin: Origin) -> int:
         return load_named(made.layout, made.optimizer, place)
     except InputError as error:
         words = str(error).replace(str(place), "")
-        if not any(each in words for each in ("damaged", "cut short", "cannot be read")):
+        if not any(phrase in words for phrase in ("damaged", "cut short", "cannot be read")):
             raise
         raise InputError(f"{error}{_whole_beside(place, origin)}") from None
 

@@ -43,7 +43,7 @@ class Meeting:
         where what is there is none of a rank's.
         """
         self.store.set(f"{key}_{self.rank}", json.dumps(value))
-        names = [f"{key}_{each}" for each in range(self.world_size)]
+        names = [f"{key}_{rank}" for rank in range(self.world_size)]
         until = time.monotonic() + self.patience
         while not self.store.check(names):
             if time.monotonic() > until:

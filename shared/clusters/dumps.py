@@ -41,7 +41,7 @@ def read_dump(path: Path) -> Dump:
         text = data.lstrip()[:1] in (b"{", b"[")
         found = json.loads(data) if text else PlainData(io.BytesIO(data)).load()
         found = {"entries": found} if isinstance(found, list) else found  # an older torch's
-        entries = [{**each, "profiling_name": each["profiling_name"]} for each in found["entries"]]
+        entries = [{**call, "profiling_name": call["profiling_name"]} for call in found["entries"]]
         return {**found, "entries": entries}
     except _BROKEN as error:
         raise InputError(f"{path} is no dump of torch's flight recorder: {error!r:.200}") from None
@@ -74,7 +74,8 @@ def members_in(rank: int, dumps: Mapping[int, Dump]) -> dict[str, tuple[int, ...
     """
     config = dumps[rank].get("pg_config") or {}
     members = {
-        str(each.get("name", name)): tuple(_ranks(each["ranks"])) for name, each in config.items()
+        str(group.get("name", name)): tuple(_ranks(group["ranks"]))
+        for name, group in config.items()
     }
     everybody = members.pop("", ()) or tuple(sorted(dumps))  # gloo's entry for it, without a name
     for entry in dumps[rank]["entries"]:
@@ -87,4 +88,4 @@ def members_in(rank: int, dumps: Mapping[int, Dump]) -> dict[str, tuple[int, ...
 
 
 def _ranks(words: str | Iterable[int]) -> list[int]:
-    return [int(each) for each in (ast.literal_eval(words) if isinstance(words, str) else words)]
+    return [int(rank) for rank in (ast.literal_eval(words) if isinstance(words, str) else words)]

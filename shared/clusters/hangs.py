@@ -68,11 +68,13 @@ def compared(recordings: Sequence[Recording]) -> list[str]:
 
 def _groups(recordings: Sequence[Recording]) -> Iterator[_Group]:
     """The groups by name and ranks: two that split one group may bear the same name."""
-    by_rank = {each.rank: each for each in recordings}
+    by_rank = {recording.rank: recording for recording in recordings}
     if len(by_rank) < len(recordings):
-        ranks = sorted(each.rank for each in recordings)
+        ranks = sorted(recording.rank for recording in recordings)
         raise InputError(f"two recordings of one rank, of ranks {ranks}: give one of each")
-    pairs = ((name, tuple(own)) for each in recordings for name, own in each.members.items())
+    pairs = (
+        (name, tuple(own)) for recording in recordings for name, own in recording.members.items()
+    )
     for name, members in sorted(set(pairs)):
         calls = {rank: _calls_in(by_rank.get(rank), name, members) for rank in members}
         unknown = [r for r in members if r in by_rank and by_rank[r].full and not calls[r]]

@@ -97,7 +97,7 @@ def dump() -> dict[str, Any]:
     """What torch recorded in this process, as torch gives it; a fork's parent is left out."""
     found = PlainData(io.BytesIO(vars(_distributed_c10d)["_dump_fr_trace"]())).load()
     entries = found["entries"]
-    own = [each for each in entries if each["time_created_ns"] > _forked]
+    own = [entry for entry in entries if entry["time_created_ns"] > _forked]
     # Where the parent's last calls are still there, none of our own was lost.
     return {**found, "entries": own, "full": len(own) == len(entries) and _has_lost(entries)}
 
@@ -121,7 +121,7 @@ def from_dump(
     lost the first ones, and with them the numbers; its messages are left out.
     """
     kept = {name: tuple(ranks) for name, ranks in members.items() if name not in leave_out}
-    entries = [each for each in dump["entries"] if group_of(each) in kept]
+    entries = [entry for entry in dump["entries"] if group_of(entry) in kept]
     full = dump.get("full", _has_lost(dump["entries"]))
     calls = list(_collectives(entries, full))
     messages = [] if full else list(_messages(entries, kept))
@@ -143,11 +143,11 @@ def _has_lost(entries: Sequence[Mapping[str, Any]]) -> bool:
 
 def _collectives(entries: Sequence[Mapping[str, Any]], full: bool) -> Iterator[Call]:
     numbered = [
-        ((group_of(each), int(each.get("collective_seq_id", each.get("seq_id", 0)))), each)
-        for each in entries
-        if not each.get("is_p2p") and not _MESSAGE.search(each["profiling_name"])
+        ((group_of(entry), int(entry.get("collective_seq_id", entry.get("seq_id", 0)))), entry)
+        for entry in entries
+        if not entry.get("is_p2p") and not _MESSAGE.search(entry["profiling_name"])
     ]
-    coalesced = {key for key, each in numbered if "coalesced" in each["profiling_name"]}
+    coalesced = {key for key, entry in numbered if "coalesced" in entry["profiling_name"]}
     parts, seen = Counter(key for key, _ in numbered), Counter[tuple[str, int]]()
     for key, entry in numbered:
         if full and key in coalesced and key == numbered[0][0]:
@@ -170,7 +170,7 @@ def _messages(
         found = _MESSAGE.search(entry["profiling_name"])
         if found is None:
             continue
-        ranks = [members[group_of(entry)][int(each)] for each in found.groups()[1:]]
+        ranks = [members[group_of(entry)][int(number)] for number in found.groups()[1:]]
         source, target = ranks if found[1] == "send" else ranks[::-1]
         if source == target:
             continue
@@ -197,13 +197,13 @@ def _numbers(entry: Mapping[str, Any], side: str) -> str:
     """How many numbers, tensor by tensor, and of which type."""
     kind = _types(entry, side)
     sizes = [torch.Size(size).numel() for size in entry.get(f"{side}_sizes", ())]
-    return f"{' + '.join(f'{each:,}' for each in sizes)} {kind}".rstrip() if sizes else ""
+    return f"{' + '.join(f'{number:,}' for number in sizes)} {kind}".rstrip() if sizes else ""
 
 
 def _types(entry: Mapping[str, Any], side: str) -> str:
     types = entry.get(f"{side}_dtypes") or ()
     types = (types,) if isinstance(types, str) else types
-    return "/".join(dict.fromkeys(_TYPES.get(each, each) for each in types))
+    return "/".join(dict.fromkeys(_TYPES.get(dtype, dtype) for dtype in types))
 
 
 def _place(frames: Sequence[Mapping[str, Any]]) -> str:
@@ -211,7 +211,9 @@ def _place(frames: Sequence[Mapping[str, Any]]) -> str:
 
     Where all of the program is installed as a package, the innermost that is not torch's.
     """
-    ours = [each for each in frames if not any(map(Path(each["filename"]).is_relative_to, _HERE))]
+    ours = [
+        frame for frame in frames if not any(map(Path(frame["filename"]).is_relative_to, _HERE))
+    ]
     for passed_on in (_LIBRARY, _PASSED_ON):
         for frame in ours:
             if not passed_on.search(Path(frame["filename"]).as_posix()):

@@ -105,7 +105,7 @@ def _free_memory() -> int:
 
 def _existing(folder: Path) -> Path:
     folder = folder.resolve()
-    return next(each for each in (folder, *folder.parents) if os.path.exists(each))
+    return next(place for place in (folder, *folder.parents) if os.path.exists(place))
 
 
 def clock_offsets(rank: Rank, repeats: int = 5) -> list[float]:
@@ -153,23 +153,25 @@ def disagreements(
     """
     found: list[Finding] = []
     for key in MUST_AGREE:
-        found += _minority(key, {each.rank: getattr(each, key) for each in reports})
+        found += _minority(key, {report.rank: getattr(report, key) for report in reports})
     for by_node in (False, True):
-        told = {each.rank: _told(each.variables, by_node) for each in reports}
+        told = {report.rank: _told(report.variables, by_node) for report in reports}
         found += _minority("variables", told, breaks=not by_node)
-    typical = sorted(each.free for each in reports)[len(reports) // 2]
-    several = len({each.network for each in reports}) > 1
-    for each in reports:
-        who, only = f"rank {each.rank}", (each.rank,)
-        if each.free < memory * typical:
+    typical = sorted(report.free for report in reports)[len(reports) // 2]
+    several = len({report.network for report in reports}) > 1
+    for report in reports:
+        who, only = f"rank {report.rank}", (report.rank,)
+        if report.free < memory * typical:
             words = (
-                f"{who} has {each.free / GIB:.1f} GiB of memory free, others {typical / GIB:.1f}"
+                f"{who} has {report.free / GIB:.1f} GiB of memory free, others {typical / GIB:.1f}"
             )
             found.append(Finding(only, words))
-        if each.disk < disk:
-            found.append(Finding(only, f"{who} has {each.disk / GIB:.2f} GiB of disk free"))
-        if several and each.address.startswith("127."):
-            words = f"{who} gives {each.address} ({each.interface}), where others reach themselves"
+        if report.disk < disk:
+            found.append(Finding(only, f"{who} has {report.disk / GIB:.2f} GiB of disk free"))
+        if several and report.address.startswith("127."):
+            words = (
+                f"{who} gives {report.address} ({report.interface}), where others reach themselves"
+            )
             found.append(Finding(only, words))
     return found
 
@@ -178,9 +180,11 @@ def clock_findings(offsets: Sequence[float], seconds: float = 1.0) -> list[Findi
     """Ranks whose clock is more than `seconds` away from the median: their logs will mislead."""
     middle = sorted(offsets)[(len(offsets) - 1) // 2]
     return [
-        Finding((r,), f"rank {r}'s clock is {each - middle:+.1f} s from the others'", breaks=False)
-        for r, each in enumerate(offsets)
-        if abs(each - middle) > seconds
+        Finding(
+            (r,), f"rank {r}'s clock is {offset - middle:+.1f} s from the others'", breaks=False
+        )
+        for r, offset in enumerate(offsets)
+        if abs(offset - middle) > seconds
     ]
 
 
@@ -194,7 +198,7 @@ def unreached(reports: Sequence[Report], table: Reached) -> list[Finding]:
     found = []
     for network in dict.fromkeys(reports[rank].network for rank in cut):
         own = [reports[rank] for rank in cut if reports[rank].network == network]
-        ranks, first = tuple(each.rank for each in own), own[0]
+        ranks, first = tuple(report.rank for report in own), own[0]
         why = next(filter(None, table[first.rank]))
         where = f"node {first.host} (ranks {list(ranks)}) at {first.address} ({first.interface})"
         words = f"{where} reaches no other node, and none reaches it: {why}; a firewall before it?"
@@ -219,8 +223,8 @@ def _are_apart(one: int, other: int, reports: Sequence[Report]) -> bool:
 
 def _is_cut_off(rank: int, reports: Sequence[Report], table: Reached) -> bool:
     """Whether no call between a rank and another node comes through."""
-    others = [each for each in range(len(reports)) if _are_apart(rank, each, reports)]
-    return bool(others) and all(table[rank][each] and table[each][rank] for each in others)
+    others = [other for other in range(len(reports)) if _are_apart(rank, other, reports)]
+    return bool(others) and all(table[rank][other] and table[other][rank] for other in others)
 
 
 def link_findings(
@@ -249,7 +253,7 @@ def link_findings(
 def _told(variables: Mapping[str, str], by_node: bool) -> str:
     """The variables that a node may have its own of, or the others."""
     chosen = {k: v for k, v in variables.items() if bool(BY_NODE.fullmatch(k)) == by_node}
-    return ", ".join(f"{name}={each}" for name, each in chosen.items()) or "none set"
+    return ", ".join(f"{name}={value}" for name, value in chosen.items()) or "none set"
 
 
 def _minority(key: str, values: Mapping[int, str], breaks: bool = True) -> list[Finding]:

@@ -34,7 +34,7 @@ def look_at_saves(meeting: Meeting, reports: Sequence[Report], folder: Path) -> 
         own.unlink(missing_ok=True)
     found = []
     for why in dict.fromkeys(filter(None, whys)):
-        ranks = [rank for rank, each in enumerate(whys) if each == why]
+        ranks = [rank for rank, said in enumerate(whys) if said == why]
         hosts = ", ".join(dict.fromkeys(reports[rank].host for rank in ranks))
         found.append(Finding(tuple(ranks), f"--saves {folder} {why} (ranks {ranks} on {hosts})"))
     return found

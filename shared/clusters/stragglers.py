@@ -34,4 +34,4 @@ def find_straggler(seconds: OwnSeconds, factor: float = 2.0) -> Straggler | None
         if 2 * late > steps:
             lost = (own - others.amax(1)).clamp(min=0).sum().item()
             found.append(Straggler(rank, late, steps, lost))
-    return max(found, key=lambda each: each.lost, default=None)
+    return max(found, key=lambda straggler: straggler.lost, default=None)

@@ -74,7 +74,7 @@ def read_log(text: str) -> tuple[list[Recording], list[str]]:
             groups[group][rank] = said = _Said()
         said.made, said.back = max(said.made, made), max(said.back, int(status[2]))
         if not asked:  # there the group may be another than what timed out
-            said.work |= {int(each[1]): _what(each) for each in waiting.pop(rank, ())}
+            said.work |= {int(call[1]): _what(call) for call in waiting.pop(rank, ())}
             if not said.work:
                 early[rank] = said
     notes += _alone(waiting, groups)
@@ -106,8 +106,8 @@ def _alone(
     """What is to be said of calls without a status; what is told twice has one already."""
     for rank, works in sorted(waiting.items()):
         own = [by_rank[rank].work for by_rank in groups.values() if rank in by_rank]
-        new = [each for each in works if not any(w.get(int(each[1])) == _what(each) for w in own)]
-        if numbers := ", ".join(f"no. {each[1]} ({_what(each)})" for each in new):
+        new = [call for call in works if not any(w.get(int(call[1])) == _what(call) for w in own)]
+        if numbers := ", ".join(f"no. {call[1]} ({_what(call)})" for call in new):
             yield f"rank {rank} timed out in {numbers}, and no line says how many calls it made"
 
 

@@ -25,9 +25,9 @@ def _reduce_flat(tensors: Iterable[Tensor], group: dist.ProcessGroup | None, div
     tensors = list(tensors)
     if dist.get_world_size(group) == 1 or not tensors:
         return
-    flat = torch.cat([each.flatten() for each in tensors])
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
     dist.all_reduce(flat, group=group)
     flat /= divisor
-    pieces = flat.split([each.numel() for each in tensors])
-    for each, piece in zip(tensors, pieces, strict=True):
-        each.copy_(piece.view_as(each))
+    pieces = flat.split([tensor.numel() for tensor in tensors])
+    for tensor, piece in zip(tensors, pieces, strict=True):
+        tensor.copy_(piece.view_as(tensor))

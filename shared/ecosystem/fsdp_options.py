@@ -40,7 +40,7 @@ def fsdp_options(arguments: Arguments) -> FsdpOptions:
     """
     given = _read(arguments.get("fsdp_config"))
     words = _words(arguments.get("fsdp"))
-    ways = [given.get("sharding_strategy"), *(each for each in words if each in WAYS)]
+    ways = [given.get("sharding_strategy"), *(word for word in words if word in WAYS)]
     ways = [way for way in ways if way is not None] or ["FULL_SHARD"]
     reshard, *other = {RESHARDS.get(str(way).upper(), str(way).upper()) for way in ways}
     if other:
@@ -62,7 +62,7 @@ def fsdp_options(arguments: Arguments) -> FsdpOptions:
     classes = given.get("transformer_layer_cls_to_wrap")
     classes = classes.split(",") if isinstance(classes, str) else classes
     return FsdpOptions(
-        [] if policy != BY_CLASS else [each.strip() for each in classes or []] or None,
+        [] if policy != BY_CLASS else [name.strip() for name in classes or []] or None,
         least if policy == BY_SIZE else None,
         reshard,
         "offload" in words or _true(given, "cpu_offload") or _true(given, "offload_params"),

@@ -88,7 +88,7 @@ def names_from_other_cells(id: str, cells: Cells) -> list[str]:
 def names_used(source: str) -> set[str]:
     """Return the names that a cell reads and that are no function's own."""
     loads = ("LOAD_NAME", "LOAD_GLOBAL")
-    nested = (each for code in _compiled([source]) for each in _with_nested(code))
+    nested = (inner for code in _compiled([source]) for inner in _with_nested(code))
     return {i.argval for code in nested for i in dis.get_instructions(code) if i.opname in loads}
 
 

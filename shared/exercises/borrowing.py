@@ -21,9 +21,9 @@ def borrowed(answer: Any, name: str) -> str:
         if _is_ours(base, name):
             return f"this answer derives from the course's own class ({_path(base)})"
     for function in _functions(answer):
-        for each in _named(function, name):
-            what = "class" if inspect.isclass(each) else "function"
-            return f"this answer uses the course's own {what} ({_path(each)})"
+        for named in _named(function, name):
+            what = "class" if inspect.isclass(named) else "function"
+            return f"this answer uses the course's own {what} ({_path(named)})"
     return ""
 
 
@@ -39,8 +39,8 @@ def _path(value: Any) -> str:
 
 def _functions(answer: Any) -> Iterator[FunctionType]:
     """The functions of an answer: it, or the methods that it defines itself."""
-    for each in vars(answer).values() if inspect.isclass(answer) else (answer,):
-        function = inspect.unwrap(getattr(each, "__func__", each))  # of a class or static method
+    for part in vars(answer).values() if inspect.isclass(answer) else (answer,):
+        function = inspect.unwrap(getattr(part, "__func__", part))  # of a class or static method
         if isinstance(function, FunctionType):
             yield function
 
@@ -49,10 +49,10 @@ def _named(function: FunctionType, name: str) -> Iterator[Any]:
     """The course's answers that a function names: global, of a module, imported, from around."""
     closed = (cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell))
     used = set(_names(function.__code__))
-    imported = (sys.modules.get(each) for each in used if each.startswith(OURS))
-    known = [function.__globals__[each] for each in used if each in function.__globals__]
-    for each in (*closed, *known, *imported):
-        found = vars(each).get(name) if isinstance(each, ModuleType) and name in used else each
+    imported = (sys.modules.get(word) for word in used if word.startswith(OURS))
+    known = [function.__globals__[word] for word in used if word in function.__globals__]
+    for value in (*closed, *known, *imported):
+        found = vars(value).get(name) if isinstance(value, ModuleType) and name in used else value
         if _is_ours(found, name):
             yield found
 

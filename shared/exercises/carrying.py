@@ -49,8 +49,8 @@ class Notebook:
 
     def setup(self) -> str:
         """Return the source of the first cell of code, which imports what the others use."""
-        code = (each for each in self.cells if each["cell_type"] == "code")
-        return next((source_of(each) for each in code), "")
+        code = (cell for cell in self.cells if cell["cell_type"] == "code")
+        return next((source_of(cell) for cell in code), "")
 
 
 @dataclass
@@ -124,7 +124,7 @@ def _put(
     if _tree(source) is None:
         done.lines.append("  it is no Python yet")
     elif changes := list(_contract_changes(source, present)):
-        done.lines += [f"  {each}" for each in ["its contract has changed:", *changes]]
+        done.lines += [f"  {change}" for change in ["its contract has changed:", *changes]]
         done.kept.append(f"# {title}: the contract as it is now\n{present}\n")
     cell["source"], new.changed = source.splitlines(keepends=True), True
     own = names_bound([source, *map(source_of, new.exercises().values())])
@@ -145,7 +145,7 @@ def _put_own_cells(
     count = 0
     for cell in old.cells:
         if _is_own(cell) and source_of(cell).strip() not in there:
-            place = next(n for n, each in enumerate(new.cells) if each is after)
+            place = next(n for n, other in enumerate(new.cells) if other is after)
             after = copy.deepcopy(cell)
             if after["id"] in ids:
                 after["id"] = uuid.uuid4().hex
@@ -187,13 +187,13 @@ def _tree(source: str) -> ast.Module | None:
 def _definitions(source: str) -> list[Definition]:
     """Return what a cell marks as exercises; nothing where it is no Python."""
     tree = _tree(source)
-    marked = [each for each in tree.body if isinstance(each, Definition)] if tree else []
+    marked = [node for node in tree.body if isinstance(node, Definition)] if tree else []
     return [m for m in marked if any("exercise(" in ast.unparse(d) for d in m.decorator_list)]
 
 
 def _name(source: str) -> str:
     """Return what a cell's first exercise is called, also where the cell is half typed."""
-    named = [each.name for each in _definitions(source)] or HEAD.findall(source)
+    named = [node.name for node in _definitions(source)] or HEAD.findall(source)
     return next(iter(named), "")
 
 
@@ -208,30 +208,30 @@ def _has_comment(source: str) -> bool:
     plain = as_python(source)[0]  # with Jupyter's own lines as comments, which do not count
     lines = list(zip(source.split("\n"), plain.split("\n"), strict=True))
     tokens = tokenize.generate_tokens(io.StringIO(plain).readline)
-    comments = (lines[each.start[0] - 1] for each in tokens if each.type == tokenize.COMMENT)
+    comments = (lines[token.start[0] - 1] for token in tokens if token.type == tokenize.COMMENT)
     return any(line == in_plain for line, in_plain in comments)
 
 
 def _only_raises(node: Definition) -> bool:
     body = node.body[ast.get_docstring(node) is not None :]
     if isinstance(node, ast.ClassDef):
-        methods = [each for each in body if isinstance(each, ast.FunctionDef)]
-        written = [each for each in methods if not _is_empty(each)]
+        methods = [member for member in body if isinstance(member, ast.FunctionDef)]
+        written = [member for member in methods if not _is_empty(member)]
         return len(methods) == len(body) and all(map(_only_raises, written)) and bool(written)
     return len(body) == 1 and ast.unparse(body[0]).removesuffix("()") == "raise NotImplementedError"
 
 
 def _is_empty(method: ast.FunctionDef) -> bool:
     return all(
-        isinstance(each, ast.Pass)
-        or (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))
-        for each in method.body
+        isinstance(statement, ast.Pass)
+        or (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))
+        for statement in method.body
     )
 
 
 def _contract_changes(answer: str, stub: str) -> Iterator[str]:
     """Yield what the stub says now and the answer's cell does not: parameters, docstrings."""
-    before = {each: (words, text) for each, words, text in _contract(answer)}
+    before = {what: (words, text) for what, words, text in _contract(answer)}
     for what, words, text in _contract(stub):
         if what not in before:
             yield f"{what}{words} is new"
@@ -250,12 +250,12 @@ def _contract(source: str) -> Iterator[tuple[str, str, str]]:
         nodes = [("", node)]
         if isinstance(node, ast.ClassDef):
             nodes += [(f"{node.name}.", n) for n in node.body if isinstance(n, ast.FunctionDef)]
-        for prefix, each in nodes:
+        for prefix, part in nodes:
             words = ""
-            if isinstance(each, ast.FunctionDef):
-                arguments = copy.deepcopy(each.args)
+            if isinstance(part, ast.FunctionDef):
+                arguments = copy.deepcopy(part.args)
                 for argument in ast.walk(arguments):
                     if isinstance(argument, ast.arg):
                         argument.annotation = None
                 words = f"({ast.unparse(arguments)})"
-            yield prefix + each.name, words, inspect.cleandoc(ast.get_docstring(each) or "")
+            yield prefix + part.name, words, inspect.cleandoc(ast.get_docstring(part) or "")

@@ -38,7 +38,7 @@ def code_cells(path: Path) -> list[tuple[str, list[str]]]:
     By json alone: nbformat takes longer to import than torch, in every rank that runs `--mine`.
     """
     cells = [cell for cell in read_notebook(path)["cells"] if cell["cell_type"] == "code"]
-    return [(source_of(each), each["metadata"].get("tags", [])) for each in cells]
+    return [(source_of(cell), cell["metadata"].get("tags", [])) for cell in cells]
 
 
 def read_notebook(path: Path) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class ExerciseChecks:
         def refuse(*args: Any, **kwargs: Any) -> Any:
             raise ValueError("refused")
 
-        failed = {each.title for each in faults}
+        failed = {fault.title for fault in faults}
         passed = [check for title, check in self.checks if title not in failed]
         return sum(run_check(check, refuse) is None for check in passed)
 

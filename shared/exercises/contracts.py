@@ -18,15 +18,15 @@ def table() -> dict[str, dict[str, str]]:
     for path in sorted(ROOT.glob("lessons/lesson[0-9][0-9]_*/lesson.ipynb")):
         references = solution_module(path.parent.name.removeprefix("lesson")[:2])
         for id, source in read_cells(path).exercises.items():
-            (stub,) = (each for each in ast.parse(source).body if "exercise(" in ast.unparse(each))
+            (stub,) = (node for node in ast.parse(source).body if "exercise(" in ast.unparse(node))
             answer, methods = getattr(references, stub.name), [""]  # ty: ignore
             if isinstance(stub, ast.ClassDef):
-                methods = [each.name for each in stub.body if isinstance(each, ast.FunctionDef)]
+                methods = [node.name for node in stub.body if isinstance(node, ast.FunctionDef)]
             own = {method: signature_of(answer, method) for method in methods}
             found[id] = {
-                f"{stub.name}.{method}".rstrip("."): in_short(each)  # ty: ignore
-                for method, each in own.items()
-                if each is not None
+                f"{stub.name}.{method}".rstrip("."): in_short(signature)  # ty: ignore
+                for method, signature in own.items()
+                if signature is not None
             }
     return found
 

@@ -135,9 +135,9 @@ def _copied(value: Any) -> Any:
         with _disable_current_modes(), torch.no_grad():
             return value.detach().clone()
     if type(value) in (list, tuple):
-        return type(value)(_copied(each) for each in value)
+        return type(value)(_copied(part) for part in value)
     if type(value) is dict:
-        return {key: _copied(each) for key, each in value.items()}
+        return {key: _copied(part) for key, part in value.items()}
     return value
 
 

@@ -23,7 +23,7 @@ def lesson_folder(id: str) -> Path:
 def load_checks(number: str) -> dict[str, ExerciseChecks]:
     """The exercises of a lesson's checks.py by id, in the order of the file."""
     module = importlib.import_module(f"lessons.{lesson_folder(number).name}.checks")
-    return {each.id: each for each in vars(module).values() if isinstance(each, ExerciseChecks)}
+    return {value.id: value for value in vars(module).values() if isinstance(value, ExerciseChecks)}
 
 
 def solution_module(number: str) -> ModuleType | None:

@@ -30,7 +30,7 @@ class Unsolved:
     def __init__(self, number: str, name: str, stub: Any = None) -> None:
         if stub is not None:
             functools.update_wrapper(self, stub, updated=())
-        ids = {each.name: id for id, each in load_checks(number).items()}
+        ids = {exercise.name: id for id, exercise in load_checks(number).items()}
         self._words = (
             f"exercise {ids[name]} ({name}) is not solved yet, and this script uses it: solve it in"
             " the lesson's notebook first"
@@ -80,16 +80,18 @@ def put_mine_in_place(number: str, names: dict[str, Any], *, mine: bool) -> dict
     if mine or otherwise == "open":
         path = lesson_folder(number) / "lesson.ipynb"
         run_cells(number)
-        for id, each in checks.items():
+        for id, exercise in checks.items():
             # What the cell defined, whatever the mode put in its place: mine means mine.
             answer = notebook.defined[id].own if id in notebook.defined else None
             if answer is not None and not is_stub(answer):
-                own[each.name] = answer
+                own[exercise.name] = answer
         if mine and not own:
             raise InputError(f"--mine: no exercise of {path} is solved yet; solve one first")
     whose = dict[str, str]()
     left = _left_by_earlier_weeks() if otherwise == "open" else {}
-    for id, name in ((id, each.name) for id, each in checks.items() if each.name in names):
+    for id, name in (
+        (id, exercise.name) for id, exercise in checks.items() if exercise.name in names
+    ):
         whose[id] = "mine" if name in own else otherwise
         if name in own:
             names[name] = own[name]

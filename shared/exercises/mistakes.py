@@ -83,27 +83,27 @@ def hear_references(number: str, id: str | None = None) -> Iterator[Heard]:
     """Put a lesson's references, or one exercise's, before its checks."""
     references = solution_module(number)
     assert references is not None, "trying the checks needs solutions/"
-    for each, checks in load_checks(number).items():
-        if id in (None, each):
+    for exercise, checks in load_checks(number).items():
+        if id in (None, exercise):
             fault = checks.first_fault(getattr(references, checks.name))
-            yield Heard(each, "the reference", "", fault)
+            yield Heard(exercise, "the reference", "", fault)
 
 
 def hear_alternatives(number: str, id: str | None = None) -> Iterator[Heard]:
     """Put a lesson's right answers in another style, or one exercise's, before its checks."""
     checks = load_checks(number)
-    for each, answers in known_alternatives(number).items():
-        for answer in answers if id in (None, each) else ():
+    for exercise, answers in known_alternatives(number).items():
+        for answer in answers if id in (None, exercise) else ():
             who = f"the alternative {answer.__name__}"
-            yield Heard(each, who, "", checks[each].first_fault(answer))
+            yield Heard(exercise, who, "", checks[exercise].first_fault(answer))
 
 
 def hear_mistakes(number: str, id: str | None = None) -> Iterator[Heard]:
     """Put a lesson's mistakes, or one exercise's, before its checks."""
     checks = load_checks(number)
-    for each in (m for m in known_mistakes(number) if id in (None, m.id)):
-        fault = checks[each.id].first_fault(each.answer)
-        yield Heard(each.id, f"the mistake {each.says!r}", each.says, fault)
+    for wrong in (m for m in known_mistakes(number) if id in (None, m.id)):
+        fault = checks[wrong.id].first_fault(wrong.answer)
+        yield Heard(wrong.id, f"the mistake {wrong.says!r}", wrong.says, fault)
 
 
 HEARINGS = (hear_references, hear_alternatives, hear_mistakes)

@@ -98,7 +98,7 @@ class Case:
         """Return the gradients' bytes by dtype, the smaller first."""
         trained = [p for p in self.net().parameters() if p.requires_grad]
         dtypes = {p.dtype for p in trained}
-        return sorted(sum(p.nbytes for p in trained if p.dtype == each) for each in dtypes)
+        return sorted(sum(p.nbytes for p in trained if p.dtype == dtype) for dtype in dtypes)
 
     def loss(self, model: Any, seed: int, rank: int, step: int, part: int = 0) -> Tensor:
         """Return the mean over this rank's rows of a step's (micro-)batch."""
@@ -117,7 +117,7 @@ def leave_old_gradients(net: nn.Module) -> None:
 
 def clone(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return copies of a state's tensors."""
-    return {name: each.detach().clone() for name, each in state.items()}
+    return {name: tensor.detach().clone() for name, tensor in state.items()}
 
 
 def grads_of(net: nn.Module) -> Grads:
@@ -132,7 +132,7 @@ def flat(grad: Tensor | None) -> Tensor:
 
 def flat_grads(grads: Mapping[str, Tensor | None]) -> Tensor:
     """Return all gradients as one row, nothing where there is none."""
-    return torch.cat([flat(each).double() for each in grads.values()])
+    return torch.cat([flat(grad).double() for grad in grads.values()])
 
 
 @torch.no_grad()
@@ -186,7 +186,7 @@ def mean_of(local: Sequence[Grads]) -> Grads:
     """Return the mean over ranks; a rank without a gradient counts as zeros."""
     result: Grads = {}
     for name in local[0]:
-        there = [grad for each in local if (grad := each[name]) is not None]
+        there = [grad for grads in local if (grad := grads[name]) is not None]
         result[name] = torch.stack(there).sum(0) / len(local) if there else None
     return result
 

@@ -46,7 +46,7 @@ class Handles:
 
     def num_untouched(self) -> int:
         """Return how many handles nobody has waited for, nor asked for a future or the state."""
-        return sum(id(each) not in self.touched for each in self.started)
+        return sum(id(handle) not in self.touched for handle in self.started)
 
 
 @contextlib.contextmanager

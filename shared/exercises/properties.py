@@ -71,7 +71,7 @@ def expect_device(answer: Callable[..., Any], *args: Any, what: str) -> None:
     be asked there, and passes.
     """
     try:
-        answer(*(each.to("meta") if isinstance(each, Tensor) else each for each in args))
+        answer(*(arg.to("meta") if isinstance(arg, Tensor) else arg for arg in args))
     except RuntimeError as error:
         expect(
             "device" not in str(error) or isinstance(error, NotImplementedError),

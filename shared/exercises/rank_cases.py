@@ -102,7 +102,7 @@ class RankGroups:
             return None
         ranks = range(self.ranks)
         made = [
-            dist.new_group([r for r in ranks if self.number(r) == each])
-            for each in range(self.groups)
+            dist.new_group([r for r in ranks if self.number(r) == index])
+            for index in range(self.groups)
         ]
         return made[self.number(rank)]

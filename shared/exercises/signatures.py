@@ -70,14 +70,14 @@ def signature_of(answer: Any, method: str) -> Signature | None:
 def _names_are_torchs(answer: type, method: str) -> bool:
     """Whether a method is torch's, or overrides torch's under the names that it has there."""
     own, theirs = (
-        [each for each in answer.__mro__ if method in vars(each) and wanted(each.__module__)]
+        [cls for cls in answer.__mro__ if method in vars(cls) and wanted(cls.__module__)]
         for wanted in (lambda _: True, lambda module: module.startswith("torch."))
     )
     return bool(theirs) and _kinds(vars(own[0])[method]) == _kinds(vars(theirs[0])[method])
 
 
 def _kinds(method: Any) -> list[tuple[str, Any]]:
-    return [(each.name, each.kind) for each in inspect.signature(method).parameters.values()]
+    return [(p.name, p.kind) for p in inspect.signature(method).parameters.values()]
 
 
 def _read(text: str) -> Signature:
@@ -87,15 +87,15 @@ def _read(text: str) -> Signature:
     defaults = [None] * (len(places) - len(arguments.defaults)) + arguments.defaults
     of_kind = {
         Parameter.POSITIONAL_OR_KEYWORD: zip(places, defaults, strict=True),
-        Parameter.VAR_POSITIONAL: [(each, None) for each in (arguments.vararg,) if each],
+        Parameter.VAR_POSITIONAL: [(arg, None) for arg in (arguments.vararg,) if arg],
         Parameter.KEYWORD_ONLY: zip(names, arguments.kw_defaults, strict=True),
-        Parameter.VAR_KEYWORD: [(each, None) for each in (arguments.kwarg,) if each],
+        Parameter.VAR_KEYWORD: [(arg, None) for arg in (arguments.kwarg,) if arg],
     }
     return Signature(
         [
-            Parameter(each.arg, kind, default=_Text(ast.unparse(value)) if value else _NONE)
+            Parameter(arg.arg, kind, default=_Text(ast.unparse(value)) if value else _NONE)
             for kind, pairs in of_kind.items()
-            for each, value in pairs
+            for arg, value in pairs
         ]
     )
 
@@ -113,9 +113,9 @@ def _differences(contract: Signature, own: Signature) -> Iterator[tuple[str, str
     """Yield what differs: the mistake, with a place for the method's name, expected and seen."""
     expected, seen = f"({in_short(contract)})", f"({in_short(own)})"
     theirs, ours = contract.parameters, own.parameters
-    takes_all = any(each.kind in _VARIABLE for each in ours.values())
-    takes_names = any(each.kind is Parameter.VAR_KEYWORD for each in theirs.values())
-    takes_places = any(each.kind is Parameter.VAR_POSITIONAL for each in theirs.values())
+    takes_all = any(p.kind in _VARIABLE for p in ours.values())
+    takes_names = any(p.kind is Parameter.VAR_KEYWORD for p in theirs.values())
+    takes_places = any(p.kind is Parameter.VAR_POSITIONAL for p in theirs.values())
     strangers = [name for name in ours if name not in theirs and ours[name].kind not in _VARIABLE]
     places = [name for name in ours if ours[name].kind is not Parameter.KEYWORD_ONLY]
     for place, (name, wanted) in enumerate(theirs.items()):
@@ -153,9 +153,9 @@ def in_short(signature: Signature | Parameter) -> str:
     """Return parameters as they stand in a definition, without their annotations."""
     if isinstance(signature, Parameter):
         return in_short(Signature([signature.replace(kind=Parameter.KEYWORD_ONLY)]))[3:]
-    plain = [each.replace(annotation=_NONE) for each in signature.parameters.values()]
+    plain = [p.replace(annotation=_NONE) for p in signature.parameters.values()]
     plain = [
-        each.replace(default=ANY) if each.default is not _NONE and callable(each.default) else each
-        for each in plain
+        p.replace(default=ANY) if p.default is not _NONE and callable(p.default) else p
+        for p in plain
     ]
     return str(Signature(plain))[1:-1]

@@ -13,7 +13,7 @@ def is_stub(answer: Any) -> bool:
     """
     is_class = inspect.isclass(answer)
     functions = _own_methods(answer).values() if is_class else [answer]
-    codes = [getattr(inspect.unwrap(each), "__code__", None) for each in functions]
+    codes = [getattr(inspect.unwrap(function), "__code__", None) for function in functions]
     codes = [code for code in codes if code is None or not (is_class and _is_empty(code))]
     return bool(codes) and all(code is not None and _only_raises(code) for code in codes)
 
@@ -70,4 +70,4 @@ def _is_empty(code: CodeType) -> bool:
 
 def _parameters(function: Any) -> list[tuple[str, Any, Any]]:
     parameters = inspect.signature(function).parameters.values()
-    return [(each.name, each.kind, each.default) for each in parameters]
+    return [(parameter.name, parameter.kind, parameter.default) for parameter in parameters]

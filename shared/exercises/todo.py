@@ -197,7 +197,7 @@ def main(arguments: list[str]) -> int:
         def write(**record: object) -> None:
             print(json.dumps(record), file=results, flush=True)
 
-        write(exercises=[f"{each.id} {each.name}" for each in load_checks(number).values()])
+        write(exercises=[f"{checks.id} {checks.name}" for checks in load_checks(number).values()])
         try:
             for status in statuses(number, float(seconds)):
                 write(status=status.record())

@@ -67,10 +67,10 @@ def _answer(placeholder: Any) -> Any:
 def _derive_from_answers(cls: Any) -> bool:
     """Put the answers in the place of the placeholders among the bases; whether there were any."""
     found = False
-    for each in cls.__mro__:
-        bases = each.__bases__
+    for ancestor in cls.__mro__:
+        bases = ancestor.__bases__
         if any("exercise" in vars(base) and type(base) is _Withheld for base in bases):
             own = (_answer(b) if "exercise" in vars(b) else b for b in bases)
-            each.__bases__ = tuple(own)
+            ancestor.__bases__ = tuple(own)
             found = True
     return found

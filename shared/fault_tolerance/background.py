@@ -64,4 +64,4 @@ class BackgroundSaver:
 
 def copied(content: Any) -> Any:
     """Return the same containers with copies of all tensors, in the memory of the CPU."""
-    return tree_map_only(Tensor, lambda each: each.detach().to("cpu", copy=True), content)
+    return tree_map_only(Tensor, lambda tensor: tensor.detach().to("cpu", copy=True), content)

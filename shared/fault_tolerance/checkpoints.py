@@ -88,11 +88,11 @@ def store(path: Path, content: Mapping[str, Any], keep: int) -> None:
     # step again; counting it would delete the last sound one.
     # And the partial files of processes that died while they wrote.
     torn = path.parent.glob(f".step_*{PART}")
-    for each in [*outdated(checkpoints_in(path.parent), path, keep), *torn]:
+    for file in [*outdated(checkpoints_in(path.parent), path, keep), *torn]:
         try:
-            each.unlink(missing_ok=True)
+            file.unlink(missing_ok=True)
         except OSError as error:
-            raise InputError(f"{each} cannot be deleted: {error.strerror}") from error
+            raise InputError(f"{file} cannot be deleted: {error.strerror}") from error
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
@@ -102,7 +102,7 @@ def checkpoint_path(folder: Path, step: int) -> Path:
 
 def outdated(checkpoints: Sequence[Path], newest: Path, keep: int) -> Sequence[Path]:
     """Of the checkpoints, oldest first: those before `newest`, but for the last `keep` - 1."""
-    older = [each for each in checkpoints if each.name < newest.name]
+    older = [checkpoint for checkpoint in checkpoints if checkpoint.name < newest.name]
     return older[: max(len(older) - (keep - 1), 0)]  # below 0 a slice would count from the end
 
 
@@ -137,7 +137,7 @@ def load_checkpoint(folder: Path, state: TrainingState) -> Path | None:
         except Exception as refused:
             error = refused
     # A rank that raised alone would leave the others in the next all-reduce, with half a run each.
-    errors = [each for each in _of_all_ranks(error) if each is not None]
+    errors = [raised for raised in _of_all_ranks(error) if raised is not None]
     if errors:
         raise errors[0]
     if content is not None:

@@ -43,9 +43,9 @@ def save_elastic(folder: Path, state: TrainingState, keep: int = 2) -> Path:
     except (CheckpointException, OSError) as error:
         raise InputError(f"checkpoint {path} cannot be written: {_reason(error)}") from error
     if dist.get_rank() == 0:
-        for each in outdated(elastic_checkpoints_in(folder), path, keep):
-            (each / ".metadata").unlink()  # first: half a folder must not pass for a whole one
-            shutil.rmtree(each, ignore_errors=True)
+        for gone in outdated(elastic_checkpoints_in(folder), path, keep):
+            (gone / ".metadata").unlink()  # first: half a folder must not pass for a whole one
+            shutil.rmtree(gone, ignore_errors=True)
     return path
 
 

@@ -79,8 +79,8 @@ def refuse_unless_it_fits(path: Path, content: Mapping[str, Any], state: Trainin
             raise InputError(f"{path} was written with {theirs[name]}, this run has {ours[name]}")
     _refuse_another_model(path, content["model"], unwrapped(state.model).state_dict())
     groups = [
-        [len(group["params"]) for group in each["param_groups"]]
-        for each in (content["optimizer"], state.optimizer.state_dict())
+        [len(group["params"]) for group in optimizer["param_groups"]]
+        for optimizer in (content["optimizer"], state.optimizer.state_dict())
     ]
     if groups[0] != groups[1]:
         raise InputError(
@@ -102,7 +102,7 @@ def _refuse_another_model(
     path: Path, theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor]
 ) -> None:
     for name in sorted(theirs.keys() | ours.keys()):
-        shapes = [tuple(each[name].shape) if name in each else "missing" for each in (theirs, ours)]
+        shapes = [tuple(side[name].shape) if name in side else "missing" for side in (theirs, ours)]
         if shapes[0] != shapes[1]:
             raise InputError(
                 f"{path} is of another model: {name} is {shapes[0]} in it and {shapes[1]} here"

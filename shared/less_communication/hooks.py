@@ -56,7 +56,7 @@ def one_bit_with_error_feedback(state: ErrorFeedback, bucket: dist.GradBucket) -
     """
     buffer = bucket.buffer()
     whole = buffer + state.recall(bucket)
-    sizes = [each.numel() for each in bucket.gradients()]
+    sizes = [gradient.numel() for gradient in bucket.gradients()]
     scales = torch.stack([part.abs().mean() for part in whole.split(sizes)])
     packed = pack_signs(whole)
     state.keep(bucket, whole - _signed(packed, scales, sizes))

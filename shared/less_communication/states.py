@@ -53,7 +53,7 @@ class ErrorFeedback:
 
     def keep(self, bucket: dist.GradBucket, residual: Flat) -> None:
         """Remember, in memory of its own, what this step did not send."""
-        sizes = [each.numel() for each in bucket.gradients()]
+        sizes = [gradient.numel() for gradient in bucket.gradients()]
         for p, part in zip(bucket.parameters(), residual.split(sizes), strict=True):
             self.residuals[p] = part.detach().clone()
 

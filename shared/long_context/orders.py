@@ -19,10 +19,10 @@ def check_order(order: Order, ranks: int) -> None:
     """Raise InputError unless each rank has as many chunks, and each chunk one rank."""
     if len(order) != ranks:
         raise InputError(f"an order of {len(order)} ranks on {ranks}: each rank needs its chunks")
-    chunks = sorted(chunk for each in order for chunk in each)
-    if len({len(each) for each in order}) > 1 or chunks != list(range(len(chunks))) or not chunks:
+    chunks = sorted(chunk for own in order for chunk in own)
+    if len({len(own) for own in order}) > 1 or chunks != list(range(len(chunks))) or not chunks:
         raise InputError(
-            f"the order {[list(each) for each in order]} is no partition: every rank needs as many "
+            f"the order {[list(own) for own in order]} is no partition: every rank needs as many "
             "chunks, and each number from 0 on stands at one rank"
         )
 
@@ -49,7 +49,7 @@ def positions_of(order: Order, rank: int, length: int) -> Int[Tensor, "part"]:
 
     Raises InputError where the length cannot be cut into as many equal chunks as the order has.
     """
-    chunks = sum(len(each) for each in order)
+    chunks = sum(len(own) for own in order)
     if length < 1 or length % chunks:
         fits = [n for n in (length - length % chunks, length + -length % chunks) if n > 0]
         raise InputError(

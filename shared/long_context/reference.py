@@ -20,7 +20,7 @@ def context_reference(
     model = reference_model()
     order = context_parallel(model, group, way, attend)
     optimizer = reference_optimizer(list(model.parameters()))
-    rank, chunks = dist.get_rank(group), sum(len(each) for each in order)
+    rank, chunks = dist.get_rank(group), sum(len(own) for own in order)
 
     def mine(tokens: torch.Tensor) -> torch.Tensor:
         # Padding that nobody attends to, and that has no loss, until the chunks are equal.

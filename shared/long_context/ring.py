@@ -115,8 +115,8 @@ def ring_backward(
         keys, values, dk, dv = (x.chunk(len(theirs), -2) for x in (*visiting, *found))
         for i, j, diagonal in chunk_pairs(mine, theirs, is_causal):
             queries, out, upstream = (x[i] for x in ours)
-            each = tiled_backward(queries, keys[j], values[j], out, rows[i], upstream, diagonal)
-            for total, part in zip((dq.chunk(len(mine), -2)[i], dk[j], dv[j]), each, strict=True):
+            parts = tiled_backward(queries, keys[j], values[j], out, rows[i], upstream, diagonal)
+            for total, part in zip((dq.chunk(len(mine), -2)[i], dk[j], dv[j]), parts, strict=True):
                 total += part
         found = PassedOn(found, group).wait()
         visiting = coming.wait() if coming else visiting

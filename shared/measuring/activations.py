@@ -23,7 +23,7 @@ class SavedBytes:
     def __init__(self, ignore: Iterable[Tensor] = ()) -> None:
         self.now = self.peak = 0
         # Held, so that no other storage comes to stand at their place.
-        self._ignored = {_address(each): each.untyped_storage() for each in ignore}
+        self._ignored = {_address(tensor): tensor.untyped_storage() for tensor in ignore}
         # By a storage's address: how many saved tensors lie in it, and its bytes when it was saved.
         self._users: dict[int, int] = {}
         self._sizes: dict[int, int] = {}
@@ -112,9 +112,9 @@ def saved_by_module(module: nn.Module, run: Callable[[], Any]) -> list[Saved]:
     def leave(*_: Any) -> None:  # no lambda: what a hook returns takes the place of the output
         stack.pop()
 
-    for name, each in module.named_modules():
-        handles.append(each.register_forward_pre_hook(lambda *_, name=name: stack.append(name)))
-        handles.append(each.register_forward_hook(leave))
+    for name, part in module.named_modules():
+        handles.append(part.register_forward_pre_hook(lambda *_, name=name: stack.append(name)))
+        handles.append(part.register_forward_hook(leave))
     try:
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             result = run()  # alive until counted

@@ -24,7 +24,7 @@ class KeptBytes:
     def __init__(self, ignore: Iterable[Tensor] = ()) -> None:
         self.peak = 0
         # Kept alive, so that nothing else gets their addresses.
-        self._ignored = {_address(each): each.untyped_storage() for each in ignore}
+        self._ignored = {_address(tensor): tensor.untyped_storage() for tensor in ignore}
         self._live = LiveBytes(negligible=1)
 
     def add(self, kept: Any) -> None:

@@ -39,13 +39,13 @@ class LiveBytes:
 
     def add(self, tensors: Iterable[Tensor]) -> None:
         """Count these from now on."""
-        for each in tensors:
-            if each.device.type == "meta":  # has a size, and no memory
+        for tensor in tensors:
+            if tensor.device.type == "meta":  # has a size, and no memory
                 continue
-            storage = each.untyped_storage()
+            storage = tensor.untyped_storage()
             known = self._known.get(storage._cdata)
             if known is None or known[0].expired():
-                self._known[storage._cdata] = StorageWeakRef(storage), each.dtype
+                self._known[storage._cdata] = StorageWeakRef(storage), tensor.dtype
                 self.made += storage.nbytes()
 
     def now(self, dtype: torch.dtype | None = None) -> int:

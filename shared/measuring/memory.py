@@ -18,7 +18,7 @@ def saved_bytes(run: Callable[[], Any], *, ignore: tuple[Tensor, ...] = ()) -> i
 
     Source: torch.autograd.graph.saved_tensors_hooks.
     """
-    known = {each.untyped_storage().data_ptr() for each in ignore}
+    known = {tensor.untyped_storage().data_ptr() for tensor in ignore}
     storages: dict[int, torch.UntypedStorage] = {}
 
     def pack(tensor: Tensor) -> Tensor:

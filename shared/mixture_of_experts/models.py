@@ -58,13 +58,13 @@ def _networks(model: nn.Module) -> list[tuple[nn.Module, str, PositionwiseFeedFo
 
 def expert_layers(model: nn.Module) -> list[ExpertParallelLayer]:
     """The layers of experts that are shared out, in the model's order."""
-    return [each for each in model.modules() if isinstance(each, ExpertParallelLayer)]
+    return [layer for layer in model.modules() if isinstance(layer, ExpertParallelLayer)]
 
 
 def routings(model: nn.Module) -> list[Routing]:
     """What the routers decided in the last forward, layer by layer."""
     layers = [m for m in model.modules() if isinstance(m, MoELayer | ExpertParallelLayer)]
-    return [each.routing for each in layers if each.routing is not None]
+    return [layer.routing for layer in layers if layer.routing is not None]
 
 
 def whole_state(model: nn.Module, group: Group = None) -> dict[str, Tensor]:
@@ -76,7 +76,7 @@ def whole_state(model: nn.Module, group: Group = None) -> dict[str, Tensor]:
     everyone: list = [None] * dist.get_world_size(group)
     dist.all_gather_object(everyone, own, group)
     others = {n: p.detach() for n, p in model.named_parameters() if not is_expert(p)}
-    return others | {name: x for each in everyone for name, x in each.items()}
+    return others | {name: x for state in everyone for name, x in state.items()}
 
 
 def total_loads(model: nn.Module) -> list[Tensor]:

@@ -85,7 +85,7 @@ class ExpertParallelLayer(nn.Module):
         if self.capacity_factor is not None:
             capacity = capacity_for(self.capacity_factor, experts.numel(), self.num_experts)
             keep = self.parts.within_capacity(experts, self.num_experts, capacity)
-            order, token = (each[keep.flatten()[order]] for each in (order, token))
+            order, token = (rows[keep.flatten()[order]] for rows in (order, token))
         counts = loads(experts.flatten()[order], self.num_experts)
         stay = counts.view(dist.get_world_size(self.group), -1)[dist.get_rank(self.group)]
         self.handed = len(order) - int(stay.sum())

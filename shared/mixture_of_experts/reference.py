@@ -43,7 +43,7 @@ def expert_reference(
         set_learning_rate(optimizer, rate)
         optimizer.zero_grad()
         loss = loss_of(model, shard(batch, rank, ranks), batch.num_tokens)
-        even = sum(balance_loss(each) for each in routings(model))
+        even = sum(balance_loss(routing) for routing in routings(model))
         (ranks * loss + BALANCE * even).backward()  # the mean over ranks undoes the factor
         if mesh is not None:
             average_gradients(model, mesh)

@@ -148,7 +148,7 @@ def _in_parts(shapes: Shapes, tp: int, batch: Any) -> list[tuple[int, ...]]:
 
 
 def _free_others(model: nn.Module, pipeline: nn.Module) -> None:
-    own = {id(each) for each in (*pipeline.parameters(), *pipeline.buffers())}
-    for each in (*model.parameters(), *model.buffers()):
-        if id(each) not in own:
-            each.data = each.new_empty(0)
+    own = {id(tensor) for tensor in (*pipeline.parameters(), *pipeline.buffers())}
+    for tensor in (*model.parameters(), *model.buffers()):
+        if id(tensor) not in own:
+            tensor.data = tensor.new_empty(0)

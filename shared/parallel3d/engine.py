@@ -175,5 +175,5 @@ class Parallel3D:
 
 def _names(model: nn.Module, pipeline: nn.Module) -> dict[str, Tensor]:
     """This rank's parameters and saved buffers by their names in the uncut model."""
-    own = {id(each) for each in (*pipeline.parameters(), *pipeline.buffers())}
-    return {name: each for name, each in named_tensors(model).items() if id(each) in own}
+    own = {id(tensor) for tensor in (*pipeline.parameters(), *pipeline.buffers())}
+    return {name: tensor for name, tensor in named_tensors(model).items() if id(tensor) in own}

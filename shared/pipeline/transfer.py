@@ -44,7 +44,7 @@ class Link:
         tensor = tensor.contiguous()
         work = dist.isend(tensor, self.peer, group=group)
         assert work is not None, "this rank is in the group"
-        self.pending = [each for each in self.pending if not each[0].is_completed()]
+        self.pending = [message for message in self.pending if not message[0].is_completed()]
         self.pending.append((work, tensor))
         self.sent += 1
 
@@ -93,7 +93,7 @@ class _Send(Function):
     def backward(ctx: Any, *_: Tensor) -> Any:
         link = ctx.link
         empty = [torch.empty(shape, dtype=t, device=where) for shape, t, where in ctx.like]
-        gradients = [link.receive(each, link.gradients) for each in empty]
+        gradients = [link.receive(buffer, link.gradients) for buffer in empty]
         link.let_go([sent() for sent in ctx.sent])  # who sends a gradient has had the activation
         return None, None, *gradients
 
@@ -102,7 +102,7 @@ class _Receive(Function):
     @staticmethod
     def forward(ctx: Any, link: Link, empty: Sequence[Tensor], _: Tensor) -> tuple[Tensor, ...]:
         ctx.link = link
-        return tuple(link.receive(each, link.activations) for each in empty)
+        return tuple(link.receive(buffer, link.activations) for buffer in empty)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:

@@ -54,8 +54,8 @@ def score_bytes(model: ModelSpec, plan: Plan) -> int:
     if model.fused_attention:
         return 0
     size = 2 if plan.precision == "mixed" else 4
-    each = 2 * size + 1 if model.dropout else size
-    return tokens(model, plan) * each * model.num_heads * model.seq_len // plan.tp
+    per_score = 2 * size + 1 if model.dropout else size
+    return tokens(model, plan) * per_score * model.num_heads * model.seq_len // plan.tp
 
 
 def input_bytes(model: ModelSpec, plan: Plan) -> int:

@@ -36,7 +36,7 @@ def memory_per_rank(model: ModelSpec, plan: Plan) -> Memory:
     check_shape(model, plan)
     kept = _activations(model, replace(plan, dp=1, zero=0))
     ranks = [_of_rank(model, plan, rank, kept[rank]) for rank in range(plan.pp)]
-    return replace(max(ranks, key=lambda each: each.total), stages=tuple(ranks))
+    return replace(max(ranks, key=lambda memory: memory.total), stages=tuple(ranks))
 
 
 @lru_cache(maxsize=64)  # the search asks for each stage of ZeRO in turn

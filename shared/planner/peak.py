@@ -60,8 +60,8 @@ def activations(model: ModelSpec, plan: Plan, held: Held, logits: int, rank: int
     if plan.checkpoint != "none":
         kept, again = entering, kept - entering
     layers = plan.layers(model)[rank]
-    each = [count * kept for count in layers]
-    each[0] += embedding_bytes(replace(model, dropout=False), plan) if rank == 0 else 0
+    sizes = [count * kept for count in layers]
+    sizes[0] += embedding_bytes(replace(model, dropout=False), plan) if rank == 0 else 0
     head = 0
     if rank == plan.pp - 1:
         head = tokens(model, plan) * logits * model.vocab_size // plan.tp
@@ -69,7 +69,7 @@ def activations(model: ModelSpec, plan: Plan, held: Held, logits: int, rank: int
         head += norm_bytes(model, plan)
     most = 0
     for *alive, chunk in in_flight(plan, rank):
-        now = sum(count * size for count, size in zip(alive, each, strict=True))
+        now = sum(count * size for count, size in zip(alive, sizes, strict=True))
         most = max(most, now + head * (chunk == plan.chunks - 1), now + again)
     return most
 

@@ -56,8 +56,8 @@ def published(*names: str) -> list[Run]:
     return [
         run
         for name in names
-        for each, runs in every.items()
-        if each.startswith(name)
+        for label, runs in every.items()
+        if label.startswith(name)
         for run in runs
     ]
 
@@ -72,12 +72,12 @@ def _run(family: dict[str, Any], row: dict[str, Any]) -> Run:
     cluster = GPUS[row.get("gpu") or family["gpu"]](gpus)
     cluster = replace(cluster, **family.get("cluster", {}) | row.get("cluster", {}))
     tokens = plan.batch * model.seq_len
-    each = {
+    operations = {
         "model": model.flops,
         "recomputed": model.flops + model.num_layers * model.layer_flops,
         "square": replace(model, fused_attention=False).flops,  # the half that a causal mask hides
     }[family.get("flops", "model")]
-    flops = each * tokens / gpus
+    flops = operations * tokens / gpus
     if "tflops" in row:
         seconds = flops / (row["tflops"] * 1e12)
     elif "seconds" in row:

@@ -42,8 +42,8 @@ def headline(name: str, model: ModelSpec, gpu: str, cluster: Cluster, batch: int
 def best_of_layouts(choices: Sequence[Choice], count: int) -> list[Choice]:
     """The fastest choices, of each dp x tp x pp the best alone."""
     found: dict[tuple[int, int, int], Choice] = {}
-    for each in choices:
-        found.setdefault((each.plan.dp, each.plan.tp, each.plan.pp), each)
+    for choice in choices:
+        found.setdefault((choice.plan.dp, choice.plan.tp, choice.plan.pp), choice)
     return list(found.values())[:count]
 
 
@@ -107,10 +107,10 @@ def was_timed(cluster: Cluster) -> bool:
     """Whether published runs are of such GPUs and of links between the slowest and fastest."""
     known = [run.cluster for runs in families().values() for run in runs]
     for name in ("inner", "outer", "memory_bandwidth", "achievable"):
-        values = [getattr(each, name) for each in known]
+        values = [getattr(timed, name) for timed in known]
         if not min(values) <= getattr(cluster, name) <= max(values):
             return False
-    return cluster.peak_flops in {each.peak_flops for each in known}
+    return cluster.peak_flops in {timed.peak_flops for timed in known}
 
 
 def utilization(
@@ -146,7 +146,7 @@ def hiding(model: ModelSpec, choice: Choice, cluster: Cluster) -> str:
 def firsts(model: ModelSpec, survey: Survey, cluster: Cluster) -> list[str]:
     """Which plans would be first if all messages between replicas hid, and if none did."""
     lines = []
-    ends = zip(*(bounds(model, each, cluster) for each in survey.choices), strict=True)
+    ends = zip(*(bounds(model, choice, cluster) for choice in survey.choices), strict=True)
     for words, spans in zip(("all messages", "no messages"), ends, strict=True):
         at = spans.index(min(spans))
         which = "plan 1" if at == 0 else describe(survey.choices[at].plan)
@@ -194,16 +194,16 @@ def near_miss(model: ModelSpec, survey: Survey, cluster: Cluster, pace: float = 
     """
     limit = TOO_MANY * USABLE * cluster.memory
     close = [
-        Choice(each.plan, each.memory, step_time(model, each.plan, cluster).scaled(pace))
-        for each in survey.refused
-        if each.memory is not None and each.missing + USABLE * cluster.memory <= limit
+        Choice(refusal.plan, refusal.memory, step_time(model, refusal.plan, cluster).scaled(pace))
+        for refusal in survey.refused
+        if refusal.memory is not None and refusal.missing + USABLE * cluster.memory <= limit
     ]
     if not close or not survey.choices:
         return []
-    near = min(close, key=lambda each: each.time.total)
+    near = min(close, key=lambda choice: choice.time.total)
     if near.time.total > 0.97 * survey.choices[0].time.total:
         return []
-    (missing,) = (each.words for each in survey.refused if each.plan == near.plan)
+    (missing,) = (refusal.words for refusal in survey.refused if refusal.plan == near.plan)
     return [
         "worth a try (plans that ran are counted at up to 1.11 times 80 GB): "
         f"{describe(near.plan)}",
@@ -214,11 +214,11 @@ def near_miss(model: ModelSpec, survey: Survey, cluster: Cluster, pace: float = 
 
 def refusals(survey: Survey) -> list[str]:
     """How many plans each limit stops, with an example of the nearest."""
-    counts = Counter(each.limit for each in survey.refused)
+    counts = Counter(refusal.limit for refusal in survey.refused)
     lines = [f"{len(survey.choices)} plans fit, {len(survey.refused)} do not:"]
     for limit, number in counts.most_common():
-        stopped = [each for each in survey.refused if each.limit == limit]
-        near = min(stopped, key=lambda each: each.missing)
+        stopped = [refusal for refusal in survey.refused if refusal.limit == limit]
+        near = min(stopped, key=lambda refusal: refusal.missing)
         words = f"{describe(near.plan)}: {near.words}" if near.memory else near.words
         what = "plans" if near.memory else "layouts"
         lines.append(f"  {number} {what} stopped by {limit}, such as {words}")

@@ -33,8 +33,8 @@ class Survey:
     @property
     def nearest(self) -> Refusal | None:
         """Of the plans that only memory refuses, the one that misses the least."""
-        short = [each for each in self.refused if each.limit == "memory"]
-        return min(short, key=lambda each: each.missing, default=None)
+        short = [refusal for refusal in self.refused if refusal.limit == "memory"]
+        return min(short, key=lambda refusal: refusal.missing, default=None)
 
 
 def best_plans(model: ModelSpec, cluster: Cluster, batch: int, count: int = 5) -> list[Choice]:
@@ -52,19 +52,19 @@ def best_plans(model: ModelSpec, cluster: Cluster, batch: int, count: int = 5) -
     found = survey(model, cluster, batch)
     if not found.choices:
         raise InputError(none_fits(found, cluster))
-    return sorted(found.choices, key=lambda each: slowness(model, each, cluster))[:count]
+    return sorted(found.choices, key=lambda choice: slowness(model, choice, cluster))[:count]
 
 
 def survey(model: ModelSpec, cluster: Cluster, batch: int, asked: Asked | None = None) -> Survey:
     """Try every plan; `asked` leaves out those that differ from what was decided."""
     found = Survey()
-    for each in _tried(model, cluster, batch, asked or Asked()):
-        if isinstance(each, Refusal):
-            found.refused.append(each)
+    for result in _tried(model, cluster, batch, asked or Asked()):
+        if isinstance(result, Refusal):
+            found.refused.append(result)
         else:
-            plan, memory = each
+            plan, memory = result
             found.choices.append(Choice(plan, memory, step_time(model, plan, cluster)))
-    found.choices.sort(key=lambda each: (each.time.total, each.memory.total))
+    found.choices.sort(key=lambda choice: (choice.time.total, choice.memory.total))
     return found
 
 
@@ -109,7 +109,7 @@ def fewest_gpus(
 
     def fits(cluster: Cluster) -> bool:
         tried = _tried(model, cluster, batch, asked or Asked())
-        return any(not isinstance(each, Refusal) for each in tried)
+        return any(not isinstance(result, Refusal) for result in tried)
 
     return next((n for n in (2**power for power in range(15)) if fits(gpu(n))), None)
 
@@ -150,9 +150,9 @@ def none_fits(found: Survey, cluster: Cluster) -> str:
             f"used; the nearest plan ({describe(near.plan)}) needs {_gb(near.missing)} more, and "
             f"most of its bytes are {most}"
         )
-    limits = [each.limit for each in found.refused]
+    limits = [refusal.limit for refusal in found.refused]
     most = max(set(limits), key=limits.count)
-    example = next(each for each in found.refused if each.limit == most)
+    example = next(refusal for refusal in found.refused if refusal.limit == most)
     return f"no plan for {cluster.gpus} GPUs: {example.words}"
 
 

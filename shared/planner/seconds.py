@@ -33,14 +33,14 @@ def step_time(model: ModelSpec, plan: Plan, cluster: Cluster, fitted: Fitted = F
     if plan.num_gpus > cluster.gpus:
         raise InputError(f"the plan needs {plan.num_gpus} GPUs, the cluster has {cluster.gpus}")
     batches = plan.num_micro_batches
-    each = compute_seconds(model, plan, cluster, fitted)
+    computing = compute_seconds(model, plan, cluster, fitted)
     messages = layer_message_seconds(model, plan, cluster, fitted)
     return StepTime(
-        compute=batches * each,
+        compute=batches * computing,
         tensor_parallel=batches * messages,
-        pipeline=pipeline_seconds(model, plan, cluster, fitted, (each, messages)),
-        bubble=plan.bubble * batches * (each + messages),
-        data_parallel=gradient_seconds(model, plan, cluster, fitted, each),
+        pipeline=pipeline_seconds(model, plan, cluster, fitted, (computing, messages)),
+        bubble=plan.bubble * batches * (computing + messages),
+        data_parallel=gradient_seconds(model, plan, cluster, fitted, computing),
         model_flops=trained_flops(model, plan) * model.seq_len * plan.batch / plan.num_gpus,
         peak_flops=cluster.peak_flops,
     )
@@ -56,8 +56,8 @@ def exposed_seconds(
     model: ModelSpec, plan: Plan, cluster: Cluster, time: StepTime, fitted: Fitted = FITTED
 ) -> float:
     """Seconds of a step in which nothing hides behind compute, given `step_time` of the plan."""
-    each = compute_seconds(model, plan, cluster, fitted)
-    bare = gradient_seconds(model, replace(plan, overlap=False), cluster, fitted, each)
+    computing = compute_seconds(model, plan, cluster, fitted)
+    bare = gradient_seconds(model, replace(plan, overlap=False), cluster, fitted, computing)
     return time.total - time.data_parallel + bare
 
 

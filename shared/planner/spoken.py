@@ -31,7 +31,7 @@ def megatron(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
     if len(set(counts)) > 1:
         if counts != shorter_ends(model.num_layers, plan.num_stages):
             raise _other_stages("Megatron-LM", model, plan)
-        flags += [f"--account-for-{each}-in-pipeline-split" for each in ("embedding", "loss")]
+        flags += [f"--account-for-{end}-in-pipeline-split" for end in ("embedding", "loss")]
     flags += ["--sequence-parallel"] if plan.sequence_parallel else []
     # Without the second it accumulates gradients in float32; the plan counts 2 bytes.
     flags += ["--bf16", "--grad-reduce-in-bf16"] if plan.precision == "mixed" else []
@@ -85,8 +85,8 @@ def torchtitan(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
 def _titan_pipeline(model: ModelSpec, plan: Plan) -> list[str]:
     counts, size = plan.stages(model), plan.num_stages
     less = int(len(set(counts)) > 1)  # left to itself, one layer less at both ends
-    each, over = divmod(model.num_layers + 2 * less, size)
-    made = [each + (stage < over) for stage in range(size)]
+    layers, over = divmod(model.num_layers + 2 * less, size)
+    made = [layers + (stage < over) for stage in range(size)]
     made[0] -= less
     made[-1] -= less
     if counts != tuple(made):
@@ -98,7 +98,7 @@ def _titan_pipeline(model: ModelSpec, plan: Plan) -> list[str]:
         f"pipeline_parallel_last_stage_less_layers = {less}",
     ]
     if plan.chunks > 1:  # with one chunk it need not be said, and rounded up may give fewer stages
-        lines.append(f"pipeline_parallel_layers_per_stage = {each}")
+        lines.append(f"pipeline_parallel_layers_per_stage = {layers}")
     return lines
 
 
@@ -174,7 +174,7 @@ def _other_stages(tool: str, model: ModelSpec, plan: Plan) -> InputError:
 
 
 TOOLS: dict[str, Callable[[ModelSpec, Plan, Cluster], str]] = {
-    each.__name__: each for each in (megatron, torchtitan, deepspeed, accelerate)
+    tool.__name__: tool for tool in (megatron, torchtitan, deepspeed, accelerate)
 }
 
 

@@ -101,11 +101,11 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _build(kind: type[Spec], values: dict[str, Any], path: Path) -> Spec:
-    known = {each.name: each for each in fields(kind)}
+    known = {field.name: field for field in fields(kind)}
     unknown = sorted({*values} - {*known})
     if unknown:
         raise InputError(f"{path}: unknown {', '.join(unknown)}; known are {', '.join(known)}")
-    missing = [name for name, each in known.items() if _needed(each) and name not in values]
+    missing = [name for name, field in known.items() if _needed(field) and name not in values]
     if missing:
         raise InputError(f"{path}: {', '.join(missing)} must be given")
     return _named(path, partial(kind, **values))
@@ -118,5 +118,5 @@ def _named(path: Path, make: Callable[[], Spec]) -> Spec:
         raise InputError(f"{path}: {error}") from None
 
 
-def _needed(each: Field[Any]) -> bool:
-    return each.default is MISSING
+def _needed(field: Field[Any]) -> bool:
+    return field.default is MISSING

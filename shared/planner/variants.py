@@ -86,8 +86,8 @@ def shorter_ends(num_layers: int, num_stages: int) -> tuple[int, ...] | None:
     Those two have the embeddings and the output matrix as well. Llama 3 lays 126 layers over 128
     stages so (Grattafiori et al. 2024, section 3.3.2).
     """
-    each, over = divmod(num_layers + 2, num_stages)
-    return None if over else (each - 1, *[each] * (num_stages - 2), each - 1)
+    layers, over = divmod(num_layers + 2, num_stages)
+    return None if over else (layers - 1, *[layers] * (num_stages - 2), layers - 1)
 
 
 def _divisors(number: int) -> list[int]:

@@ -30,7 +30,7 @@ def agree_on(what: str, value: Any, advice: str = "") -> None:
     """
     values = gathered(value)
     if any(other != values[0] for other in values):
-        seen = ", ".join(f"rank {rank}: {_short(each)}" for rank, each in enumerate(values))
+        seen = ", ".join(f"rank {rank}: {_short(other)}" for rank, other in enumerate(values))
         raise InputError(f"the ranks differ in {what} ({seen})" + (f"; {advice}" if advice else ""))
 
 

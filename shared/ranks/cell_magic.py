@@ -47,9 +47,9 @@ def ranks(line: str, cell: str, names: dict[str, Any]) -> None:
             value = eval(last, names) if last else None
             if value is not None:
                 print(pretty(value))
-        if missing := [each for each in wanted if each not in names]:
+        if missing := [name for name in wanted if name not in names]:
             raise NameError(f"--return {missing[0]}: this rank has no such name")
-        return {each: names[each] for each in wanted}
+        return {name: names[name] for name in wanted}
 
     try:
         with _printed(world_size) as files:
@@ -58,7 +58,7 @@ def ranks(line: str, cell: str, names: dict[str, Any]) -> None:
         raise CellFailed(_in_a_line(failed)) from None
     except AttributeError as error:  # pickle does not find a class that only the ranks have
         raise CellFailed(f"{error}: an earlier cell must define what is returned") from None
-    names.update({each: [of_rank[each] for of_rank in by_rank] for each in wanted})
+    names.update({name: [of_rank[name] for of_rank in by_rank] for name in wanted})
 
 
 @contextlib.contextmanager
@@ -80,7 +80,7 @@ def _in_a_line(failed: RankFailed) -> str:
         back = [f"already back: ranks {list(failed.back)}"] * bool(failed.back)
         return "; ".join([f"rank {failed.rank} lost a peer{failed.at}", *back])
     idle = f" (nobody did anything for {QUIET:g} s)" if failed.quiet else ""
-    places = [each.place for each in failed.late if each.place]
+    places = [late.place for late in failed.late if late.place]
     return "; ".join([failed.headline + failed.at + idle, *places])
 
 

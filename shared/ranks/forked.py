@@ -259,11 +259,11 @@ def _too_late(
     time.sleep(0.3)
     back = _back(children)
     seen = tuple(Late(child.rank, _stack_of(child)) for child in late)
-    names = [each.rank for each in seen]
+    names = [one.rank for one in seen]
     lines = [f"ranks {names} of {len(children)} were not back after {seconds:.3g} s; back: {back}"]
     lines += [
-        f"rank {each.rank} was here:\n{each.stack or '  (no stack: it does not answer)'}"
-        for each in seen
+        f"rank {one.rank} was here:\n{one.stack or '  (no stack: it does not answer)'}"
+        for one in seen
     ]
     return RankFailed(
         "\n".join(lines),

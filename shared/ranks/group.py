@@ -125,9 +125,9 @@ def _empty_caches() -> None:
     if zero3 := sys.modules.get("deepspeed.runtime.zero.parameter_offload"):
         zero3.FWD_MODULE_STACK.clear()  # modules, whose hooks have the engine
     if DTENSOR in sys.modules or "deepspeed" in sys.modules:
-        for each in gc.get_objects():
-            if type(each) is functools._lru_cache_wrapper and each.__module__.startswith(REMEMBER):
-                each.cache_clear()
+        for held in gc.get_objects():
+            if type(held) is functools._lru_cache_wrapper and held.__module__.startswith(REMEMBER):
+                held.cache_clear()
 
 
 _ended: list[dist.ProcessGroup] = []  # destroyed, and kept until the models that used them are gone
@@ -181,13 +181,13 @@ def _wait_for_all(store: dist.Store, rank: int, num_ranks: int, wait: datetime.t
 
     By looking: a wait of the store's own that ends prints torch's stack.
     """
-    keys = [f"here_{each}" for each in range(num_ranks)]
+    keys = [f"here_{number}" for number in range(num_ranks)]
     began, last = time.monotonic(), wait.total_seconds()
     patience = PATIENCE if os.environ["LOCAL_RANK"] == "0" else last
     while not store.check(keys):
         waited = time.monotonic() - began
         if waited > min(patience, last):
-            missing = [str(each) for each, key in enumerate(keys) if not store.check([key])]
+            missing = [str(number) for number, key in enumerate(keys) if not store.check([key])]
             missed = f"rank(s) {', '.join(missing)} of {num_ranks}"
             if waited > last:
                 raise dist.DistStoreError(f"{missed} did not come")

@@ -114,10 +114,10 @@ def _prepare(script: str | Path, args: Sequence[str], folder: Path) -> tuple[Pat
     path = Path(script).resolve()
     if not path.is_file():
         raise LaunchFailed(f"there is no script {path}")
-    arguments = [str(each) for each in args]
-    for place, each in enumerate(arguments):
-        if each.startswith("--out="):
-            arguments[place : place + 1] = ["--out", each.removeprefix("--out=")]
+    arguments = [str(argument) for argument in args]
+    for place, argument in enumerate(arguments):
+        if argument.startswith("--out="):
+            arguments[place : place + 1] = ["--out", argument.removeprefix("--out=")]
             break
     if "--out" not in arguments:
         arguments += ["--out", str(folder)]
@@ -164,7 +164,7 @@ def _cause(
         place = place_in_the_chain(log)
         if outcome.status != 0 and (outcome != _ENDED or place == 0):
             failed.append((place, outcome.seconds, outcome, agent, log))
-    return min(failed, key=lambda each: each[:2])[2:] if failed else None
+    return min(failed, key=lambda failure: failure[:2])[2:] if failed else None
 
 
 class _Ended(Exception):

@@ -32,7 +32,7 @@ class AtBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: Callable[[], None], *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.call = call
-        return tuple(each.view_as(each) for each in tensors)
+        return tuple(tensor.view_as(tensor) for tensor in tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

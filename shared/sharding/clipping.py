@@ -51,7 +51,7 @@ def clip_parts(
     for copy in copies:  # so that all ranks add the same numbers
         total += square_of(copy) / dist.get_world_size(group)
     dist.all_reduce(total, group=group)
-    kinds = (each.dtype for each in (*parts, *copies))
+    kinds = (tensor.dtype for tensor in (*parts, *copies))
     norm = total.sqrt().to(reduce(torch.promote_types, kinds, torch.float32))
     scale_to([*parts, *copies], norm, max_norm)
     return norm

@@ -33,9 +33,9 @@ def state_bytes(model: nn.Module, optimizer: ZeroStage1) -> dict[str, int]:
 
 def _storage_bytes(tensors: Iterable[object], seen: set[int]) -> int:
     total = 0
-    for each in tensors:
-        if isinstance(each, Tensor):
-            storage = each.untyped_storage()
+    for tensor in tensors:
+        if isinstance(tensor, Tensor):
+            storage = tensor.untyped_storage()
             if storage._cdata not in seen and storage.nbytes() >= NEGLIGIBLE_BYTES:
                 total += storage.nbytes()
             seen.add(storage._cdata)

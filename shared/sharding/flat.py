@@ -24,11 +24,11 @@ def partition(
     """
     if not tensors or num_parts < 1:
         raise InputError(f"{len(tensors)} tensors cannot be cut into {num_parts} parts")
-    kinds = {(str(each.dtype), str(each.device)) for each in tensors}
+    kinds = {(str(tensor.dtype), str(tensor.device)) for tensor in tensors}
     if len(kinds) > 1:
         raise InputError(f"tensors of one dtype and device are needed, got {sorted(kinds)}")
-    padding = -sum(each.numel() for each in tensors) % num_parts
-    pieces = [each.detach().reshape(-1) for each in tensors]
+    padding = -sum(tensor.numel() for tensor in tensors) % num_parts
+    pieces = [tensor.detach().reshape(-1) for tensor in tensors]
     flat = torch.cat([*pieces, pieces[0].new_zeros(padding)])
     return flat, list(flat.view(num_parts, -1))
 

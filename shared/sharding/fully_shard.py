@@ -165,7 +165,7 @@ class FullyShard(UnitHooks[FlatUnit], nn.Module):
 
 def _check_units(module: nn.Module, units: Sequence[nn.Module]) -> None:
     """Raises InputError for a unit that is no part of the module, is there twice, or nested."""
-    names = {each: name or "the module itself" for name, each in module.named_modules()}
+    names = {submodule: name or "the module itself" for name, submodule in module.named_modules()}
     for i, unit in enumerate(units):
         if unit not in names:
             raise InputError(f"unit {i}, a {type(unit).__name__}, is no part of the module")

@@ -35,7 +35,7 @@ class PrefetchingShard(FullyShard):
         at = len(self._seen)
         if at < len(self._order) and self._order[at - 1] is unit:
             ahead = self._order[at]
-            if not any(each.is_on_its_way for each in self.units):
+            if not any(other.is_on_its_way for other in self.units):
                 ahead.gather()
 
     def finish_gradient_sync(self) -> None:

@@ -43,9 +43,9 @@ class ZeroStage3(UnitHooks[ZeroUnit], ZeroStage2):
     ) -> None:
         self.model = model
         self._chosen = list(default_units(model) if units is None else units)
-        for each in self._chosen:
-            if type(each).forward is nn.Module.forward:
-                kind = type(each).__name__
+        for submodule in self._chosen:
+            if type(submodule).forward is nn.Module.forward:
+                kind = type(submodule).__name__
                 raise InputError(f"a {kind} is never called, so never gathered: give its elements")
         super().__init__(model.parameters(), optimizer_class, **kwargs)
 

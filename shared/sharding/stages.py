@@ -74,11 +74,11 @@ class ZeroStage1(Optimizer):
         filled: dict[tuple[torch.dtype, torch.device], list[list[nn.Parameter]]] = {}
         for parameter in reversed(parameters):
             lists = filled.setdefault((parameter.dtype, parameter.device), [[]])
-            size = sum(each.numel() for each in lists[-1])
+            size = sum(p.numel() for p in lists[-1])
             if lists[-1] and size + parameter.numel() > self.bucket_size:
                 lists.append([])
             lists[-1].append(parameter)
-        return [Bucket(each, self.group) for lists in filled.values() for each in lists]
+        return [Bucket(chosen, self.group) for lists in filled.values() for chosen in lists]
 
     def reduce_gradients(self) -> None:
         """Average the gradients now; afterwards each rank has its part of the means, `bucket.grad`.
@@ -211,11 +211,11 @@ class ZeroStage2(ZeroStage1):
         self._begin_backward()
         while self._next < len(self.buckets):
             bucket = self.buckets[self._next]
-            ready = [each for each in bucket.parameters if each.grad is not None]
+            ready = [p for p in bucket.parameters if p.grad is not None]
             if ready and self._next:
                 self.buckets[self._next - 1].finish()  # before this one begins to fill
-            for each in ready:
-                bucket.collect(each)
+            for p in ready:
+                bucket.collect(p)
             if bucket.missing:
                 break
             bucket.reduce()

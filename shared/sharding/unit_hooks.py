@@ -65,13 +65,13 @@ class UnitHooks(Generic[Unit]):
         self._left = set[Unit]()  # sent in a backward that has not passed all their modules
         self._in_backward = False  # also after one that ended in an error
         self._module = [module]  # in a list: its parameters are none of an nn.Module's that has it
-        for each in [*modules, module]:
-            self._make_units(each, make_unit)
+        for submodule in [*modules, module]:
+            self._make_units(submodule, make_unit)
         self._hook_errors(module)
-        inside = {part for each in modules for part in each.modules()}
+        inside = {part for submodule in modules for part in submodule.modules()}
         rest = [p for m in module.modules() if m not in inside for p in m.parameters(recurse=False)]
-        for each in modules:
-            self._hook(each, list(each.parameters()))
+        for submodule in modules:
+            self._hook(submodule, list(submodule.parameters()))
         self._hook(module, rest)
 
     @property

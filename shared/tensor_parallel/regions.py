@@ -68,8 +68,8 @@ class _Region:
 
 def _draws(module: nn.Module) -> bool:
     """Whether this forward draws random numbers: attention has a rate, others an nn.Dropout."""
-    rates = [getattr(each, "dropout", 0.0) for each in module.modules()]
-    rates += [each.p for each in module.modules() if isinstance(each, nn.Dropout)]
+    rates = [getattr(submodule, "dropout", 0.0) for submodule in module.modules()]
+    rates += [submodule.p for submodule in module.modules() if isinstance(submodule, nn.Dropout)]
     return module.training and any(isinstance(rate, float) and rate > 0 for rate in rates)
 
 

@@ -58,4 +58,4 @@ def groups_by_kind(module: nn.Module) -> list[dict[str, list[nn.Parameter]]]:
     kinds: dict[bool, list[nn.Parameter]] = {}
     for parameter in module.parameters():
         kinds.setdefault(isinstance(parameter, DTensor), []).append(parameter)
-    return [{"params": each} for each in kinds.values()]
+    return [{"params": parameters} for parameters in kinds.values()]

@@ -117,13 +117,13 @@ def refuse_what_cannot_be_read(content: Any, where: str = "checkpoint") -> None:
     A numpy number is a float to most code, and not to the reader.
     """
     if type(content) in (dict, OrderedDict, Counter):
-        for name, each in content.items():
+        for name, part in content.items():
             refuse_what_cannot_be_read(name, f"a key of {where}")
-            refuse_what_cannot_be_read(each, f"{where}[{name!r}]")
+            refuse_what_cannot_be_read(part, f"{where}[{name!r}]")
     elif type(content) in (list, tuple):
-        for number, each in enumerate(content):
-            if type(each) not in (int, float):
-                refuse_what_cannot_be_read(each, f"{where}[{number}]")
+        for number, part in enumerate(content):
+            if type(part) not in (int, float):
+                refuse_what_cannot_be_read(part, f"{where}[{number}]")
     elif type(content) not in (Tensor, nn.Parameter, *PLAIN):
         raise InputError(
             f"{where} is a {type(content).__name__}, which could not be read back: save tensors, "

@@ -129,7 +129,7 @@ def _is_whole(found: metadata.Metadata) -> bool:
     return (
         isinstance(held, Mapping)
         and isinstance(places, Mapping)
-        and all(isinstance(each, kinds) for each in held.values())
-        and all(isinstance(each, _StorageInfo) for each in places.values())
-        and all(Path(each.relative_path).name == each.relative_path for each in places.values())
+        and all(isinstance(entry, kinds) for entry in held.values())
+        and all(isinstance(place, _StorageInfo) for place in places.values())
+        and all(Path(place.relative_path).name == place.relative_path for place in places.values())
     )

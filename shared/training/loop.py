@@ -81,7 +81,7 @@ def mean_over_ranks(
     of the gradients' buffer, so that loss and count cost no message of their own. Lesson 06 does
     better than waiting for the whole of backward.
     """
-    grads = [each.grad for each in parameters if each.grad is not None]
+    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
     # Not by full_like: 16 bits cannot count tokens.
     count = torch.full((), num_tokens, dtype=torch.float32, device=loss_sum.device)
     ends = torch.stack([loss_sum.float(), count])
