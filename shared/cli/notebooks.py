@@ -1,10 +1,13 @@
-"""Rebuild notebooks: run in solution mode, normalise, store the outputs.
+"""Rebuild notebooks: run in solution mode, normalise, store the outputs of this one execution.
 
 python -m shared.cli.notebooks [NN ...] [--mode solution|reading] [--no-write] [--no-run]
+
+A notebook whose run fails stays as it was, and the next one follows.
 """
 
 import argparse
 import hashlib
+import json
 import os
 import sys
 import time
@@ -13,13 +16,16 @@ from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode, from_dict
 
 from shared.cli.command import ROOT, UsageError, all_lessons, find_lesson
 from shared.exercises.answers import CHECK, EXERCISE
 from shared.exercises.cells import COURSE_ID, METADATA
 from shared.exercises.lessons import load_checks
+
+EXECUTED = "executed"  # in a notebook's metadata: the digests of what ran as a whole
+FAILURES = (CellExecutionError, CellTimeoutError, DeadKernelError)
 
 
 def execute(notebook: NotebookNode, folder: Path, mode: str, timeout: int = 300) -> NotebookNode:
@@ -48,9 +54,11 @@ def execute(notebook: NotebookNode, folder: Path, mode: str, timeout: int = 300)
 def normalise(notebook: NotebookNode) -> NotebookNode:
     """Drop what differs from run to run, and return the notebook; idempotent.
 
-    Cell ids come from the first text of the cell and stay, so that a diff shows what changed.
+    Cell ids come from the first text of the cell and stay, so that a diff shows what changed. So do
+    the digests of the execution, which are made by `rebuild` alone.
     """
-    notebook.metadata = from_dict(METADATA)
+    executed = {k: v for k, v in notebook.metadata.items() if k == EXECUTED}
+    notebook.metadata = from_dict({**METADATA, **executed})
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     seen: set[str] = set()
     for count, cell in enumerate(notebook.cells):
@@ -131,6 +139,19 @@ def _output(output: NotebookNode) -> NotebookNode:
     return output
 
 
+def digests(notebook: NotebookNode) -> dict[str, str]:
+    """Digests of a normalised notebook's code and of its outputs.
+
+    A learner's answers and cells do not count: outputs of solution mode do not come from them.
+    """
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    ours = [cell for cell in code if COURSE_ID.match(cell.id)]
+    sources = [cell.source for cell in ours if not EXERCISE.search(cell.source)]
+    whole = {"sources": sources, "outputs": [cell.outputs for cell in ours]}
+    texts = {name: json.dumps(part, sort_keys=True) for name, part in whole.items()}
+    return {name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in texts.items()}
+
+
 def rebuild(path: Path, mode: str, *, run: bool, write: bool) -> float:
     """Run one notebook and store it, unless told not to; return the seconds it took."""
     notebook = nbformat.read(path, as_version=4)
@@ -138,8 +159,11 @@ def rebuild(path: Path, mode: str, *, run: bool, write: bool) -> float:
     if run:
         execute(notebook, path.parent, mode)
     seconds = time.perf_counter() - start
+    normalise(notebook)
+    if run:
+        notebook.metadata[EXECUTED] = digests(notebook)
     if write:
-        text = nbformat.writes(normalise(notebook), version=4)
+        text = nbformat.writes(notebook, version=4)
         aside = path.with_suffix(".part")
         aside.write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8")
         aside.replace(path)
@@ -160,17 +184,19 @@ def main(arguments: list[str] | None = None) -> int:
         lessons = [find_lesson(name) for name in args.lessons] or all_lessons()
     except UsageError as error:
         parser.error(str(error))
-    failed = 0
+    failed = []
     for path in (ROOT / "lessons" / lesson / "lesson.ipynb" for lesson in lessons):
         try:
             seconds = rebuild(path, args.mode, run=not args.no_run, write=not args.no_write)
-        except CellExecutionError as error:
-            failed = 1
-            print(f"{path.parent.name}: failed\n{error}", flush=True)
+        except FAILURES as error:
+            failed.append(path.parent.name)
+            print(f"{path.parent.name}: failed, and left as it was\n{error}", flush=True)
         else:
             size = path.stat().st_size / 1024
             print(f"{path.parent.name}: {seconds:.0f} s, {size:.0f} KiB", flush=True)
-    return failed
+    if failed:
+        print(f"{len(failed)} of {len(lessons)} failed: {', '.join(failed)}", flush=True)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

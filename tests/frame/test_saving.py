@@ -15,7 +15,7 @@ from shared.cli.command import ROOT
 from shared.cli.saving import as_it_is_stored
 from shared.cli.setup import enable_saving
 
-NOTEBOOK = ROOT / "lessons" / "lesson01_positional_encoding" / "lesson.ipynb"
+NOTEBOOK = ROOT / "lessons" / "lesson22_ecosystem" / "lesson.ipynb"
 
 
 def test_opening_and_saving_a_notebook_changes_no_byte(tmp_path):

@@ -1,0 +1,196 @@
+"""What a notebook stores is of one execution, and its sentences name the numbers of that one."""
+
+import itertools
+import re
+from collections.abc import Callable, Container, Iterator
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient.exceptions import DeadKernelError
+from nbformat import NotebookNode
+
+from shared.cli import notebooks
+from shared.cli.changed import git
+from shared.cli.notebooks import EXECUTED, digests
+from shared.exercises.lessons import ROOT
+
+PATHS = sorted((ROOT / "lessons").glob("*/lesson.ipynb"))
+# Stored before an execution left its digests: a lesson goes from here when it is stored again.
+WAITING = {f"{n:02d}" for n in range(1, 24)} - {"22"}
+
+
+def test_every_notebook_is_stored_from_one_execution():
+    changed = git(ROOT, "diff", "--relative", "--name-only", "HEAD", "--", "lessons")
+    offenders = []
+    for path in PATHS:
+        # What a learner has run is not as git has it: its outputs may be of many runs.
+        as_in_git = changed is not None and str(path.relative_to(ROOT)) not in changed.split("\n")
+        offenders += [f"{path.parent.name}: {what}" for what in pieces(path, WAITING, as_in_git)]
+    assert not offenders, "\n".join(offenders)
+
+
+def pieces(path: Path, waiting: Container[str] = (), as_in_git: bool = True) -> Iterator[str]:
+    """In what a notebook is not as one execution has left it."""
+    notebook = nbformat.read(path, as_version=4)
+    number = path.parent.name.removeprefix("lesson")[:2]
+    again = f"store the whole again: ./run_all.sh notebooks {number}"
+    stored, now = notebook.metadata.get(EXECUTED), digests(notebook)
+    if (stored is None) != (number in waiting):
+        yield "take it out of WAITING" if stored else f"it carries no digests: {again}"
+    elif stored and stored["sources"] != now["sources"]:
+        yield f"code has changed since it ran: {again}"
+    elif stored and as_in_git and stored["outputs"] != now["outputs"]:
+        yield f"an output is not of the execution that stored the others: {again}"
+
+
+# What nbval does not compare: a number in prose, and the output that it names. Each has one group,
+# and the output's unit is a thousandth of the sentence's where a row says so.
+SAID: list[tuple[str, str, str, *tuple[float, ...]]] = [
+    ("02", r"(\d+) to \d+ % of the weight", r"1  either +\S+ +(\S+)"),
+    ("02", r"to (\d+) % of the weight", r"0  either +\S+ +(\S+)"),
+    ("02", r"still right for (\d+) %", r"0  either(?: +\S+){3} +(\S+)"),
+    *(
+        ("06", rf"\| `{name}` \| [\w, ]+ \| (\S+)", rf"^{name} +(\S+) of torch's")
+        for name in ("naive", "flat", "overlapped", "bucketed")
+    ),
+    ("06", r"1 MiB ours hid (\d+) %", r"^ours hides, .*?: (\d+) %"),
+    ("06", r"1 MiB ours hid .* and DDP (\d+) %", r"^torch's DDP hides, .*?: (\d+) %"),
+    ("06", r"of (\d+) % that could be", r"^at 1 MiB (\d+) % could"),
+    ("06", r"25 MiB ours about (\d+) %", r"^ours hides, .* (\d+) %$"),
+    (
+        "07",
+        r"padded evaluation by up to (\S+) points",
+        r"padded .* 2 to 8 ranks: .* to (\S+) points",
+    ),
+    ("07", r"mean of means by up to (\d\.\d)", r"means, 9 to 16 ranks: .* to (\S+) points"),
+    ("07", r"two workers are (\S+) times", r"^2 workers: .*, (\S+) times"),
+    ("08", r"file by rank 0 takes about (\S+) ms", r"^ +1  one file, written by rank 0 +(\S+)"),
+    ("08", r"other lengths (\d+) of 20 could", r"other lengths of 20 files +(\d+) unreadable"),
+    ("08", r"all load, and (\d+) mix", r"equal lengths +of 20 files .* (\d+) hold parts"),
+    ("11", r"under your `checkpoint` took (\S+) times", r"^every layer +(\S+) times the time"),
+    ("11", r"every second layer (\d\.\d+)", r"^every second +(\S+) times the time"),
+    ("12", r"all four take (\S+) to", r"^buckets +(?:\S+ +){3}(\S+)"),
+    ("12", r"Its gain was (\S+) where", r"^loader +\S+ +(\S+) +\S+ +\S+$"),
+    ("12", r"where the trace promised (\d\.\d)", r"^loader +(\S+)(?: +\S+){3}$"),
+    ("15", r"came out low: (\S+) % in", r"micro-batches, 1F1B: .*, (\S+) % measured"),
+    ("15", r"and (\S+) % in place of .* for interleaving", r"interleaved: .*, (\S+) % measured"),
+    ("15", r"take (\d+) ms in one piece", r"^ 1 +32 .* (\d+) ms"),
+    ("15", r"ms in one piece and (\d+) in 32", r"^32 +1 .* (\d+) ms"),
+    ("20", r"all-reduce's messages take (\d+) ms", r"bytes / 10 Mbit/s +(\S+)"),
+    ("23", r"but by (\S+) s against", r"^dp 2 x tp 2, ZeRO-3 .* (\d+)$", 1e-3),
+    ("23", r"s against (\S+) s a step", r"^tp 4 .* (\d+)$", 1e-3),
+]
+
+
+@pytest.mark.parametrize("number", sorted({row[0] for row in SAID}))
+def test_a_sentence_says_the_number_that_its_page_shows(number):
+    (path,) = (path for path in PATHS if path.parent.name.startswith(f"lesson{number}"))
+    cells = nbformat.read(path, as_version=4).cells
+    prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    code = (cell for cell in cells if cell.cell_type == "code")
+    shown = "\n".join(output.get("text", "") for cell in code for output in cell.outputs)
+    for _, said, where, *scale in (row for row in SAID if row[0] == number):
+        (words,) = re.findall(said, prose, re.MULTILINE)
+        found = re.findall(where, shown, re.MULTILINE)
+        if number in WAITING and not found:
+            continue
+        (figure,) = found
+        decimals = len(words.partition(".")[2])
+        off = abs(float(words) - float(figure) * (scale[0] if scale else 1))
+        assert off <= 0.501 * 10**-decimals, f"{said!r} says {words}, the output {figure}"
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch) -> Path:
+    """The first of two notebooks that the command has stored; a stand-in runs their cells."""
+    runs = itertools.count()
+
+    def execute(notebook: NotebookNode, folder: Path, mode: str) -> None:
+        if "die" in notebook.cells[0].source:
+            raise DeadKernelError("Kernel died")
+        for cell in notebook.cells:
+            cell.outputs = [nbformat.v4.new_output("stream", text=f"run {next(runs)}")]
+
+    monkeypatch.setattr(notebooks, "execute", execute)
+    monkeypatch.setattr(notebooks, "ROOT", tmp_path)
+    monkeypatch.setattr(notebooks, "find_lesson", lambda number: f"lesson{number}_toy")
+    for number in ("01", "02"):
+        path = tmp_path / "lessons" / f"lesson{number}_toy" / "lesson.ipynb"
+        path.parent.mkdir(parents=True)
+        sources = [number, f'@exercise("{number}.1")\ndef f(): ...']
+        cells = [nbformat.v4.new_code_cell(source) for source in sources]
+        nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    assert notebooks.main(["01", "02"]) == 0
+    return tmp_path / "lessons" / "lesson01_toy" / "lesson.ipynb"
+
+
+def put_answer(notebook: NotebookNode) -> None:
+    notebook.cells[1].source += "\n\nx = 1"
+
+
+def put_own_cell(notebook: NotebookNode) -> None:
+    notebook.cells.append(nbformat.v4.new_code_cell("3", id="my-own"))
+
+
+def put_code(notebook: NotebookNode) -> None:
+    notebook.cells[0].source += " + 1"
+
+
+def put_output(notebook: NotebookNode) -> None:
+    notebook.cells[0].outputs[0].text = "run 7"
+
+
+def put_no_digests(notebook: NotebookNode) -> None:
+    del notebook.metadata[EXECUTED]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (put_answer, ""),
+        (put_own_cell, ""),
+        (put_code, "code has changed"),
+        (put_output, "an output is not of the execution"),
+        (put_no_digests, "it carries no digests"),
+    ],
+)
+def test_what_is_not_of_one_execution_is_said_until_all_is_run(
+    toy: Path, change: Callable[[NotebookNode], None], said: str
+):
+    assert not list(pieces(toy))
+    notebook = nbformat.read(toy, as_version=4)
+    change(notebook)
+    nbformat.write(notebook, toy)
+    (found,) = list(pieces(toy)) or [""]
+    assert found.startswith(said) and bool(found) == bool(said)
+    if said:  # the normaliser alone, which also takes the learner's cells for the course's
+        assert notebooks.main(["01", "--no-run"]) == 0
+        assert list(pieces(toy)) == [found]
+    assert notebooks.main(["01"]) == 0
+    assert not list(pieces(toy))
+
+
+def test_a_learners_outputs_and_a_lesson_that_waits_are_left_alone(toy: Path):
+    notebook = nbformat.read(toy, as_version=4)
+    put_output(notebook)
+    nbformat.write(notebook, toy)
+    assert not list(pieces(toy, as_in_git=False))
+    assert list(pieces(toy, {"01"})) == ["take it out of WAITING"]
+    put_no_digests(notebook)
+    nbformat.write(notebook, toy)
+    assert not list(pieces(toy, {"01"}))
+
+
+def test_a_notebook_that_fails_stays_as_it_was_and_the_next_is_run(toy: Path, capsys):
+    notebook = nbformat.read(toy, as_version=4)
+    notebook.cells[0].source = "die"
+    nbformat.write(notebook, toy)
+    after = toy.parents[1] / "lesson02_toy" / "lesson.ipynb"
+    before = toy.read_bytes(), after.read_bytes()
+    assert notebooks.main(["01", "02"]) == 1
+    assert toy.read_bytes() == before[0]
+    assert after.read_bytes() != before[1]
+    said = capsys.readouterr().out
+    assert "lesson01_toy: failed, and left as it was\nKernel died" in said
+    assert said.endswith("1 of 2 failed: lesson01_toy\n")
