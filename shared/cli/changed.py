@@ -35,7 +35,7 @@ READERS = {
     "*.md": RULES,
     "*.ipynb": f"{RULES} tests/frame/test_layers.py tests/frame/test_translation.py"
     " tests/frame/test_notebooks.py[] tests/frame/test_checks.py[] tests/book/test_chinese.py[NN]"
-    " tests/book/test_glossary.py",
+    " tests/book/test_glossary.py tests/frame/test_one_execution.py",
     "*.po": "tests/book/test_chinese.py",
     "lessons/*.md": "tests/book/test_[bfg]*.py",
     "lessons/*/plain*.py": "tests/frame/test_first_lines.py tests/book/test_first_lines.py",

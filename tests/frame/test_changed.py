@@ -86,7 +86,7 @@ def test_what_all_use_and_what_nobody_is_known_to_read_selects_everything(course
 
 
 def test_a_sentence_in_one_lesson_selects_its_notebook_and_the_rules_over_files(course):
-    rules = {"layers", "links", "style", "translation", "notebooks", "checks"}
+    rules = {"layers", "links", "style", "translation", "notebooks", "one_execution", "checks"}
     files = {f"tests/frame/test_{each}.py" for each in rules}
     files |= {"tests/book/test_chinese.py", "tests/book/test_glossary.py"}
     found = course.affected(NOTEBOOK, prose=True)
