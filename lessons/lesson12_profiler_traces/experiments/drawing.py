@@ -28,8 +28,8 @@ def median_step(trace: Mapping[str, Any]) -> tuple[float, float]:
     return steps[len(steps) // 2]
 
 
-def draw_counts(ax: Axes, trace: Mapping[str, Any], bin_ms: float = 0.5) -> None:
-    """Draw how many operators begin in each half millisecond of the median step, and the messages.
+def draw_counts(ax: Axes, trace: Mapping[str, Any], bin_ms: float = 0.5) -> int:
+    """Draw how many operators begin in each half millisecond of the median step; return how many.
 
     Reads ("aten::item") are drawn over the operators that they are among; the labels lie behind.
     Most operators are shorter than a pixel: their spans would not show how many there are.
@@ -37,8 +37,9 @@ def draw_counts(ax: Axes, trace: Mapping[str, Any], bin_ms: float = 0.5) -> None
     start, end = median_step(trace)
     edges = [bin_ms * number for number in range(int((end - start) / 1e3 / bin_ms) + 2)]
     inside = [e for e in trace["traceEvents"] if _place(e) and start <= e["ts"] < end]
+    operators = [e for e in inside if e["name"].startswith("aten::")]
     for wanted, color in (("aten::", MEANING["compute"]), ("aten::item", PURPLE)):
-        at = [(e["ts"] - start) / 1e3 for e in inside if e["name"].startswith(wanted)]
+        at = [(e["ts"] - start) / 1e3 for e in operators if e["name"].startswith(wanted)]
         counts = torch.tensor(at).histc(bins=len(edges) - 1, min=0, max=edges[-1])
         ax.stairs(counts / bin_ms, edges, fill=True, color=color)
     for event in inside:
@@ -52,6 +53,7 @@ def draw_counts(ax: Axes, trace: Mapping[str, Any], bin_ms: float = 0.5) -> None
             ax.broken_barh(span, (0.86, 0.1), facecolor=color, edgecolor=color, transform=top)
     ax.set(ylabel="operators\nper ms", xlabel="time in the step (ms)")
     ax.set(yscale="log", ylim=(1, 20_000))
+    return len(operators)
 
 
 def draw_step(ax: Axes, trace: Mapping[str, Any], step: tuple[float, float] | None = None) -> None:
