@@ -18,40 +18,36 @@ WORDS = {
     "dp": "dp: gradients, once a step",
     "pp": "pp: vectors at a border",
 }
-PLACES = {"tp": (1.0, 0.0), "dp": (0.0, 1.0), "pp": (3.0, 0.0)}
-BENDS = {"tp": 0.0, "dp": 0.0, "pp": -0.42}  # pp's lines pass beside the ranks between
+PLACES = {"tp": (2.0, 0.0), "dp": (0.8, 1.0), "pp": (0.0, -2.8)}  # the box, seen from the side
 
 
 def draw_mesh(groups: Groups) -> Figure:
-    """Ranks as points in two framed nodes of four; a line joins the ranks of a group."""
-    figure, ax = plt.subplots(figsize=(7.8, 3.6))
+    """Ranks as the corners of a box, each stage a framed node; an edge joins a group's ranks."""
+    figure, ax = plt.subplots(figsize=(6.4, 4.6))
     at, words = {}, {}
     for rank in sorted(itertools.chain(*groups["tp"])):
         place = {axis: _place(lists, rank) for axis, lists in groups.items()}
         at[rank] = [sum(place[axis] * PLACES[axis][i] for axis in PLACES) for i in (0, 1)]
-        words[rank] = f"copy {place['dp']}, part {place['tp']}"
+        words[rank] = f"copy {place['dp']},\npart {place['tp']}"
     for stage in range(len(groups["pp"][0])):
-        left = stage * PLACES["pp"][0] - 0.6
-        ax.add_patch(
-            Rectangle((left, -0.72), 2.2, 2.5, fill=False, edgecolor="0.5", linestyle="--")
-        )
-        ax.text(left + 0.08, 1.62, f"node {stage}: stage {stage}", fontsize=9, color="0.3")
+        below = stage * PLACES["pp"][1] - 0.5
+        frame = {"fill": False, "edgecolor": "0.5", "linestyle": "--"}
+        ax.add_patch(Rectangle((-1.2, below), 5.2, 2.0, **frame))
+        ax.text(-1.1, below + 1.8, f"node {stage}: stage {stage}", fontsize=9, color="0.3")
     for axis, color in COLORS.items():
         for i, ranks in enumerate(groups[axis]):
-            (x, y), (to, on) = (at[rank] for rank in ranks)
             label = WORDS[axis] if i == 0 else None
-            middle, bend = (x + to) / 2, BENDS[axis] * (1 if at[ranks[0]][0] == 0 else -1)
-            line = ([x, middle, to], [y, (y + on) / 2 + bend, on])
-            ax.plot(*line, color=color, linewidth=2.2, alpha=0.8, label=label, zorder=1)
+            ends = zip(*(at[rank] for rank in ranks), strict=True)
+            ax.plot(*ends, color=color, linewidth=2.2, alpha=0.8, label=label, zorder=1)
     for rank, (x, y) in at.items():
         ax.plot(x, y, "o", markersize=20, color="white", markeredgecolor="black", zorder=2)
         ax.text(x, y, str(rank), ha="center", va="center", zorder=3)
-        beside = y + (0.36 if x < 2 else -0.36)  # below or above, where no line passes
-        ax.text(x, beside, words[rank], ha="center", va="center", fontsize=7, zorder=4,
-                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8})  # fmt: skip
-    ax.set(xlim=(-0.8, 4.8), ylim=(-0.8, 1.9))
+        side = -1 if rank in [ranks[0] for ranks in groups["tp"]] else 1
+        align = "right" if side < 0 else "left"
+        ax.text(x + 0.3 * side, y, words[rank], ha=align, va="center", fontsize=7)
+    ax.set(xlim=(-1.3, 4.1), ylim=(-3.4, 1.6))
     ax.set_axis_off()
-    ax.legend(ncols=3, loc="lower center", bbox_to_anchor=(0.5, -0.16), fontsize=8)
+    ax.legend(ncols=3, loc="lower center", bbox_to_anchor=(0.5, -0.1), fontsize=8)
     ax.set_title("Every rank talks to one other along each axis")
     return figure
 
