@@ -153,22 +153,3 @@ def draw_seconds(lengths: Sequence[int], seconds: Mapping[str, Sequence[float]])
     ax.legend(fontsize=8)
     ax.set_title("Forward and backward of attention, one thread")
     return figure
-
-
-def draw_roofline(
-    points: Mapping[str, tuple[float, float]], flops_a_second: float, bytes_a_second: float
-) -> Figure:
-    """FLOPs a second over FLOPs a byte: the machine's two limits, and where each version lies."""
-    figure, ax = plt.subplots(figsize=(7, 3.4))
-    ridge = flops_a_second / bytes_a_second
-    most = max(intensity for intensity, _ in points.values())
-    xs = [ridge / 30, ridge, max(ridge * 30, 2 * most)]
-    roof = [min(flops_a_second, x * bytes_a_second) / 1e9 for x in xs]
-    theory(ax, xs, roof, "the machine: bytes, then FLOPs")
-    for colour, (name, (intensity, rate)) in zip(VARIANTS, points.items(), strict=False):
-        measured(ax, [intensity], [rate / 1e9], name, colour)
-    ax.set(xscale="log", yscale="log", xlabel="FLOPs for each byte that operators read and write")
-    ax.set_ylabel("GFLOP/s")
-    ax.legend(fontsize=8, loc="lower right")
-    ax.set_title("A roofline of this machine, one thread")
-    return figure
