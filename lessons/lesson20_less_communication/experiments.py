@@ -236,23 +236,16 @@ def break_even(share: float, extra: float) -> float:
     return (extra - 1) / (1 - extra * share) if extra * share < 1 else float("inf")
 
 
-def draw_losses(losses: Mapping[str, Sequence[Sequence[float]]], target: float) -> Figure:
-    """Every seed's loss by step, averaged over ten steps, until the fixed loss (a dot)."""
-    figure, ax = plt.subplots(figsize=(8, 4))
-    for colour, (name, runs) in zip(VARIANTS, losses.items(), strict=False):
-        width = 1 if name != "all-reduce" else 4  # fp16's lines lie on all-reduce's
-        for number, run in enumerate(runs):
-            mean = torch.tensor(run).unfold(0, NEAR, 1).mean(1)
-            label = name if number == 0 else None
-            steps = range(NEAR, NEAR + len(mean))
-            ax.plot(steps, mean, color=colour, linewidth=width, alpha=0.7, label=label)
-            ax.plot(steps[-1], mean[-1], "o", color=colour, markersize=4)
-    ax.axhline(target, color=MEANING["theory"], linewidth=1, linestyle="--")
-    ax.annotate(f"the fixed loss, {target}", (NEAR, target), xytext=(2, 3),
-                textcoords="offset points")  # fmt: skip
-    ax.legend(fontsize=8)
-    ax.set(xlabel="step", ylabel="loss (nats per token)")
-    ax.set_title(f"Loss until it is at {target}: a line a seed, mean of the last {NEAR} steps")
+def draw_steps(needed: Mapping[str, Sequence[int | None]], target: float) -> Figure:
+    """Steps to the fixed loss, a point a seed; a seed that never arrives has none."""
+    figure, ax = plt.subplots(figsize=(8, 2.8))
+    for row, (color, steps) in enumerate(zip(VARIANTS, needed.values(), strict=False)):
+        arrived = [each for each in steps if each is not None]
+        ax.plot(arrived, [row] * len(arrived), "o", color=color, alpha=0.7)
+    ax.set_yticks(range(len(needed)), list(needed))
+    ax.invert_yaxis()
+    ax.set(xlabel=f"steps to a loss of {target}", xlim=(0, None))
+    ax.set_title("fp16 takes all-reduce's steps, every other method more with most seeds")
     return figure
 
 
@@ -269,6 +262,10 @@ def draw_seconds(table: Mapping[str, Mapping[str, float]]) -> Figure:
     ticks = [0.1, 0.2, 0.5, 1, 2, 5]
     ax.set_yticks(ticks, [str(tick) for tick in ticks])
     ax.set_yticks([], minor=True)
-    ax.set_title("Time to the fixed loss: below the line a method is faster than all-reduce")
+    faster = [sum(by_link[link] < 1 for by_link in table.values()) for link in links]
+    counts = ", ".join(
+        f"{n} of {len(table) - 1} at {link}" for n, link in zip(faster, links, strict=True)
+    )
+    ax.set_title(f"Below the line, faster than all-reduce:\n{counts}")
     ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
