@@ -1,7 +1,7 @@
 """Every engine of the course by its name: the one loss curve, and bytes predicted and counted."""
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,7 +26,7 @@ from shared.pipeline.executor import Pipeline
 from shared.pipeline.schedules import one_f_one_b_schedule
 from shared.pipeline.stages import parts_of, split_stages
 from shared.planner.specs import Plan
-from shared.plots import VARIANTS, use_style
+from shared.plots import MEANING, use_style
 from shared.ranks.forked import run_ranks
 from shared.sharding.fully_shard import FullyShard
 from shared.sharding.hybrid import hybrid_shard
@@ -187,34 +187,19 @@ def run_all(steps: int, names: list[str] | None = None) -> dict[str, Seen]:
     return {name: found[name] for name in chosen}
 
 
-def draw_closing(seen: dict[str, Seen], record: list[float]) -> Figure:
-    """The one curve under all engines, and predicted against counted bytes, a point each."""
+def draw_closing(seen: Mapping[str, Seen]) -> Figure:
+    """Counted bytes of every engine as a bar, and what was predicted as a line across it."""
     use_style()
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.6))
-    steps = range(1, len(record) + 1)
-    lessons = list(dict.fromkeys(ENGINES[name].lesson for name in seen))
-    colors = dict(zip(lessons, VARIANTS, strict=False))
-    for i, (name, each) in enumerate(seen.items()):
-        lesson = ENGINES[name].lesson
-        # Each drawn a little narrower than the one before: all would cover each other.
-        width = 14 - 12 * i / len(seen)
-        left.plot(steps, each.losses, color=colors[lesson], linewidth=width, solid_capstyle="butt")
-        first = lesson not in [ENGINES[other].lesson for other in list(seen)[:i]]
-        label = f"lesson {lesson}" if first else None
-        right.plot(
-            each.predicted / 1e6, each.counted / 1e6, "o", color=colors[lesson], label=label,
-            alpha=0.75, markersize=8,
-        )  # fmt: skip
-        if each.counted > 1.05 * each.predicted:
-            at = each.predicted / 1e6, each.counted / 1e6
-            right.annotate(name, at, (-8, -3), textcoords="offset points", fontsize=8, ha="right")
-    left.plot(steps, record, color="black", linewidth=1.0, linestyle="--", label="the record")
-    left.set(xlabel="step", ylabel="loss (nats per token)")
-    left.set_title(f"{len(seen)} engines, one loss curve")
-    most = max(max(each.predicted, each.counted) for each in seen.values()) / 1e6
-    right.plot([0, 1.05 * most], [0, 1.05 * most], color="black", linewidth=1, linestyle="--")
-    right.set(xlabel="MB predicted, fullest rank", ylabel="MB counted", xlim=(0, None))
-    right.set(ylim=(0, None), title="Model states; what is 5 % off the line is named")
-    left.legend()
-    right.legend(fontsize=8, loc="lower right")
+    figure, ax = plt.subplots(figsize=(8, 4.6))
+    rows, names = range(len(seen)), [f"{ENGINES[name].lesson} {name}" for name in seen]
+    counted = [one.counted / 1e6 for one in seen.values()]
+    ax.barh(rows, counted, color=MEANING["parameters"], alpha=0.6, label="counted")
+    predicted = [one.predicted / 1e6 for one in seen.values()]
+    ax.plot(predicted, rows, "|", color=MEANING["theory"], markersize=12, label="predicted")
+    ax.set_yticks(rows, names, fontsize=8)
+    ax.invert_yaxis()
+    ax.set_xlabel("model states on the fullest rank (MB)")
+    exact = sum(one.counted == one.predicted for one in seen.values())
+    ax.set_title(f"{exact} of {len(seen)} engines keep what was predicted, to the byte")
+    ax.legend(loc="center right")
     return figure
