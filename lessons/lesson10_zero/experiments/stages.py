@@ -17,7 +17,6 @@ from torch.nn.parallel import DistributedDataParallel
 from shared.data.batching import Batch
 from shared.measuring.live import count_live_bytes
 from shared.measuring.model_states import bytes_by_kind
-from shared.measuring.timing import repetitions
 from shared.measuring.traffic import count_traffic
 from shared.sharding.counting import ring_bytes
 from shared.sharding.zero_reference import SETTINGS, build_zero
@@ -125,20 +124,6 @@ def found_norms(rank: int, stage: int) -> dict[str, float]:
     if optimizer is not None:
         found["stage"] = optimizer.clip_grad_norm_(math.inf).item()
     return found
-
-
-def step_seconds(rank: int, stages: Stages, steps: int) -> dict[int, float]:
-    """The fastest of some steps by stage (0: DDP), in seconds; the stages take turns."""
-    step_of = {stage: stepping(rank, stages, stage, reference_model()) for stage in stages}
-    times: dict[int, list[float]] = {stage: [] for stage in stages}
-    batch = reference_batches()[0]
-    for _ in range(repetitions(steps) + 2):
-        for stage, step in step_of.items():
-            dist.barrier()
-            began = time.perf_counter()
-            step(batch)
-            times[stage].append(time.perf_counter() - began)
-    return {stage: min(each[2:]) for stage, each in times.items()}
 
 
 def without_buffers(model: nn.Module) -> DistributedDataParallel:
