@@ -197,8 +197,7 @@ def _torch_cuda(torch, native) -> None:
             torch.accelerator.set_stream(stream)
 
     properties = types.SimpleNamespace(
-        name="Pretend GPU", total_memory=native.limit(), major=9, minor=0,
-        multi_processor_count=132,
+        name="Pretend GPU", major=9, minor=0, multi_processor_count=132,
         is_integrated=False, is_multi_gpu_board=False, gcnArchName="", warp_size=32,
         max_threads_per_multi_processor=2048, regs_per_multiprocessor=65536, L2_cache_size=50 << 20,
         shared_memory_per_multiprocessor=233472, shared_memory_per_block_optin=232448,
@@ -210,11 +209,12 @@ def _torch_cuda(torch, native) -> None:
         index = device_of(device).index
         if not 0 <= index < native.count():
             raise AssertionError("Invalid device id")
+        properties.total_memory = native.limit()  # not before a fork of the warm one has its own
         return properties
 
     def mem_get_info(device=None):
-        used = native.memory(device_of(device).index)[0]
-        return properties.total_memory - used, properties.total_memory
+        total = native.limit()
+        return total - native.memory(device_of(device).index)[0], total
 
     cuda._cudart = types.SimpleNamespace(
         cudaMemGetInfo=lambda i: mem_get_info(i), cudaError=types.SimpleNamespace(success=0)

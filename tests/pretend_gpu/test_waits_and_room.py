@@ -89,6 +89,8 @@ def test_a_preset_is_refused_where_it_does_not_fit_and_runs_where_it_does(
     args = Namespace(method="all_reduce", engine="by_hand")
     predicted = bytes_needed(args, RECIPES["small"], 1, True) / 2**20
     run = [script("20"), "--preset", "small", "--steps", "4", *TEXT, *out]
+    (tmp_path / "room.py").write_text("import torch; print(torch.cuda.mem_get_info()[1])")
+    assert beside(1, tmp_path / "room.py", PRETEND_MIB="64") == f"{64 << 20}\n"
     beside(1, *run, "--method", "all_reduce", PRETEND_MIB="64")
     measured = json.loads((tmp_path / "out" / "metrics.json").read_text())["peak_mib"]
     assert predicted == pytest.approx(measured, rel=0.1)
