@@ -14,6 +14,7 @@ SCRIPT = ROOT / "lessons" / "lesson02_attention" / "train.py"
 TINY = ("--preset", "tiny", "--device", "cpu")
 
 
+@pytest.mark.full
 def test_four_ranks_count_each_case_once_and_by_the_formula(launch_on) -> None:
     """The notebook launches two."""
     metrics = launch_on(SCRIPT, (4,), *TINY)[4][1]

@@ -13,6 +13,7 @@ SCRIPT = ROOT / "lessons" / "lesson07_distributed_sampler" / "train.py"
 TINY = ("--preset", "tiny", "--device", "cpu")
 
 
+@pytest.mark.full
 def test_each_pitfall_shows_in_what_four_ranks_saw(launch_on):
     """The notebook launches two."""
     out, metrics = launch_on(SCRIPT, (4,), *TINY)[4]

@@ -8,6 +8,7 @@ SCRIPT = ROOT / "lessons" / "lesson11_gradient_checkpointing" / "train.py"
 TINY = ("--preset", "tiny", "--device", "cpu")
 
 
+@pytest.mark.full
 def test_ranks_change_neither_bytes_nor_flops(launch_on, metrics_of):
     args, rows = (*TINY, "--steps", "2"), []
     out, metrics = launch_on(SCRIPT, (4,), *args)[4]

@@ -1,9 +1,12 @@
 """The script: schedules and ranks that share the curve; bad input."""
 
+import runpy
+from argparse import Namespace
+
 import pytest
 
+from shared.errors import InputError
 from shared.exercises.lessons import ROOT
-from shared.ranks.launching import LaunchFailed
 
 SCRIPT = ROOT / "lessons" / "lesson15_pipeline_parallel" / "train.py"
 # A folder of text that is quickly read: the course's own sources.
@@ -61,13 +64,12 @@ def test_bad_input_is_said_in_one_line(args, words, refused):
     assert words in refused(SCRIPT, *TINY, *args)
 
 
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (("--micro-batches", "3"), "3 are no multiple of it: take 4"),
-        (("--chunks", "7"), "--chunks 7: 12 parts of the model on 2 ranks; take 6 at most"),
-    ],
-)
-def test_what_the_ranks_cannot_share_is_said_in_one_line(args, words, launch_on):
-    with pytest.raises(LaunchFailed, match=words):
-        launch_on(SCRIPT, (2,), *TINY, "--schedule", "interleaved", *args)
+def test_what_two_ranks_cannot_share_is_refused():
+    script = runpy.run_path(str(SCRIPT))
+    given = Namespace(schedule="interleaved", micro_batches=3, chunks=7)
+    with pytest.raises(InputError, match="3 are no multiple of it: take 4"):
+        script["plan"](given, 2)
+    costs = script["costs_of"](script["RECIPES"]["tiny"], 99)
+    words = "--chunks 7: 12 parts of the model on 2 ranks; take 6 at most"
+    with pytest.raises(InputError, match=words):
+        script["cut"](given, costs, 2)
