@@ -1,9 +1,14 @@
 """The script: meshes that share the curve, ways of balancing; bad input."""
 
-import pytest
+from argparse import Namespace
 
+import pytest
+import torch
+
+from lessons.lesson18_mixture_of_experts.experiments.results import ranks_an_expert_group
+from shared.errors import InputError
 from shared.exercises.lessons import ROOT
-from shared.ranks.launching import LaunchFailed, launch
+from shared.ranks.group import Rank
 
 SCRIPT = ROOT / "lessons" / "lesson18_mixture_of_experts" / "train.py"
 # A folder of text that is quickly read: the course's own sources.
@@ -58,8 +63,8 @@ def test_bad_input_is_said_in_one_line(args, words, refused):
     assert words in refused(SCRIPT, *TINY, *args)
 
 
-def test_experts_that_the_ranks_do_not_divide_are_refused_by_the_script():
-    line = r"error: --experts 3 cannot be shared out evenly over --ep 2 ranks: take a number of"
-    with pytest.raises(LaunchFailed, match=line) as caught:
-        launch(SCRIPT, nproc=2, args=[*TINY, "--experts", "3", "--k", "1", "--ep", "2"])
-    assert "Traceback" not in str(caught.value)
+def test_experts_that_the_ranks_do_not_divide_are_refused():
+    given, rank = Namespace(experts=3, k=1, ep=2), Rank(0, 0, 2, torch.device("cpu"), "gloo")
+    line = "--experts 3 cannot be shared out evenly over --ep 2 ranks: take a number of"
+    with pytest.raises(InputError, match=line):
+        ranks_an_expert_group(given, rank)
