@@ -44,14 +44,15 @@ def environment(place: Path) -> dict[str, str]:
 @pytest.mark.parametrize("number", sorted(ROWS))
 def test_the_files_of_a_row_need_nothing_else(number, tmp_path):
     modules = copied([number], tmp_path)
-    program = (
+    program = tmp_path / "imports.py"
+    program.write_text(
         f"import sys, {', '.join(modules)}\n"
         "for name, module in sys.modules.items():\n"
         "    if name.startswith(('shared.', 'solutions.')) and getattr(module, '__file__', None):\n"
         f"        assert module.__file__.startswith({str(tmp_path)!r}), module.__file__\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [os.environ.get("PYTHON_EXEC", sys.executable), program],
         env=environment(tmp_path), cwd=tmp_path, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
