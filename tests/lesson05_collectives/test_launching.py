@@ -159,33 +159,33 @@ PLACE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": 
 PLACE |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 
 
-def run_with(**variables: str) -> str:
-    """Run ALONE as if a launcher had set these; the one line that it leaves, exit status 2."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", ALONE],
-        env=os.environ | PLACE | variables,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 2, done.stderr
-    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1, done.stderr
-    assert "Traceback" not in done.stderr
-    return errors[0]
+@pytest.fixture
+def alone(run_script, tmp_path):
+    """The one line that ALONE leaves where a launcher has set these, with exit status 2."""
+    (tmp_path / "alone.py").write_text(ALONE)
+
+    def run(**variables: str) -> str:
+        done = run_script(tmp_path / "alone.py", **PLACE | variables)
+        assert done.status == 2, done.err
+        errors = [line for line in done.err.splitlines() if line.startswith("error: ")]
+        assert len(errors) == 1, done.err
+        assert "Traceback" not in done.err
+        return errors[0]
+
+    return run
 
 
-def test_a_port_in_use_is_named():
+def test_a_port_in_use_is_named(alone):
     with socket.socket(socket.AF_INET6) as taken:
         taken.bind(("::", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        assert f"port {port} is in use" in run_with(MASTER_PORT=port)
+        assert f"port {port} is in use" in alone(MASTER_PORT=port)
 
 
 @pytest.mark.full
-def test_ranks_that_never_arrive_speak_for_themselves():
-    assert "2 ranks did not meet at 127.0.0.1:1 within 2 s" in run_with(RANK="1")
+def test_ranks_that_never_arrive_speak_for_themselves(alone):
+    assert "2 ranks did not meet at 127.0.0.1:1 within 2 s" in alone(RANK="1")
 
 
 WAITS = """
