@@ -20,6 +20,7 @@ from shared.exercises.lessons import ROOT
 
 FOLDER = ROOT / "lessons" / "lesson23_capstone"
 SCRIPT = FOLDER / "train.py"
+PYTHON = os.environ.get("PYTHON_EXEC", sys.executable)  # warm where the tests have one
 TEXT = ROOT / "shared" / "data"  # quickly read: the course's own sources
 
 
@@ -121,10 +122,12 @@ def test_what_was_not_predicted_is_named(mode, steps, most, words):
 
 @pytest.mark.full
 def test_tensorboard_and_deepspeed_are_imported_where_they_are_asked_for(tmp_path):
-    words = "import sys, runpy; sys.argv = ['train.py', *sys.argv[1:]]\n"
-    words += f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
-    words += "assert not {'tensorboard', 'deepspeed'} & set(sys.modules), 'imported'"
-    command = [sys.executable, "-c", words, *arguments(tmp_path, "--steps", "2")]
+    program = tmp_path / "train.py"
+    program.write_text(
+        f"import runpy, sys\nrunpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
+        "assert not {'tensorboard', 'deepspeed'} & set(sys.modules), 'imported'"
+    )
+    command = [PYTHON, program, *arguments(tmp_path, "--steps", "2")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-2000:]
 
@@ -135,7 +138,7 @@ def test_sigterm_saves_and_the_run_goes_on(run_script, tmp_path):
     args = arguments(tmp_path, "--steps", 5000)
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_HANDLE_IMPLEMENTATION": "solution"}
     child = subprocess.Popen(
-        [sys.executable, str(SCRIPT), *args], stdout=subprocess.PIPE, text=True, env=environment
+        [PYTHON, str(SCRIPT), *args], stdout=subprocess.PIPE, text=True, env=environment
     )
     lines, deadline = tmp_path / "out" / "metrics.jsonl", time.monotonic() + 200
     while time.monotonic() < deadline and not (lines.exists() and lines.stat().st_size):
