@@ -119,7 +119,7 @@ def main() -> None:
             with count_traffic() if step == steps else nullcontext(seen.traffic) as seen.traffic:
                 seen.losses.append(train_step(model, optimizer, batch, total, cast))
             seen.seconds.append(synchronized_now(rank.device) - began)
-        conclude(args, rank, recipe, model, seen)
+        conclude(args, rank, recipe, seen)
 
 
 if __name__ == "__main__":

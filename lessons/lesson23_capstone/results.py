@@ -95,7 +95,6 @@ def conclude(
     rank: Rank,
     record: Record,
     spec: ModelSpec | None,
-    config: Config,
     peak: float,
     states: tuple[int | None, int],
     num_parameters: int,

@@ -141,7 +141,7 @@ def main() -> None:
             record = train(made, task, config, args, rank, origin)
         spec = model_spec(config.model, task.vocab_size)
         states = predicted_states(spec, plan), keeping.most
-        conclude(args, rank, record, spec, config, peak, states, size)
+        conclude(args, rank, record, spec, peak, states, size)
         made.close()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
-from torch import Tensor, nn
+from torch import Tensor
 
 from shared.long_context.orders import Order, positions_of
 from shared.measuring.traffic import Traffic
@@ -62,9 +62,7 @@ def exchange_bytes(part: int, ranks: int, itemsize: int = 4) -> int:
     return 8 * part * itemsize if ranks > 1 else 0
 
 
-def conclude(
-    args: argparse.Namespace, rank: Rank, recipe: Recipe, model: nn.Module, seen: Seen
-) -> None:
+def conclude(args: argparse.Namespace, rank: Rank, recipe: Recipe, seen: Seen) -> None:
     """Add up the ranks' parts of the losses; rank 0 writes the table and the figure."""
     training = of_all_ranks(rank, seen.losses, seen.seconds, mean=False)
     if not rank.is_main:

@@ -46,7 +46,7 @@ def _compared(rank: int, k: int, tokens: int, lean: float) -> Beside:
     deepspeed.init_distributed("gloo", verbose=False)
     torch.manual_seed(0)
     layer = MoELayer([PositionwiseFeedForward(D_MODEL, D_FF) for _ in range(EXPERTS)], D_MODEL, k)
-    theirs = _deepspeed_layer(deepspeed, layer, ranks, k)
+    theirs = _deepspeed_layer(layer, ranks, k)
     ours = ExpertParallelLayer(layer, dist.group.WORLD)
     torch.manual_seed(1 + rank)
     x, upstream = torch.randn(2, tokens, D_MODEL)
@@ -70,7 +70,7 @@ def _compared(rank: int, k: int, tokens: int, lean: float) -> Beside:
     return Beside((outputs[0] - outputs[1]).abs().max().item(), largest(gaps), *sent)
 
 
-def _deepspeed_layer(deepspeed: Any, layer: MoELayer, ranks: int, k: int) -> Any:
+def _deepspeed_layer(layer: MoELayer, ranks: int, k: int) -> Any:
     """Their layer with our numbers, and with what is random in it switched off."""
     from deepspeed.moe.layer import MoE
 
