@@ -8,20 +8,12 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from shared.exercises.mistakes import mistake
-from shared.ranks.collectives import all_gather
 from shared.sharding.backward import inside_backward
 from shared.sharding.flat import partition
 from shared.sharding.hybrid import HybridShard
 from solutions import lesson13_fsdp as right
 
 # 13.1 FlatUnit
-
-
-@mistake("13.1", says="the shard is a tensor")
-class FlatUnit(right.FlatUnit):
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.shard = self.shard.detach()
 
 
 @mistake("13.1", says="rank 0 of the group decides the numbers")
@@ -41,77 +33,7 @@ class FlatUnit(right.FlatUnit):
         super().__init__(parameters, *args)
 
 
-@mistake("13.1", says="a unit that is whole is gathered again")
-class FlatUnit(right.FlatUnit):
-    @torch.no_grad()
-    def gather(self):
-        self.flat.untyped_storage().resize_(self.flat.numel() * self.flat.element_size())
-        own = self.own_part(self.flat)
-        own.copy_(self.shard)
-        self._gathering = all_gather(self.flat, own, self.group)
-        for parameter, piece in zip(self.parameters, self.pieces(self.flat), strict=True):
-            parameter.data = piece
-
-
-@mistake("13.1", says="reduce() waits for the message")
-class FlatUnit(right.FlatUnit):
-    def reduce(self):
-        super().reduce()
-        super().finish()
-
-
-@mistake("13.1", says="full() returns what computes, rounded")
-class FlatUnit(right.FlatUnit):
-    def full(self, part):
-        return [x.to(self.flat.dtype) for x in super().full(part)]
-
-
 # 13.1b ChainShard
-
-
-@mistake("13.1b", says="parameters() are the whole parameters, not the shards")
-class ChainShard(right.ChainShard):
-    def __init__(self, module, units):
-        super().__init__(module, units)
-        for unit in self.units:
-            unit.gather()
-            unit.wait()
-        self.shards = nn.ParameterList(
-            nn.Parameter(p.detach().clone()) for p in module.parameters()
-        )
-        for unit in self.units:
-            unit.free()
-
-
-@mistake("13.1b", says="units stay whole after a forward")
-class ChainShard(right.ChainShard):
-    """Freed after backward alone."""
-
-    def _hook(self, module, unit):
-        super()._hook(module, unit)
-        module._forward_hooks.clear()
-        module.register_forward_hook(lambda _, __, output: self.again(unit, output))
-
-    def again(self, unit, output):
-        if output.requires_grad:
-            output.register_hook(lambda _: self.finish_gradient_sync())
-
-
-@mistake("13.1b", says="units stay whole after an evaluation")
-class ChainShard(right.ChainShard):
-    def forward(self, x):
-        output = super().forward(x)
-        for unit in [] if torch.is_grad_enabled() else self.units:
-            unit.gather()
-            unit.wait()
-        return output
-
-
-@mistake("13.1b", says="the shards get no gradient")
-class ChainShard(right.ChainShard):
-    def _hook(self, module, unit):
-        super()._hook(module, unit)
-        unit.finish = unit.wait
 
 
 @mistake("13.1b", says="every unit is gathered before the first one computes")
@@ -334,6 +256,24 @@ def hybrid_shard(module, mesh, units=None, compute_dtype=None):
     inside = right.FullyShard(nn.ParameterList(own.values()), [], group=model.group)
     whole = [x.clone() for x in inside.full_state_dict().values()]
     model.load_full_state_dict(dict(zip(own, whole, strict=True)))
+    return model
+
+
+@mistake("13.4", says="different shards are averaged with each other")
+def hybrid_shard(module, mesh, units=None, compute_dtype=None):
+    model = right.hybrid_shard(module, mesh, units, compute_dtype)
+    share = 1 / dist.get_world_size()
+    model.on_shard_gradient = lambda unit: dist.all_reduce(unit.shard.grad.mul_(share))
+    return model
+
+
+@mistake("13.4", says="the message between replicas is not waited for")
+def hybrid_shard(module, mesh, units=None, compute_dtype=None):
+    """What arrives too late is a copy here, so that it is too late every time."""
+    model = right.hybrid_shard(module, mesh, units, compute_dtype)
+    model.on_shard_gradient = lambda unit: dist.all_reduce(
+        unit.shard.grad.clone(), group=model.replicas, async_op=True
+    )
     return model
 
 

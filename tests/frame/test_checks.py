@@ -9,8 +9,8 @@ from typing import TypeVar
 import nbformat
 import pytest
 
+from shared.cli.proven import CHANGED, MISTAKES, NEVER_FAILED, STYLES, UNTRIED, exercise_checked
 from shared.cli.proven import EXERCISES as PROVEN
-from shared.cli.proven import MISTAKES, NEVER_FAILED, STYLES, UNTRIED, exercise_checked
 from shared.exercises.answers import read_cells
 from shared.exercises.lessons import ROOT, load_checks, solution_module
 from shared.exercises.mistakes import (
@@ -85,11 +85,14 @@ def test_the_reference_passes_and_each_mistake_hears_its_own_words(
     record_property(MISTAKES, len(mistakes))
     record_property(UNTRIED + MISTAKES, len(words) - len(mistakes))
     failed = {each.fault.title for each in mistakes if each.fault is not None}
-    for title, _ in load_checks(number)[id].checks if len(mistakes) == len(words) else ():
+    # Where sights are changed, test_rows.py makes every check fail.
+    whole = len(mistakes) == len(words) and id not in CHANGED
+    for title, _ in load_checks(number)[id].checks if whole else ():
         if title not in failed:
             record_property(NEVER_FAILED, f"{id}, {title}")
     assert not unheard + confused, "\n".join(unheard + confused)
-    assert len(words) >= 3, "at least three mistakes that people really make"
+    fewest = 2 if id in CHANGED else 3
+    assert len(words) >= fewest, f"at least {fewest} mistakes that people really make"
     assert len(set(words)) == len(words), "two mistakes hear the same words"
 
 
