@@ -259,11 +259,17 @@ def hybrid_shard(module, mesh, units=None, compute_dtype=None):
     return model
 
 
+def own_gradient(unit):
+    """What has arrived in the shard."""
+    assert unit.shard.grad is not None
+    return unit.shard.grad
+
+
 @mistake("13.4", says="different shards are averaged with each other")
 def hybrid_shard(module, mesh, units=None, compute_dtype=None):
     model = right.hybrid_shard(module, mesh, units, compute_dtype)
     share = 1 / dist.get_world_size()
-    model.on_shard_gradient = lambda unit: dist.all_reduce(unit.shard.grad.mul_(share))
+    model.on_shard_gradient = lambda unit: dist.all_reduce(own_gradient(unit).mul_(share))
     return model
 
 
@@ -272,7 +278,7 @@ def hybrid_shard(module, mesh, units=None, compute_dtype=None):
     """What arrives too late is a copy here, so that it is too late every time."""
     model = right.hybrid_shard(module, mesh, units, compute_dtype)
     model.on_shard_gradient = lambda unit: dist.all_reduce(
-        unit.shard.grad.clone(), group=model.replicas, async_op=True
+        own_gradient(unit).clone(), group=model.replicas, async_op=True
     )
     return model
 
