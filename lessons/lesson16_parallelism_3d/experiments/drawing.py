@@ -31,8 +31,8 @@ def draw_mesh(groups: Groups) -> Figure:
         words[rank] = f"copy {place['dp']},\npart {place['tp']}"
     for stage in range(len(groups["pp"][0])):
         below = stage * PLACES["pp"][1] - 0.5
-        frame = {"fill": False, "edgecolor": "0.5", "linestyle": "--"}
-        ax.add_patch(Rectangle((-1.2, below), 5.2, 2.0, **frame))
+        frame = Rectangle((-1.2, below), 5.2, 2.0, fill=False, edgecolor="0.5", linestyle="--")
+        ax.add_patch(frame)
         ax.text(-1.1, below + 1.8, f"node {stage}: stage {stage}", fontsize=9, color="0.3")
     for axis, color in COLORS.items():
         for i, ranks in enumerate(groups[axis]):
