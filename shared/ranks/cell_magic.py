@@ -18,6 +18,7 @@ from shared.ranks.forked import run_ranks
 
 PATIENCE = 60.0  # seconds of processor time that a rank may take
 QUIET = 5.0  # seconds without any work after which ranks that wait for each other are ended
+FILENAME = "<%%ranks>"  # of a cell's code, in tracebacks
 LINE = re.compile(r"(\d+)(?:\s+--return\s+(\w+(?:\s*,\s*\w+)*))?")
 
 
@@ -37,7 +38,12 @@ def ranks(line: str, cell: str, names: dict[str, Any]) -> None:
         usage = "how many ranks, and maybe names to bring back: %%ranks 2 --return x,y"
         raise CellFailed(f"%%ranks takes {usage}; got %%ranks {line}")
     world_size, wanted = int(asked[1]), re.findall(r"\w+", asked[2] or "")
-    body, last = _compiled(cell)
+    try:
+        body, last = _compiled(cell)
+    except SyntaxError as error:
+        text = linecache.getline(FILENAME, error.lineno or 0).strip()
+        kind = type(error).__name__
+        raise CellFailed(f"{kind}: {error.msg}, line {error.lineno}: {text}") from None
 
     def act(rank: int) -> dict[str, Any]:
         names.update(rank=rank, world_size=world_size)
@@ -87,12 +93,11 @@ def _in_a_line(failed: RankFailed) -> str:
 def _compiled(cell: str) -> tuple[CodeType, CodeType | None]:
     """Return the code of a cell, and of its last line where that is a value to be shown."""
     cell = f"\n{cell}"  # its first line is the magic's
-    filename = "<%%ranks>"
-    linecache.cache[filename] = (len(cell), None, cell.splitlines(True), filename)
-    tree, last = ast.parse(cell, filename), None
+    linecache.cache[FILENAME] = (len(cell), None, cell.splitlines(True), FILENAME)
+    tree, last = ast.parse(cell, FILENAME), None
     if tree.body and isinstance(tree.body[-1], ast.Expr) and not cell.rstrip().endswith(";"):
-        last = compile(ast.Expression(tree.body.pop().value), filename, "eval")  # ty: ignore
-    return compile(tree, filename, "exec"), last
+        last = compile(ast.Expression(tree.body.pop().value), FILENAME, "eval")  # ty: ignore
+    return compile(tree, FILENAME, "exec"), last
 
 
 def register(shell: Any) -> None:

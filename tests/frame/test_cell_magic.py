@@ -35,6 +35,12 @@ def test_names_come_back_as_lists_by_rank(capsys):
         ("2 --return y", "x = 1", "--return y: this rank has no such name"),
         ("1 --return C", "class C: pass", "C.*: an earlier cell must define what is returned"),
         ("1 --return f", "f = lambda: 1", "rank 0 of 1 raised"),
+        (
+            "2",
+            "x = 1\nif rank = 0: pass",
+            "^SyntaxError: invalid syntax.*, line 3: if rank = 0: pass$",
+        ),
+        ("2", "return 1", "^SyntaxError: 'return' outside function, line 2: return 1$"),
         ("two", "1", r"got %%ranks two"),
         ("0", "1", r"got %%ranks 0"),
         ("2 --rtn x", "1", r"got %%ranks 2 --rtn x"),
