@@ -324,7 +324,7 @@ def legend_of(panel: State) -> list[str]:
     texts = [kind for kind, _ in panel["kinds"]]
     if sizes:
         texts = [f"{kind} {number(size)} {unit}" for kind, size in zip(texts, sizes, strict=True)]
-    return texts + [f"dashed: {number(panel['line'])} {unit}"] * bool(panel["line"])
+    return [*texts, f"dashed: {number(panel['line'])} {unit}"] if panel["line"] else texts
 
 
 def in_this_course(each: Explorable) -> Any:
