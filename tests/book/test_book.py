@@ -193,7 +193,7 @@ QUIET += " --disable-background-networking --disable-component-update --virtual-
 # Moves every control of a page by hand, goes to the end of time, steps back by the arrow key, and
 # writes down what is seen: [choice, where it began, step, how that is said, sentence, numbers,
 # texts and colours of the grid, texts and widths of the bars]. Then opens a second view beside the
-# first one, moves it in the same way, and writes down the same of both, with the marks of the
+# first one, goes through its choices, and writes down the same of both, with the marks of the
 # numbers that differ.
 DRIVER = """
 const root = document.querySelector("[data-explorable]"), alone = [], beside = [];
@@ -209,7 +209,7 @@ const look = (view, began) => {
     texts(".explorable-bars > span:not([class])").filter(Boolean),
     all(".explorable-bar").map((bar) => parseFloat(bar.style.width))];
 };
-const drive = (view, seen) => {
+const drive = (view, seen, steps) => {
   const fields = [...view.querySelectorAll("select")];
   const move = (at) => {
     if (at === fields.length) {
@@ -218,7 +218,8 @@ const drive = (view, seen) => {
       slider.dispatchEvent(new Event("input"));
       const last = +slider.value, key = { key: "ArrowLeft", bubbles: true };
       seen(view, began);
-      for (let step = last; step > 0 && !view.querySelector(".explorable-time[hidden]"); step--) {
+      const timed = steps && !view.querySelector(".explorable-time[hidden]");
+      for (let step = timed ? last : 0; step > 0; step--) {
         document.body.dispatchEvent(new KeyboardEvent("keydown", key));
         seen(view, began);
       }
@@ -233,12 +234,12 @@ const drive = (view, seen) => {
   move(0);
 };
 const first = root.querySelector(".explorable-view");
-drive(first, (view, began) => alone.push(look(view, began)));
+drive(first, (view, began) => alone.push(look(view, began)), true);
 root.querySelector(":scope > button").click();
 drive(root.querySelectorAll(".explorable-view")[1], (view, began) => {
   const marked = [...root.querySelectorAll("[data-other]")].map((element) => element.textContent);
   beside.push([look(first, began), look(view, began), marked]);
-});
+}, false);
 const out = document.createElement("pre");
 out.id = "seen";
 out.textContent = JSON.stringify([alone, beside]);
