@@ -52,6 +52,7 @@ function guess({ asks, unit, choice, is, options }, go) {
 
 function start(root) {
   const data = JSON.parse(root.querySelector("script[type='application/json']").textContent);
+  Object.values(data.states).forEach((state) => unfold(data, state));
   Object.assign(words, data.words);
   const asked = new URLSearchParams(alone() ? location.search : "");
   const names = Object.keys(data.controls);

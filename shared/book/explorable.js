@@ -44,6 +44,23 @@ function grid(data, state, step) {
   return table;
 }
 
+// A page tells of a frame what changed, by its cells' places in the frame, and of a sentence or
+// a longer part its place in the list of all: here a state gets whole.
+function unfold(data, state) {
+  if (Array.isArray(state.says)) state.says = state.says.map((place) => data.once[place]);
+  for (const name of data.named) if (name in state) state[name] = data.once[state[name]];
+  state.grid = state.grid?.map((row) => row.split(","));
+  inNodes(data, state);
+  state.frames?.forEach((changed, step, frames) => {
+    if (!step || Array.isArray(changed[0])) return;
+    frames[step] = frames[step - 1].map((row) => [...row]);
+    const wide = frames[0][0].length;
+    for (let n = 0; n < changed.length; n += 2) {
+      frames[step][Math.floor(changed[n] / wide)][changed[n] % wide] = changed[n + 1];
+    }
+  });
+}
+
 const amount = (value, unit) => `${value.toLocaleString("en", { maximumSignificantDigits: 3 })} ${unit}`;
 
 const sums = (rows) => rows.map(([, parts]) => (Array.isArray(parts) ? parts.reduce((sum, part) => sum + part, 0) : 0));
@@ -66,7 +83,7 @@ function panel({ title, unit, kinds, rows, line }, most) {
     const drawn = Array.isArray(parts);
     const track = make("span", { class: drawn ? "explorable-track" : "explorable-note" }, ...(drawn ? [] : [parts]));
     for (const [at, part] of drawn ? parts.entries() : []) {
-      const body = make("span", { class: "explorable-bar", title: `${kinds[at][0]}: ${amount(part, unit)}` });
+      const body = make("span", { class: "explorable-bar", tabindex: 0, title: `${kinds[at][0]}: ${amount(part, unit)}` });
       body.style.width = `${(100 * part) / most}%`;
       body.style.background = kinds[at][1];
       track.append(body);
@@ -112,7 +129,8 @@ function view(root, data, choice, step, twin, moved) {
     time.hidden = length < 2;
     const scale = (each) => Math.max(peak(each), ...(twin()?.panels ?? []).filter((one) => one.title === each.title).map(peak));
     const bars = (now.panels ?? []).map((each) => panel(each, scale(each)));
-    stage.replaceChildren(...bars, ...(length ? [grid(data, now, at)] : []), numbers(now));
+    const cells = length ? [grid(data, now, at)] : [];
+    stage.replaceChildren(...bars, ...drawings(stage, data, now, at, cells), ...cells, numbers(now));
     says.textContent = Array.isArray(now.says) ? now.says[at] : now.says;
   };
   const pause = () => {

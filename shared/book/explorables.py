@@ -15,15 +15,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from shared.book.clock import LINKS
 from shared.book.guesses import GUESSES
 from shared.book.labels import VIEWER, Translate, translated_guess, translated_state
 from shared.book.moved import COLLECTIVES, WAYS, collective, ring
+from shared.book.nodes import mesh
 from shared.book.offloading import offload
-from shared.book.planned import KEPT, State, mesh, one_gpu, zero
-from shared.book.recorded import ddp_step, fsdp_step, tensor_parallel_step
+from shared.book.planned import KEPT, State, one_gpu, pale, zero
+from shared.book.recorded import ddp_step, tensor_parallel_step
 from shared.book.recorded_accelerate import accelerate_step
+from shared.book.recorded_fsdp import fsdp_step
 from shared.book.recorded_pipeline import pipeline_picture
 from shared.book.strategies import strategies
+from shared.plots import VARIANTS
+
+ONCE = ("groups", "links", "legend", "lanes", "fills", "places", "shapes")
+PALE = [pale(colour) for colour in VARIANTS]
 
 
 @dataclass(frozen=True)
@@ -60,29 +67,67 @@ class Explorable:
         first = list(map(str, self.first_choice))
         content = {"name": self.name, "controls": controls, "first": first, "states": states}
         content["cells"] = [list(cell) for cell in numbered.cells]
+        content |= {
+            "once": list(map(json.loads, numbered.once)),
+            "named": ONCE,
+            "palette": VARIANTS,
+            "pale": PALE,
+        }
         content["guess"] = guess
         if translate:
             named = itertools.chain(controls, *controls.values())
             content["words"] = VIEWER | {text: translate(text) for text in named}
-        return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+        return _packed(content)
 
 
 class _Numbered:
-    """States whose cells stand once in a list, the commonest first; elsewhere is their place."""
+    """States whose cells and longer parts stand once in a list; elsewhere is their place."""
 
     def __init__(self, states: Iterable[State]) -> None:
-        rows = itertools.chain(*(frame for state in states for frame in state.get("frames", ())))
+        rows = itertools.chain(
+            *(f for s in states if "groups" not in s for f in s.get("frames", ()))
+        )
         counted = Counter((str(text), colour) for row in rows for text, colour in row)
         self.cells = {cell: place for place, (cell, _) in enumerate(counted.most_common())}
+        self.once: dict[str, int] = {}
 
     def state(self, state: State) -> State:
-        if "frames" not in state:
-            return state
-        frames = [
-            [[self.cells[str(text), colour] for text, colour in row] for row in frame]
-            for frame in state["frames"]
-        ]
-        return {**state, "frames": frames}
+        state = dict(state)
+        if "groups" in state:  # a still's cells are made of them
+            del state["frames"]
+            state["groups"] = "|".join(",".join(map(str, ranks)) for ranks in state["groups"])
+        if "grid" in state:  # a text has no comma
+            state["grid"] = [",".join(row) for row in state["grid"]]
+        if isinstance(state["says"], list):
+            state["says"] = [self._once(says) for says in state["says"]]
+        if "lanes" in state:
+            bars = [(*bar, self._cell(cell)) for *bar, cell in state["lanes"]["bars"]]
+            state["lanes"] = state["lanes"] | {"bars": bars}
+        if "frames" in state:
+            frames = [
+                [[self._cell(cell) for cell in row] for row in frame] for frame in state["frames"]
+            ]
+            if len({tuple(map(len, frame)) for frame in frames}) == 1:
+                frames[1:] = [_changed(*pair) for pair in itertools.pairwise(frames)]
+            state["frames"] = frames
+        return state | {key: self._once(state[key]) for key in ONCE if key in state}
+
+    def _cell(self, cell: Sequence[str]) -> int:
+        return self.cells.setdefault((str(cell[0]), cell[1]), len(self.cells))
+
+    def _once(self, part: Any) -> int:
+        return self.once.setdefault(_packed(part), len(self.once))
+
+
+def _packed(content: Any) -> str:
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+
+
+def _changed(before: list[list[int]], now: list[list[int]]) -> list[int]:
+    """The places of a frame that changed, each with its cell."""
+    old, new = (itertools.chain(*frame) for frame in (before, now))
+    pairs = enumerate(zip(old, new, strict=True))
+    return [number for place, (was, cell) in pairs if was != cell for number in (place, cell)]
 
 
 EXPLORABLES = (
@@ -169,7 +214,12 @@ EXPLORABLES = (
     Explorable(
         "ddp_step",
         "A step under DDP",
-        {"ranks": (2, 4), "layers": (4, 6, 8), "bucket, KiB": (4, 8, 16, 1024)},
+        {
+            "ranks": (2, 4),
+            "layers": (4, 6, 8),
+            "bucket, KiB": (4, 8, 16, 1024),
+            "link": tuple(LINKS),
+        },
         ddp_step,
         lesson="06",
     ),
@@ -181,6 +231,7 @@ EXPLORABLES = (
             "units": (2, 4),
             "after forward": ("freed", "kept"),
             "fetched ahead": ("no", "yes"),
+            "link": tuple(LINKS),
         },
         fsdp_step,
         lesson="13",

@@ -73,8 +73,9 @@ def _page(each: Explorable, lesson: str, asked: str) -> str:
 
 
 def viewer() -> str:
-    """The script that brings pictures to life, of its two files."""
-    return "".join((HERE / name).read_text("utf-8") for name in ("explorable.js", "beside.js"))
+    """The script that brings pictures to life, of its files."""
+    names = ("drawings.js", "board.js", "lanes.js", "nodes.js", "explorable.js", "beside.js")
+    return "".join((HERE / name).read_text("utf-8") for name in names)
 
 
 def script(root: str) -> str:

@@ -1,8 +1,8 @@
-"""Runs on forked ranks, watched moment by moment: what recorded pictures are made of."""
+"""Runs on forked ranks, watched moment by moment, and where what they hold is drawn."""
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from shared.book.planned import State
@@ -36,8 +36,12 @@ def one_picture(films: list[Film], rows: list[str], begin: str) -> State:
         list(itertools.chain(*moment)) for moment in zip(*(f.rows for f in films), strict=True)
     ]
     says = films[0].says
-    begins = next(n for n, words in enumerate(says) if begin in words)
-    return {"rows": rows, "frames": frames, "says": says, "begins": begins}
+    return {"rows": rows, "frames": frames, "says": says, "begins": first_of(says, begin)}
+
+
+def first_of(says: Iterable[str], begin: str) -> int:
+    """The first moment of which a film says `begin`."""
+    return next(n for n, words in enumerate(says) if begin in words)
 
 
 @functools.cache
@@ -54,3 +58,39 @@ def runs(
 def kib(size: float) -> str:
     """Bytes in the unit of these small models."""
     return f"{size / 1024:,.1f} KiB"
+
+
+# Where a drawing puts the ranks: column and row of each
+
+Places = list[tuple[float, float]]
+
+
+def in_rows(rows: list[list[int]]) -> Places:
+    """Rows of ranks, each in the middle."""
+    widest = max(map(len, rows))
+    found = {
+        rank: (column + (widest - len(row)) / 2, number)
+        for number, row in enumerate(rows)
+        for column, rank in enumerate(row)
+    }
+    return [found[rank] for rank in range(len(found))]
+
+
+def around(ranks: int) -> Places:
+    """There along the upper row, and back along the lower one."""
+    above = ranks if ranks < 3 else -(-ranks // 2)
+    return in_rows([list(range(above)), list(range(ranks - 1, above - 1, -1))][: 1 + (ranks > 2)])
+
+
+def down_a_tree(ranks: int) -> Places:
+    """A rank stands below the one whose number has its lowest bit cleared."""
+    deepest = max(rank.bit_count() for rank in range(ranks))
+    return in_rows(
+        [[r for r in range(ranks) if r.bit_count() == depth] for depth in range(deepest + 1)]
+    )
+
+
+def below_the_first(ranks: int) -> Places:
+    """Rank 0 above all others."""
+    others = list(range(1, ranks))
+    return in_rows([[0], *(others[n : n + 4] for n in range(0, len(others), 4))])

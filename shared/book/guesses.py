@@ -96,12 +96,12 @@ GUESSES = {
     "ddp_step": Guess(
         "Guess: 8 layers of 4 KiB, buckets of 16 KiB: how many gradients are there when the first"
         " bucket leaves?",
-        (2, 8, 16),
+        (2, 8, 16, "fast"),
         _number("gradients that are there"),
     ),
     "fsdp_step": Guess(
         "Guess: four units, the next one fetched ahead: how many are whole at once, at most?",
-        (2, 4, "freed", "yes"),
+        (2, 4, "freed", "yes", "fast"),
         _number("units whole"),
     ),
     "tensor_parallel": Guess(

@@ -6,12 +6,14 @@ A round is as long as a message: a rank sends at most one in it, and receives at
 import functools
 import itertools
 
+from shared.book.film import around, below_the_first, down_a_tree
 from shared.book.planned import State, count
 from shared.plots import ORANGE, SKY
 
 SUMS = ("reduce", "all_reduce", "reduce_scatter")
 COLLECTIVES = ("broadcast", "scatter", "gather", "all_gather", *SUMS, "all_to_all")
-WAYS = ("ring", "tree", "central rank")
+PLACES = {"ring": around, "tree": down_a_tree, "central rank": below_the_first}
+WAYS = tuple(PLACES)
 READ = {"S": "the whole tensor", "orange, blue": "has just come, complete"}
 
 Chunks = dict[int, frozenset[int]]  # of which ranks a message or a rank has numbers, by chunk
@@ -36,6 +38,8 @@ def collective(operation: str, way: str, ranks: int) -> State:
         "numbers": {each: _cost(operation, films[each], ranks) for each in WAYS} | READ,
         "says": says,
         "begins": min(2, last),
+        "piece": f"S/{ranks}{' each' * (operation == 'all_to_all')}",
+        **_drawn(shown, way, ranks, 1 if operation in COLLECTIVES[:4] else ranks),
     }
 
 
@@ -65,7 +69,22 @@ def ring(ranks: int) -> State:
         },
         "says": says,
         "begins": min(3, len(frames) - 1),
+        "piece": f"S/{ranks}",
+        **_drawn(film("all_reduce", "ring", ranks), "ring", ranks, ranks),
     }
+
+
+def _drawn(moments: Film, way: str, ranks: int, slots: int) -> State:
+    """Where the ranks stand, and of each moment who sent to each of them: a digit, or a dot.
+
+    In a tile each rank's numbers have a slot of their own, or one for all.
+    """
+    moves = []
+    for _, messages in moments:
+        sources = {to: str(source) for source, to, _ in messages}
+        moves.append("".join(sources.get(rank, ".") for rank in range(ranks)))
+    legend = "A band is a rank's numbers in a chunk; an arrow is a message that has just come."
+    return {"moves": moves, "places": PLACES[way](ranks), "slots": slots, "legend": legend}
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """States of the picture of offloading: where bytes lie, and what crosses the bus in a step."""
 
-from shared.book.planned import State, panel
-from shared.plots import BLUE, GREY, MEANING, SKY, VERMILION
+from shared.book.planned import State
+from shared.plots import GREY, MEANING, SKY, VERMILION
 from shared.training.quiet_deepspeed import import_deepspeed
 
 PLACES = {"all on the GPU": (False, False), "optimizer": (True, False), "all states": (True, True)}
@@ -13,8 +13,8 @@ def offload(place: str, ranks: int, billions: float, bus: int) -> State:
     """What ZeRO-3 keeps on a GPU and in host memory, and what crosses in a step.
 
     The flow is that of ZeRO-Offload (Ren et al. 2021, arXiv 2101.06840, section 4): gradients
-    leave in 16 bits, the processor updates, and weights come back in 16 bits. Bytes are counted as
-    in `zero`; DeepSpeed's estimate, which leaves gradients out, stands beside them.
+    leave in 16 bits for host memory, the processor updates, and weights come back in 16 bits. Bytes
+    are counted as in `zero`; DeepSpeed's estimate, which leaves gradients out, stands beside them.
     """
     import_deepspeed("cuda")  # where there is one
     from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs as estimate
@@ -26,23 +26,52 @@ def offload(place: str, ranks: int, billions: float, bus: int) -> State:
     share = 2 * billions / ranks  # GB of a rank's part in 16 bits, weights or gradients
     up = share * (2 if weights else 1) if optimizer else 0.0  # for forward and for backward
     down = share if optimizer else 0.0
-    below = share * (8 if weights else 6) if optimizer else 0.0
-    above = 2 * unit / 1e9 if weights else 8 * share - below
-    kept = "weights, gradients" + ("" if optimizer else ", optimizer states")
-    there = "16-bit weights and gradients, " if weights else ""
-    places = {"on a GPU": [above], "in host memory": [below]}
+    kept = _kept(share, 2 * unit / 1e9, optimizer, weights)
+    most = max(80.0, *(sum(parts) for phase in kept for parts in phase))
+    here = "16-bit weights" + ("" if optimizer else ", gradients, optimizer states")
+    there = "16-bit weights, " * weights + "gradients, float32 weights, moments"
     estimated = (gpu / 1e9, host / ranks / 1e9 * optimizer)
     return {
-        "panels": [panel("GB a GPU", "GB", {"states": BLUE}, places.items(), line=80)],
         **_flow(share, optimizer, weights),
+        "fills": {
+            "title": "GB for each GPU; the line: 80 GB, a GPU's memory",
+            "unit": "GB",
+            "kinds": [(kind, MEANING[kind]) for kind in KEPT_KINDS],
+            "labels": ["on a GPU", "in host memory"],
+            "line": 80,
+            "most": float(f"{1.2 * most:.4g}"),
+            "steps": [[[float(f"{p:.4g}") for p in parts] for parts in phase] for phase in kept],
+        },
         "numbers": {
-            "on a GPU": f"one of {UNITS} units, in 16 bits" if weights else kept,
-            "in host memory": f"{there}float32 weights and moments" if optimizer else "nothing",
+            "GB on a GPU and in host memory, at most": " and ".join(
+                f"{max(sum(phase[place]) for phase in kept):.1f}" for place in (0, 1)
+            ),
+            "on a GPU": f"one of {UNITS} units, its weights and gradients" if weights else here,
+            "in host memory": there if optimizer else "nothing",
             "DeepSpeed's estimate": " and ".join(f"{each:.1f} GB" for each in estimated),
             "over the bus a step, up and down": f"{up:.2f} and {down:.2f} GB",
             f"seconds of that at {bus} GB/s": f"{(up + down) / bus:.2f}",
         },
     }
+
+
+def _kept(share: float, unit: float, optimizer: bool, weights: bool) -> list[list[list[float]]]:
+    """GB of each kind in a step's four parts, on a GPU and in host memory.
+
+    Gradients that leave for host memory are on the GPU a unit at a time.
+    """
+    phases = []
+    for phase in ("forward", "backward", "update", "publish"):
+        there = share * (phase in ("backward", "update"))  # gradients
+        passing = unit * (phase == "backward")
+        held = share if not weights else unit * (phase in ("forward", "backward"))
+        gpu = [held, passing, 0.0] if optimizer else [share, there, 6 * share]
+        host = [share * weights, there, 6 * share] if optimizer else [0.0] * 3
+        phases.append([gpu, host])
+    return phases
+
+
+KEPT_KINDS = ("parameters", "gradients", "optimizer states")
 
 
 def _flow(share: float, optimizer: bool, weights: bool) -> State:
@@ -59,11 +88,26 @@ def _flow(share: float, optimizer: bool, weights: bool) -> State:
         "publish": (up if optimizer and not weights else nothing, nothing, idle, nothing),
     }
     columns = list(table.values())
+    lanes = ["weights up", "gradients down", "GPU", "processor"]
+    bars = [
+        (lane, phase, phase + 1, text, (f"{lanes[lane]}: {text}", colour))
+        for phase, column in enumerate(columns)
+        for lane, (text, colour) in enumerate(column)
+        if text
+    ]
     return {
-        "rows": ["weights up", "gradients down", "GPU", "processor"],
+        "lanes": {
+            "names": lanes,
+            "bars": bars,
+            "times": [1, 2, 3, 4],
+            "end": 4,
+            "says": f"{', '.join(table)}: in their order, not to scale",
+        },
+        "rows": lanes,
         "columns": list(table),
         "frames": [
-            [list(row) for row in zip(*columns[: n + 1], strict=True)] for n in range(len(columns))
+            [list(row[: n + 1]) + [nothing] * (3 - n) for row in zip(*columns, strict=True)]
+            for n in range(4)
         ],
         "says": [f"{name}: {_what_crosses(name, optimizer, weights)}" for name in table],
     }

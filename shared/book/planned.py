@@ -150,7 +150,7 @@ def mesh(dp: int, tp: int, pp: int, node: int, axis: str) -> State:
     return {
         "rows": [f"node {number}" for number in range(len(nodes))],
         "frames": [
-            [[[str(r), _pale(VARIANTS[of[r] % len(VARIANTS)])] for r in row] for row in nodes]
+            [[[str(r), pale(VARIANTS[of[r] % len(VARIANTS)])] for r in row] for row in nodes]
         ],
         "numbers": {"ranks": ranks, "nodes": len(nodes)},
         "says": f"{axis}: {count(len(members), 'group')} of {len(members[0])}, a colour each;"
@@ -158,6 +158,6 @@ def mesh(dp: int, tp: int, pp: int, node: int, axis: str) -> State:
     }
 
 
-def _pale(colour: str) -> str:
+def pale(colour: str) -> str:
     """A colour under black text: half of it is white."""
     return "#" + "".join(f"{(int(colour[n : n + 2], 16) + 255) // 2:02x}" for n in (1, 3, 5))

@@ -1,6 +1,6 @@
 """States of pictures by a run: engines on forked ranks, watched, when the book is built."""
 
-from collections.abc import Callable
+import math
 from typing import Any
 
 import torch
@@ -9,79 +9,110 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from shared.book.film import BLUE_LIGHT, EMPTY, Film, Row, kib, one_picture, runs
+from shared.book.clock import Clock
+from shared.book.film import BLUE_LIGHT, EMPTY, Film, around, first_of, kib, one_picture, runs
 from shared.book.planned import State
 from shared.ddp.averaging import average_flat
 from shared.measuring.traffic import Traffic, count_traffic
 from shared.plots import ORANGE, SKY, VERMILION
 from shared.sharding.counting import ring_bytes
-from shared.sharding.fully_shard import FullyShard
-from shared.sharding.prefetch import PrefetchingShard
 from shared.tensor_parallel.conjugates import copy_to_ranks, sum_over_ranks
 from shared.tensor_parallel.linears import ColumnParallelLinear, RowParallelLinear
 
 # DDP
 
-
 DDP_CHOICES = ((4, 6, 8), (4, 8, 16, 1024))  # layers, KiB of a bucket
+DDP_CELLS = {"own": ORANGE, "sent": VERMILION, "mean": SKY}
+SQUARE = 4 * 32 * 32  # bytes of a layer
 
 
-def ddp_step(ranks: int, layers: int, bucket_kib: int) -> State:
+def ddp_step(ranks: int, layers: int, bucket_kib: int, link: str = "fast") -> State:
     """A step under torch's DDP: which gradients are there, which travel, which are means."""
     recorded = runs(_ddp_rank, ranks, DDP_CHOICES)[layers, bucket_kib]
-    film, sizes, before_last = recorded[0][0], recorded[0][1], recorded[0][2]
-    rows = [f"rank {r}" for r in range(ranks)]
-    state = one_picture([each[0] for each in recorded], rows, "is sent")
-    there = sum("gradient is there." in says for says in film.says[: state["begins"]])
-    return state | {
+    assert all(events == recorded[0] for events in recorded), recorded
+    events, clock = recorded[0], Clock(link)
+    sizes = [SQUARE * len(which) for kind, which in events if kind == "sent"]
+    moments, ready = _ddp_moments(events, clock)
+    shown = [[EMPTY] * layers for _ in range(ranks)]
+    frames, everybody = [[list(row) for row in shown]], "+".join(map(str, range(ranks)))
+    for _, kind, which, _ in moments:
+        for rank, row in enumerate(shown):
+            for n in which:
+                row[n] = [f"{kind} {everybody if kind == 'mean' else rank}", DDP_CELLS[kind]]
+        frames.append([list(row) for row in shown])
+    says = ["Forward is over; no gradient is there yet.", *(words for *_, words in moments)]
+    return {
+        "rows": [f"rank {r}" for r in range(ranks)],
         "columns": [f"layer {n}" for n in range(layers)],
+        "frames": frames,
+        "says": says,
+        "begins": first_of(says, "is sent"),
         "numbers": {
             "messages": len(sizes),
             "bytes of each": ", ".join(kib(size) for size in sizes),
-            "gradients that are there when the first is sent": there,
-            "messages sent before the last gradient is there": before_last,
+            "gradients that are there when the first is sent": ready[0],
+            "messages sent before the last gradient is there": sum(n < layers for n in ready),
+            "of the messages' time behind backward": f"{clock.hidden():.0%}",
         },
+        "moves": ["", *("*" * (kind == "mean") for _, kind, *_ in moments)],
+        "places": around(ranks),
+        "slots": ranks,
+        "piece": kib(SQUARE),
+        "legend": "A band is a rank's own gradient; all bands: the mean.",
+        "lanes": clock.lanes([0.0, *(time for time, *_ in moments)]),
     }
 
 
-def _ddp_rank(layers: int, bucket_kib: int) -> tuple[Film, list[int], int]:
+Moment = tuple[float, str, list[int], str]  # when, what, of which layers, in words
+
+
+def _ddp_moments(
+    events: list[tuple[str, list[int]]], clock: Clock
+) -> tuple[list[Moment], list[int]]:
+    """Events and arrivals by time, and how many gradients were there at each message."""
+    moments, ready, arrivals, there = list[Moment](), list[int](), list[Moment](), 0
+    for kind, which in events:
+        names = _list(which)
+        if kind == "own":
+            there += 1
+            clock.compute(1.0, names, f"backward of layer {names}")
+            moments.append(
+                (clock.now, kind, which, f"Backward: layer {names}'s gradient is there.")
+            )
+            continue
+        ready.append(there)
+        waits = " It waits for the one before." if clock.free > clock.now else ""
+        says = f"The bucket of layers {names} is sent.{waits}"
+        moments.append((clock.now, kind, which, says))
+        there_at = clock.send(SQUARE * len(which), names, f"message of layers {names}")
+        arrivals.append((there_at, "mean", which, f"Layers {names}: the mean is on every rank."))
+    *others, (time, kind, which, says) = arrivals
+    last = (time, kind, which, f"{says} All have arrived: backward() returns.")
+    return sorted([*moments, *others, last], key=lambda moment: moment[0]), ready
+
+
+def _ddp_rank(layers: int, bucket_kib: int) -> list[tuple[str, list[int]]]:
+    """In the order of a rank: "own", a layer's gradient is there; "sent", a bucket's layers."""
     linears = [nn.Linear(32, 32, bias=False) for _ in range(layers)]
     model = DistributedDataParallel(nn.Sequential(*linears), bucket_cap_mb=bucket_kib / 1024)
     place = {id(layer.weight): n for n, layer in enumerate(linears)}
-    shown, film, sizes, ready = [EMPTY] * layers, Film(), list[int](), list[int]()
-
-    def show(which: list[int], cell: list[str], says: str) -> None:
-        for n in which:
-            shown[n] = cell
-        film.shoot([list(shown)], says)
-
-    def on_gradient(parameter: nn.Parameter) -> None:
-        n = place[id(parameter)]
-        ready.append(len(sizes))
-        show([n], ["own", ORANGE], f"backward: layer {n}'s gradient is there.")
+    events = list[tuple[str, list[int]]]()
 
     def on_bucket(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        whose = sorted(place[id(p)] for p in bucket.parameters())
-        sizes.append(bucket.buffer().nbytes)
-        show(whose, ["sent", VERMILION], f"The bucket of layers {_list(whose)} is sent.")
+        events.append(("sent", sorted(place[id(p)] for p in bucket.parameters())))
+        assert bucket.buffer().nbytes == SQUARE * len(events[-1][1])
         return dist.all_reduce(bucket.buffer().div_(ranks), async_op=True).get_future().then(_first)
 
     ranks = dist.get_world_size()
     model.register_comm_hook(None, on_bucket)
     for layer in linears:
-        layer.weight.register_post_accumulate_grad_hook(on_gradient)
-    for _ in range(2):  # the first step is in the order of the model, and buckets are made anew
-        film, shown = Film(), [EMPTY] * layers
-        sizes.clear()
-        ready.clear()
-        film.shoot([list(shown)], "Forward is over; no gradient is there yet.")
-        model(torch.randn(4, 32)).square().mean().backward()
-        show(
-            list(range(layers)),
-            ["mean", SKY],
-            "backward() returns when all messages have arrived: each gradient is the mean.",
+        layer.weight.register_post_accumulate_grad_hook(
+            lambda parameter: events.append(("own", [place[id(parameter)]]))
         )
-    return film, sizes, ready[-1]
+    for _ in range(2):  # the first step is in the order of the model, and buckets are made anew
+        events.clear()
+        model(torch.randn(4, 32)).square().mean().backward()
+    return events
 
 
 def _first(future: torch.futures.Future[Any]) -> Tensor:
@@ -90,95 +121,6 @@ def _first(future: torch.futures.Future[Any]) -> Tensor:
 
 def _list(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers))
-
-
-# Full sharding
-
-
-FSDP_CHOICES = ((2, 4), ("freed", "kept"), ("no", "yes"))
-
-
-def fsdp_step(ranks: int, layers: int, after_forward: str, prefetch: str) -> State:
-    """A step under the course's FullyShard: which rank has which unit at which moment."""
-    recorded = runs(_fsdp_rank, ranks, FSDP_CHOICES)[layers, after_forward, prefetch]
-    traffic, most = recorded[0][1:]
-    rows = [f"rank {r} {kind}" for r in range(ranks) for kind in ("weights", "gradients")]
-    state = one_picture([each[0] for each in recorded], rows, "whole gradient")
-    return state | {
-        "columns": [f"unit {n}" for n in range(layers)],
-        "numbers": {
-            "all-gathers": traffic.count("all_gather"),
-            "reduce-scatters": traffic.count("reduce_scatter"),
-            "a rank sends, round a ring": kib(ring_bytes(traffic)),
-            "units whole at once, at most": most,
-        },
-    }
-
-
-def _fsdp_rank(layers: int, after_forward: str, prefetch: str) -> tuple[Film, Traffic, int]:
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    model = nn.Sequential(*(nn.Linear(32, 32, bias=False) for _ in range(layers)))
-    kind = PrefetchingShard if prefetch == "yes" else FullyShard
-    sharded = kind(model, reshard_after_forward=after_forward == "freed")
-    film, phase, most = Film(), ["forward"], [0]
-    shard = f"{rank + 1}/{ranks}"
-
-    def cells() -> list[Row]:
-        weights, gradients = [], []
-        for unit in sharded.units:
-            whole = ["arriving", VERMILION] if unit.is_on_its_way else ["whole", SKY]
-            weights.append(whole if unit.is_whole else [shard, BLUE_LIGHT])
-            gradients.append(_gradient(unit, shard))
-        most[0] = max(most[0], sum(unit.is_whole for unit in sharded.units))
-        return [weights, gradients]
-
-    optimizer = torch.optim.SGD(sharded.parameters(), lr=0.1)
-    for number, unit in enumerate(sharded.units):
-        for name, says in WATCHED.items():
-            _watch(
-                unit,
-                name,
-                lambda n=number, s=says: film.shoot(cells(), f"{phase[0]}: unit {n} {s}"),
-            )
-    for _ in range(2):  # prefetch follows the order of the step before
-        film, phase[0], most[0] = Film(), "forward", 0
-        film.shoot(cells(), "Between two steps each rank has its shard of every unit.")
-        with count_traffic() as traffic:
-            loss = sharded(torch.randn(4, 32)).square().mean()
-            phase[0] = "backward"
-            loss.backward()
-            sharded.finish_gradient_sync()
-        film.shoot(cells(), "The optimizer updates each rank's shards by their own gradients.")
-        optimizer.step()
-        optimizer.zero_grad()
-    return film, traffic, most[0]
-
-
-def _watch(unit: Any, name: str, after: Callable[[], None]) -> None:
-    """Call `after` whenever the unit's method has done its work."""
-    original = getattr(unit, name)
-
-    def watched(*args: Any) -> Any:
-        result = original(*args)
-        after()
-        return result
-
-    setattr(unit, name, watched)
-
-
-WATCHED = {
-    "gather": "is being gathered.",
-    "wait": "is whole.",
-    "free": "is freed: each rank has its shard.",
-    "reduce": "has its whole gradient, which is reduce-scattered.",
-    "finish": "has its mean gradient, a shard on each rank.",
-}
-
-
-def _gradient(unit: Any, shard: str) -> list[str]:
-    if unit._reducing is not None:
-        return ["sent", VERMILION]
-    return EMPTY if unit.shard.grad is None else [shard, ORANGE]
 
 
 # Tensor parallelism
@@ -194,8 +136,18 @@ def tensor_parallel_step(ranks: int, tokens: int, d_model: int) -> State:
     recorded = runs(_tensor_parallel_rank, ranks, TP_CHOICES)[tokens, d_model]
     _, forward, backward, data_parallel = recorded[0]
     rows = [f"rank {r}" for r in range(ranks)]
-    return one_picture([each[0] for each in recorded], rows, "Forward: ") | {
+    state = one_picture([each[0] for each in recorded], rows, "Forward: ")
+    sides = [math.log2(size) for size in (tokens, d_model, 4 * d_model)]
+    scale = min(300 / (3 * sides[1] + 2 * sides[2]), 80 / max(sides))
+    t, d, f = (round(scale * side) for side in sides)
+    return state | {
         "columns": ["X", "A", "gelu(X A)", "B", "Y"],
+        "moves": ["*" * (" message, an all-reduce" in says) for says in state["says"]],
+        "places": [(0, rank) for rank in range(ranks)],
+        "cuts": ["", "columns", "columns", "rows", ""],
+        "sum": PARTS["a part of the sum"],
+        "shapes": [(d, t), (f, d), (f, t), (d, f), (d, t)],  # wide and high
+        "legend": "Sides by their logarithms. Filled: what a rank has; pale: a part of the sum.",
         "numbers": {
             "all-reduces in forward, in backward": f"{forward.count('all_reduce')},"
             f" {backward.count('all_reduce')}",

@@ -8,7 +8,7 @@ from shared.book.planned import GRID, State, pipeline, table_of
 from shared.errors import InputError
 from shared.pipeline.executor import Event, Pipeline
 from shared.pipeline.measuring import measured_bubble
-from shared.pipeline.schedules import kept_at_once
+from shared.pipeline.schedules import Cell, Table, kept_at_once
 from shared.pipeline.sleeping import SleepingPart
 from shared.pipeline.stages import split_stages
 
@@ -20,8 +20,10 @@ SECONDS = 0.006  # of a forward; a backward takes twice as long
 def pipeline_picture(schedule: str, ranks: int, micro_batches: int, shown: str) -> State:
     """A schedule as its table, or as it ran."""
     planned = pipeline(schedule, ranks, micro_batches)
-    if shown == "planned" or planned.get("refused"):
+    if planned.get("refused"):
         return planned
+    if shown == "planned":
+        return planned | {"moves": senders(table_of(schedule, ranks, micro_batches)[0])}
     if ranks not in RECORDED:
         return {"says": "Recorded were runs on 2 and on 4 ranks.", "refused": True}
     events = runs(_pipeline_rank, ranks, RUN_CHOICES)[schedule, micro_batches]
@@ -45,6 +47,17 @@ def pipeline_picture(schedule: str, ranks: int, micro_batches: int, shown: str) 
         f" {share:.0%} of the time; the table says {by_table}. The rest is messages, and ranks"
         " that wake up late.",
     }
+
+
+def senders(table: Table) -> list[str]:
+    """For each slot the rank that each rank's work had its input from: a digit, or a dot."""
+    last = max(cell.stage for row in table for cell in row if cell)
+
+    def of(cell: Cell | None) -> str:
+        stage = cell.stage + (-1 if cell.kind == "F" else 1) if cell else -1
+        return str(stage % len(table)) if 0 <= stage <= last else "."
+
+    return ["".join(map(of, slot)) for slot in zip(*table, strict=True)]
 
 
 def _at(events: list[Event], moment: float) -> str:

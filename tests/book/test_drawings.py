@@ -1,0 +1,287 @@
+"""What the pictures draw: each tile, bar and card as Python has it, and pieces that arrive."""
+
+import itertools
+import json
+import re
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.book.explorables import EXPLORABLES, Explorable
+from shared.book.moved import film, ring
+from shared.book.nodes import WIDEST, mesh
+from shared.book.offloading import offload
+from shared.book.planned import State
+from shared.book.recorded import ddp_step
+from shared.book.recorded_fsdp import fsdp_step
+from shared.book.recorded_pipeline import senders
+from shared.pipeline.schedules import interleaved_schedule
+from tests.book import test_book
+from tests.book.test_book import CHROMIUM, as_rgb, expected, in_a_browser, in_this_course, page_of
+
+NEEDED = "no Chromium here: what the pages show in a browser is not tried"
+AXIS, WIDE = 64, 420 - 64 - 4  # of a drawing's time, in its own units
+
+# Goes through all choices and moments, and writes down what is drawn: [choice, step, [text, colour,
+# fills] of tiles and slots, [from, to, colour, name] of bars along time, where now is, [width,
+# colour] of what is kept, [rank, its group] of cards, widths of lit links].
+WATCH = """
+const root = document.querySelector("[data-explorable]"), seen = [];
+const all = (what) => [...root.querySelectorAll(what)];
+const of = (element, ...names) => names.map((name) => element.getAttribute(name));
+const fields = all(".explorable-controls select");
+const look = (step) => seen.push([fields.map((field) => field.value), step,
+  all("[data-text]").filter(({ style }) => style.display !== "none").map((tile) => [
+    tile.dataset.text, tile.dataset.colour,
+    [...tile.querySelectorAll("rect")].map((part) => part.getAttribute("fill")),
+    tile.querySelector("title")?.textContent ?? tile.dataset.part]),
+  all(".explorable-work").filter((work) => !work.closest("[data-text]")).map((work) =>
+    [...of(work, "x", "width").map(Number), ...of(work, "fill"), work.parentNode.dataset.part]),
+  all(".explorable-veil rect").map((veil) => +veil.getAttribute("x")),
+  all(".explorable-fill").map((bar) => [+bar.getAttribute("width"), bar.getAttribute("fill")]),
+  all(".explorable-gpu").map((card) => [card.dataset.rank, card.dataset.group]),
+  all(".lit path").map((path) => +path.getAttribute("stroke-width"))]);
+const go = (at) => {
+  if (at < fields.length) {
+    for (const option of fields[at].options) {
+      fields[at].value = option.value;
+      fields[at].dispatchEvent(new Event("change"));
+      go(at + 1);
+    }
+    return;
+  }
+  const slider = root.querySelector(".explorable-time input");
+  const last = root.querySelector(".explorable-time[hidden]") ? 0 : +slider.max;
+  const few = root.querySelector("circle, [data-text]:not([data-place])"); // a schedule's slots
+  for (let step = 0; step <= last; step += few ? Math.max(1, last / 2) : 1) {
+    slider.value = step;
+    slider.dispatchEvent(new Event("input"));
+    look(+slider.value);
+  }
+};
+go(0);
+"""
+
+# Steps on by a key and writes down: where pieces are half-way and how far they have to go, in
+# pixels; how many parts the tiles that they fly to have, by text, before and after; what is left.
+FLY = """
+const seen = [], root = document.querySelector("[data-explorable]");
+const centre = (element) => {
+  const { x, y, width, height } = element.getBoundingClientRect();
+  return [x + width / 2, y + height / 2];
+};
+const tile = (place) => root.querySelector(`.explorable-tile[data-place="${place}"]`);
+const tiles = [...root.querySelectorAll("[data-place]")];
+const old = new Map(tiles.map((each) => [each.dataset.place, each.dataset.text]));
+const key = { key: "ArrowRight", bubbles: true };
+document.body.dispatchEvent(new KeyboardEvent("keydown", key));
+await Promise.resolve();
+const pieces = [...root.querySelectorAll(".piece")], motions = document.getAnimations();
+for (const motion of motions) motion.pause();
+const put = (time) => motions.forEach((motion) => (motion.currentTime = time));
+const at = (time) => (put(time), pieces.map(centre));
+const [first, half, end] = [at(0), at(325), at(649.9)];
+const shown = (place) => getComputedStyle(tile(place)).opacity;
+const hidden = pieces.map((piece) => piece.dataset.to && shown(piece.dataset.to));
+motions.forEach((motion) => motion.finish());
+await Promise.all(motions.map((motion) => motion.finished));
+await new Promise((done) => setTimeout(done, 50));
+pieces.forEach((piece, n) => {
+  const there = piece.dataset.to && tile(piece.dataset.to);
+  seen.push([first[n], half[n], end[n], there ? centre(there) : null, piece.dataset.to ?? null,
+    there ? old.get(piece.dataset.to) : null, there ? there.dataset.text : null, hidden[n]]);
+});
+seen.push(root.querySelectorAll(".explorable-flies").length);
+"""
+WRITE = """
+const out = document.createElement("pre");
+out.id = "seen";
+out.textContent = JSON.stringify(seen);
+document.body.append(out);
+"""
+
+
+def written(each: Explorable, driver: str, folder: Path, choice: dict[str, Any]) -> list[Any]:
+    """What a driver wrote down on an explorable's page, on which the console is silent."""
+    if CHROMIUM is None:
+        pytest.skip(NEEDED)
+    page, console = in_a_browser(page_of(each, folder, driver + WRITE), choice, folder / "profile")
+    assert console == ""
+    return json.loads(unescape(re.findall(r'<pre id="seen">(.*?)</pre>', page, re.DOTALL)[0]))
+
+
+def named(name: str) -> Explorable:
+    (each,) = (one for one in EXPLORABLES if one.name == name)
+    return each
+
+
+DRAWN = ("ring", "collectives", "pipeline", "mesh", "ddp_step", "fsdp_step", "tensor_parallel")
+
+
+@pytest.mark.full
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("each", [in_this_course(named(name)) for name in (*DRAWN, "offload")])
+def test_all_that_is_drawn_is_what_python_has_for_every_choice_and_moment(each, tmp_path):
+    moments = 0
+    for choice, step, *drawn in written(each, WATCH, tmp_path, {}):
+        state = each.states["|".join(choice)]
+        _tiles_agree(state, step, drawn[0])
+        _lanes_and_bars_agree(state, step, *drawn[1:4])
+        _cards_agree(state, *drawn[4:])
+        moments += 1
+    lengths = [
+        len(s["frames"]) if "frames" in s else min(3, len(s.get("grid", [[0]])[0]))
+        for s in each.states.values()
+    ]
+    assert moments == sum(lengths)
+
+
+def _tiles_agree(state: State, step: int, tiles: list[Any]) -> None:
+    """A tile for each of Python's cells, with a band for each rank that its text names."""
+    if "places" not in state and "grid" not in state:
+        assert tiles == []
+        return
+    _, _, texts, colours = expected(state, step)
+    if "grid" in state:  # what comes is not drawn
+        seen = [colour != "transparent" for colour in colours]
+        texts, colours = (list(itertools.compress(each, seen)) for each in (texts, colours))
+    assert [text for text, *_ in tiles] == texts
+    assert [as_rgb(colour) for _, colour, *_ in tiles] == colours
+    for text, _, fills, title in tiles:
+        assert f": {text}" in title
+        if "places" in state:
+            bands = len(re.findall(r"\d", text)) if "shapes" not in state else bool(text)
+            assert len(fills) == bands + 1, (text, fills)  # and the frame
+            assert f": {text or 'nothing'}" in title
+            assert not text or title.endswith(state.get("piece", text))
+
+
+def _lanes_and_bars_agree(state: State, step: int, bars: Any, now: Any, kept: Any) -> None:
+    """Bars along time begin and end when Python says, and what is kept is as wide."""
+    if "lanes" in state:
+        lanes = state["lanes"]
+        ordered = sorted(lanes["bars"], key=lambda bar: bar[0])
+        scale = WIDE / lanes["end"]
+        for (x, width, colour, part), (_, begin, end, _, cell) in zip(bars, ordered, strict=True):
+            assert x == pytest.approx(AXIS + begin * scale)
+            assert width == pytest.approx((end - begin) * scale - 0.5)
+            assert (part, colour) == tuple(cell)
+        assert now == [pytest.approx(AXIS + lanes["times"][step] * scale)]
+    if "fills" in state:
+        fills = state["fills"]
+        wanted = [part for parts in fills["steps"][step] for part in parts]
+        assert [width for width, _ in kept] == pytest.approx(
+            [WIDE * p / fills["most"] for p in wanted]
+        )
+        assert [colour for _, colour in kept] == [c for _, c in fills["kinds"]] * len(
+            fills["labels"]
+        )
+        assert max(map(sum, fills["steps"][step])) < fills["most"]
+
+
+def _cards_agree(state: State, cards: Any, links: list[float]) -> None:
+    if "groups" in state:
+        found = {int(rank): [int(each) for each in group.split()] for rank, group in cards}
+        assert found == {rank: group for group in state["groups"] for rank in group}
+        first, node = state["groups"][0], state["node"]
+        pairs = list(itertools.pairwise(first))
+        pairs += [(first[-1], first[0])] * (len(first) > 2)
+        widths = [state["links"][one // node != other // node][1] for one, other in pairs]
+        assert links == pytest.approx(widths)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("name", "choice", "arrives"),
+    [
+        ("ring", {"ranks": 4, "step": 1}, {f"{r} {(r + 1) % 4}": (1, 3) for r in range(4)}),
+        ("ddp_step", {"ranks": 2, "step": 2}, {"0 3": (1, 2), "1 3": (1, 2)}),
+        ("pipeline", {"ranks": 4, "step": 0}, None),
+    ],
+)
+def test_a_piece_flies_from_the_sender_to_its_place_and_is_added_there(
+    name, choice, arrives, tmp_path
+):
+    *pieces, left = written(named(name), FLY, tmp_path, choice)
+    assert pieces and left == 0
+    found = {}
+    for first, half, end, place, to, before, after, opacity in pieces:
+        assert half == pytest.approx([(a + b) / 2 for a, b in zip(first, end, strict=True)], abs=1)
+        assert max(abs(a - b) for a, b in zip(first, end, strict=True)) > 20
+        if to is not None:
+            assert end == pytest.approx(place, abs=25)  # a band of its tile
+            assert opacity == "0", "the sum is not shown before it is there"
+            found[to] = tuple(len(re.findall(r"\d", text)) for text in (before, after))
+    assert arrives is None or found == arrives
+
+
+@pytest.mark.full
+def test_nothing_flies_for_who_asks_for_less_motion(tmp_path, monkeypatch):
+    quiet = f"{test_book.QUIET} --force-prefers-reduced-motion"
+    monkeypatch.setattr(test_book, "QUIET", quiet)
+    driver = (
+        FLY.split("const pieces")[0]
+        + """
+const of = (what) => [...root.querySelectorAll(what)];
+const texts = of("[data-text]").map((tile) => tile.dataset.text);
+seen.push(document.getAnimations().length, of(".explorable-flies").length, texts);
+"""
+    )
+    *motions, texts = written(named("ring"), driver, tmp_path, {"ranks": 4, "step": 1})
+    assert motions == [0, 0]
+    assert texts == [text for row in ring(4)["frames"][2] for text, _ in row]
+
+
+def test_who_sends_is_who_sent():
+    """The ring's and the pipeline's senders: the film's messages, the stage before or after."""
+    for moves, (_, messages) in zip(ring(4)["moves"], film("all_reduce", "ring", 4), strict=True):
+        assert {(int(moves[to]), to) for to in range(4) if moves[to] != "."} == {
+            (source, to) for source, to, _ in messages
+        }
+    table = interleaved_schedule(2, 2, 2)
+    slots = senders(table)
+    for rank, row in enumerate(table):
+        for cell, slot in zip(row, slots, strict=True):
+            first = cell is None or (cell.kind, cell.stage) in (("F", 0), ("B", 3))
+            assert slot[rank] == ("." if first else str(1 - rank))
+
+
+def test_a_fast_link_hides_more_and_a_gather_ahead_lies_beside_work():
+    for layers in (4, 8):
+        fast, slow = (ddp_step(2, layers, 4, link) for link in ("fast", "slow"))
+        assert fast["lanes"]["end"] < slow["lanes"]["end"]
+        assert hidden(fast) > hidden(slow) > 0
+    assert hidden(ddp_step(2, 8, 1024, "fast")) == 0
+    assert hidden(fsdp_step(2, 4, "freed", "no")) < hidden(fsdp_step(2, 4, "freed", "yes"))
+    for after, ahead in itertools.product(("freed", "kept"), ("no", "yes")):
+        state = fsdp_step(2, 4, after, ahead, "slow")
+        lanes, numbers = state["lanes"], state["numbers"]
+        messages = sum(lane for lane, *_ in lanes["bars"])
+        assert messages == numbers["all-gathers"] + numbers["reduce-scatters"]
+        assert lanes["times"] == sorted(lanes["times"]) and lanes["times"][0] == 0
+        work = sum(end - begin for lane, begin, end, *_ in lanes["bars"] if lane == 0)
+        assert work == pytest.approx(4 * (1 + 2))
+
+
+def hidden(state: State) -> int:
+    """Percent of the messages' time behind work."""
+    return int(next(v for k, v in state["numbers"].items() if "of the messages' time" in k)[:-1])
+
+
+def test_what_is_offloaded_is_all_there_once_and_gradients_are_where_they_are_used():
+    for place in ("all on the GPU", "optimizer", "all states"):
+        phases = offload(place, 4, 7, 16)["fills"]["steps"]
+        kept = [[sum(parts) for parts in phase] for phase in phases]
+        if place == "all on the GPU":
+            assert max(gpu for gpu, _ in kept) == pytest.approx(28.0)  # as in ZeRO's stages
+            assert all(host == 0 for _, host in kept)
+        else:
+            assert phases[2][1][1] == pytest.approx(3.5), "the processor updates by them"
+            assert sum(kept[2]) == pytest.approx(28.0)
+
+
+def test_a_link_between_nodes_is_as_thin_as_it_is_slow():
+    (_, inside), (_, across) = mesh(2, 4, 2, 8, "pp")["links"]
+    assert (inside, across) == (WIDEST, pytest.approx(WIDEST * 50 / 450))
