@@ -69,17 +69,21 @@ def translated_state(state: State, translate: Translate) -> State:
         "numbers": lambda found: {translate(k): translate(str(v)) for k, v in found.items()},
         "says": said,
         "legend": said,
-        "lanes": lambda lanes: lanes
-        | {
-            "names": said(lanes["names"]),
-            "says": said(lanes["says"]),
-            "bars": [(*bar, translate(text), cell(*of)) for *bar, text, of in lanes["bars"]],
-        },
-        "fills": lambda found: found
-        | {
-            "title": said(found["title"]),
-            "kinds": [(translate(kind), colour) for kind, colour in found["kinds"]],
-            "labels": said(found["labels"]),
-        },
+        "lanes": lambda lanes: (
+            lanes
+            | {
+                "names": said(lanes["names"]),
+                "says": said(lanes["says"]),
+                "bars": [(*bar, translate(text), cell(*of)) for *bar, text, of in lanes["bars"]],
+            }
+        ),
+        "fills": lambda found: (
+            found
+            | {
+                "title": said(found["title"]),
+                "kinds": [(translate(kind), colour) for kind, colour in found["kinds"]],
+                "labels": said(found["labels"]),
+            }
+        ),
     }
     return {name: parts[name](part) if name in parts else part for name, part in state.items()}
