@@ -2,6 +2,7 @@
 
 import csv
 import io
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +16,9 @@ NAMES = {
     **{"student": "name", "full name": "name", "first name": "first", "last name": "last"},
     **{"surname": "last", "id number": "id", "email address": "email", "sis login id": "login"},
 }
+
+
+LINE = " (line "  # behind a name that a roster has twice
 
 
 class Person(NamedTuple):
@@ -37,11 +41,11 @@ Roster = Mapping[str, Person]  # by what the submission is called
 def read_roster(path: Path) -> dict[str, Person]:
     """A CSV file with the column name and, in any order, id, email and folder; others are left.
 
-    Or as Moodle and Canvas export a class; Canvas's row of "Points Possible" is nobody. Raises
-    InputError, with the line, for a row without a name and for two that are called alike unless
-    Canvas's IDs tell them apart.
+    Or as Moodle and Canvas export a class; Canvas's row of "Points Possible" is nobody. Of two who
+    are called alike, unless Canvas's IDs tell them apart, neither has the name: the line is added.
+    Raises InputError, with the line, for a row without a name.
     """
-    found: dict[str, Person] = {}
+    found = defaultdict[str, list[tuple[int, Person]]](list)
     try:
         text = decoded(path.read_bytes())
         first = text.partition("\n")[0]
@@ -63,18 +67,20 @@ def read_roster(path: Path) -> dict[str, Person]:
             kept = Person._fields if gradebook else Person._fields[:4]
             person = Person(**{each: cells.get(each, "") for each in kept})
             called = printable(person.folder or person.name)  # as a submission's name is
-            if gradebook and person.id not in ("", found.get(called, person).id):
+            if not person.name:
+                raise InputError(f"line {table.line_num}: there is no name")
+            if gradebook and any(person.id not in ("", other.id) for _, other in found[called]):
                 called = f"{called} {person.id}"
-            if not person.name or called in found:
-                twice = f"{called!r} is there twice: a column folder says what each one's is called"
-                why = twice if person.name else "there is no name"
-                raise InputError(f"line {table.line_num}: {why}")
-            found[called] = person
+            found[called].append((table.line_num, person))
     except InputError as error:
         raise InputError(f"--roster {path}: {error}") from None
     except (OSError, csv.Error) as error:
         raise InputError(f"--roster {path} cannot be read: {error}") from None
-    return found
+    return {
+        called if len(alike) == 1 else f"{called}{LINE}{line})": person
+        for called, alike in found.items()
+        for line, person in alike
+    }
 
 
 def as_handed_in(roster: Roster, numbers: Mapping[str, str]) -> dict[str, Person]:
@@ -91,7 +97,10 @@ def as_handed_in(roster: Roster, numbers: Mapping[str, str]) -> dict[str, Person
 def differences(roster: Roster, students: Collection[str]) -> list[str]:
     """Who is in the roster and handed in nothing, and the other way round: a line each."""
     missing = [person.name for called, person in roster.items() if called not in students]
-    foreign = [each for each in students if each not in roster]
+    twice = {called.partition(LINE)[0] for called in roster if LINE in called}
+    why = ", which has it twice: a column folder says what each one's is called"
     return [f"handed in nothing: {each}" for each in missing] + [
-        f"not in the roster: {each}" for each in foreign
+        f"not in the roster{why if each in twice else ''}: {each}"
+        for each in students
+        if each not in roster
     ]
