@@ -177,6 +177,7 @@ def _seconds(step: Sequence[Call], repeats: int) -> float:
     taken = []
     for _ in range(repeats):
         dist.all_reduce(torch.zeros(2**17))  # empties the link's bucket, which holds 256 KiB
+        dist.barrier()  # who has received all still sends: the link's queue is to be empty
         began = time.perf_counter()
         for call in step:
             _send_again(call)

@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import nbformat
@@ -16,8 +16,6 @@ from shared.cli.notebooks import EXECUTED, digests
 from shared.exercises.lessons import ROOT
 
 PATHS = sorted((ROOT / "lessons").glob("*/lesson.ipynb"))
-# Stored before an execution left its digests: a lesson goes from here when it is stored again.
-WAITING = {f"{n:02d}" for n in range(1, 24)} - {"22"}
 
 
 def test_every_notebook_is_stored_from_one_execution():
@@ -26,21 +24,21 @@ def test_every_notebook_is_stored_from_one_execution():
     for path in PATHS:
         # What a learner has run is not as git has it: its outputs may be of many runs.
         as_in_git = changed is not None and str(path.relative_to(ROOT)) not in changed.split("\n")
-        offenders += [f"{path.parent.name}: {what}" for what in pieces(path, WAITING, as_in_git)]
+        offenders += [f"{path.parent.name}: {what}" for what in pieces(path, as_in_git)]
     assert not offenders, "\n".join(offenders)
 
 
-def pieces(path: Path, waiting: Container[str] = (), as_in_git: bool = True) -> Iterator[str]:
+def pieces(path: Path, as_in_git: bool = True) -> Iterator[str]:
     """In what a notebook is not as one execution has left it."""
     notebook = nbformat.read(path, as_version=4)
     number = path.parent.name.removeprefix("lesson")[:2]
     again = f"store the whole again: ./run_all.sh notebooks {number}"
     stored, now = notebook.metadata.get(EXECUTED), digests(notebook)
-    if (stored is None) != (number in waiting):
-        yield "take it out of WAITING" if stored else f"it carries no digests: {again}"
-    elif stored and stored["sources"] != now["sources"]:
+    if stored is None:
+        yield f"it carries no digests: {again}"
+    elif stored["sources"] != now["sources"]:
         yield f"code has changed since it ran: {again}"
-    elif stored and as_in_git and stored["outputs"] != now["outputs"]:
+    elif as_in_git and stored["outputs"] != now["outputs"]:
         yield f"an output is not of the execution that stored the others: {again}"
 
 
@@ -92,10 +90,7 @@ def test_a_sentence_says_the_number_that_its_page_shows(number):
     shown = "\n".join(output.get("text", "") for cell in code for output in cell.outputs)
     for _, said, where, *scale in (row for row in SAID if row[0] == number):
         (words,) = re.findall(said, prose, re.MULTILINE)
-        found = re.findall(where, shown, re.MULTILINE)
-        if number in WAITING and not found:
-            continue
-        (figure,) = found
+        (figure,) = re.findall(where, shown, re.MULTILINE)
         decimals = len(words.partition(".")[2])
         off = abs(float(words) - float(figure) * (scale[0] if scale else 1))
         assert off <= 0.501 * 10**-decimals, f"{said!r} says {words}, the output {figure}"
@@ -171,15 +166,11 @@ def test_what_is_not_of_one_execution_is_said_until_all_is_run(
     assert not list(pieces(toy))
 
 
-def test_a_learners_outputs_and_a_lesson_that_waits_are_left_alone(toy: Path):
+def test_a_learners_outputs_are_left_alone(toy: Path):
     notebook = nbformat.read(toy, as_version=4)
     put_output(notebook)
     nbformat.write(notebook, toy)
     assert not list(pieces(toy, as_in_git=False))
-    assert list(pieces(toy, {"01"})) == ["take it out of WAITING"]
-    put_no_digests(notebook)
-    nbformat.write(notebook, toy)
-    assert not list(pieces(toy, {"01"}))
 
 
 def test_a_notebook_that_fails_stays_as_it_was_and_the_next_is_run(toy: Path, capsys):
