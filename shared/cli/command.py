@@ -30,7 +30,8 @@ usage: ./run_all.sh [NN ...]              run the lessons' scripts: all, or thos
        ./run_all.sh answers FROM          carry your answers over an update of the course; FROM is
                                           a notebook, a folder, a revision of git; --dry-run
        ./run_all.sh test [ARGUMENT ...]   test the course, or what pytest's arguments name
-       ./run_all.sh notebooks [NN ...]    execute notebooks again and store their outputs
+       ./run_all.sh notebooks [NN ...]    execute notebooks again and store their outputs; --no-write
+                                          runs alone, --mode reading leaves the exercises open
        ./run_all.sh book [--serve]        the lessons as a web site; --port N for --serve (8000)
        ./run_all.sh doctor                what this machine has, lacks, and what to do
        ./run_all.sh setup                 make or mend .venv, and stop
@@ -120,6 +121,10 @@ def _parser(action: str) -> argparse.ArgumentParser:
         parser.add_argument("--device", choices=("cpu", "cuda"))
         parser.add_argument("--time-limit", type=float, default=900.0)
         parser.add_argument("--out", type=Path)
+    if action == "notebooks":
+        parser.add_argument("--mode", choices=("solution", "reading", "strict"))
+        parser.add_argument("--no-write", action="store_true")
+        parser.add_argument("--no-run", action="store_true")
     if action == "todo":
         parser.add_argument("--watch", action="store_true")
         parser.add_argument("-v", "--details", action="store_true")

@@ -382,6 +382,8 @@ def test_help_is_given_wherever_it_is_asked_for(tree, word):
 
 def test_arguments_of_the_to_do_list():
     assert parse(["todo"]).arguments == ["--time-limit=60.0"]
+    reading = ["notebooks", "5", "--mode", "reading", "--no-write"]
+    assert parse(reading).arguments == ["lesson05_collectives", "--mode=reading", "--no-write"]
     command = parse(["todo", "2", "--watch", "-v", "--time-limit", "5"])
     assert command.action == "todo"
     assert command.arguments == ["lesson02_attention", "--watch", "--details", "--time-limit=5.0"]
