@@ -46,7 +46,9 @@ BUILT = {
     "shared.ecosystem": 22,
     "shared.capstone": 23,
     # Of the book the pictures, by the last lesson that has one of a module's.
+    "shared.book.nodes": 16,
     "shared.book.recorded": 14,
+    "shared.book.recorded_fsdp": 13,
     "shared.book.recorded_pipeline": 15,
     "shared.book.offloading": 10,
     "shared.book.planned": 16,
