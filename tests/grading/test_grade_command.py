@@ -143,9 +143,16 @@ def test_bad_input_has_a_line_each_and_the_others_are_graded(a_class, tmp_path, 
     assert points[0] == "student,id,email,lesson 02 of 13,all of 13"
     assert (points[1], points[-1]) == ("Ada,1,,1,1", "Zoë,3,,,")
 
-    table.write_text("name,id\nAda,1\nAda,2\n")
+    table.write_text("name,id\nAda,1\nAda,2\nBo,3\n")
+    status, judge = run(a_class, tmp_path / "twice", "--roster", str(table))
+    assert (status, sorted(judge.graded)) == (0, ["Ada", "Bo"])
+    assert "not in the roster, which has it twice: a column folder says" in capsys.readouterr().out
+    points = (tmp_path / "twice/points.csv").read_text(encoding="utf-8-sig").splitlines()
+    assert {"Ada,,,1,1", "Ada,1,,,", "Ada,2,,,", "Bo,3,,0,0"} <= {*points}
+
+    table.write_text("name,id\n,1\n")
     assert run(a_class, tmp_path / "new", "--roster", str(table))[0] == grade.USAGE
-    assert capsys.readouterr().err.endswith("line 3: 'Ada' is there twice\n")
+    assert capsys.readouterr().err.endswith("line 2: there is no name\n")
     assert not (tmp_path / "new").exists(), "refused before anything is written"
 
 
