@@ -91,8 +91,12 @@ def sends(seen: Exchange) -> list[list[Call]]:
     """The messages that each rank sent; anything that is not a message is refused."""
     for calls in seen.calls:
         others = sorted({call.op for call in calls} - {"send", "recv"})
+        moved = [op for op in others if op != "barrier"]
         recognise(
-            {f"torch's own {others[0]} does the work": True} if others else {},
+            {
+                f"torch's own {''.join(moved[:1])} does the work": bool(moved),
+                "a barrier: send and recv already wait for each other": bool(others),
+            },
             expected="send and recv alone (isend, irecv, batch_isend_irecv)",
             seen=", ".join(others),
         )

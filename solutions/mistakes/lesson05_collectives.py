@@ -64,6 +64,12 @@ def ring_reduce_scatter(tensor, group=None):
     return right.ring_reduce_scatter(tensor, None)
 
 
+@mistake("05.1", says="a barrier: send and recv already wait for each other")
+def ring_reduce_scatter(tensor, group=None):
+    dist.barrier(group)
+    return right.ring_reduce_scatter(tensor, group)
+
+
 # 05.2 ring_all_gather
 
 

@@ -1,9 +1,13 @@
 """Honest ways to write an answer pass the watch unflagged; a way around it does not."""
 
 import textwrap
+from types import SimpleNamespace
 
 import pytest
 
+from lessons.lesson05_collectives.checks import sends
+from shared.exercises.wrong import Fault, Wrong
+from shared.measuring.traffic import Call
 from solutions.grading.results import Answers, Exercise, Lesson, Limits, Outcome
 from solutions.grading.sandbox.run import Workspace
 from tests.grading.toy_lesson import write_course
@@ -337,3 +341,14 @@ def test_honest_styles_are_not_flagged_and_ways_around_are(graded, number, head)
         assert any(due in flag for flag in found.flags), found
     else:
         assert (found.outcome, found.flags) == (Outcome.RIGHT, ()), found
+
+
+@pytest.mark.parametrize(
+    ("ops", "engine"), [("barrier", ""), ("barrier reduce", "torch's own reduce")]
+)
+def test_a_needless_barrier_is_wrong_and_no_engine(ops, engine):
+    calls = [Call(op, 0, None, 2, 0.0) for op in ops.split()]
+    with pytest.raises(Wrong) as error:
+        sends(SimpleNamespace(calls=[calls]))
+    assert Fault("bytes", 0, 1, error.value.mistake).engine == engine
+    assert engine or error.value.mistake.startswith("a barrier")
