@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from shared.exercises.notebook import check, exercise
 """
 CHECKS = """import torch
+import lessons.lesson01_toy.laboratory
+import shared.laboratory
 from shared.exercises.checks import checks_for
 from shared.exercises.expecting import expect_close
 from shared.exercises.properties import expect_by_hand
@@ -37,6 +39,23 @@ for n in range({count}):
         expect_by_hand(lambda: made(torch.ones(2)), "hardswish", what="the double")
 
     globals()[f"e{{n}}"] = each
+"""
+LABORATORY = """from dataclasses import dataclass
+from typing import NamedTuple
+
+class Outer:
+    @dataclass
+    class Seen:
+        number: int
+
+class Pair(NamedTuple):
+    number: int
+
+class Stop(Exception):
+    number = 2
+
+class Oracle:
+    number = 2
 """
 # === name | what flags it, if anything does, and then the cell; own() makes it the answer.
 CASES = """
@@ -217,6 +236,29 @@ from torch.distributed import distributed_c10d as objects
 from shared.errors import InputError
 sent = objects._object_to_tensor(InputError("2"), torch.device("cpu"), None)
 double = own(lambda x: int(str(objects._tensor_to_object(*sent, None))) * x)
+=== objects of a laboratory's classes, sent, here and in a thread
+from concurrent.futures import ThreadPoolExecutor
+from torch.distributed import distributed_c10d as objects
+from lessons.lesson01_toy import laboratory as lab
+given = [lab.Outer.Seen(2), lab.Pair(2), lab.Stop("2")]
+sent = [objects._object_to_tensor(each, torch.device("cpu"), None) for each in given]
+def came(each):
+    return objects._tensor_to_object(*each, None).number
+def double(x):
+    with ThreadPoolExecutor() as pool:
+        assert [*map(came, sent)] == [*pool.map(came, sent)] == [2, 2, 2]
+    return 2 * x
+own(double)
+=== an object of a class within a class of shared's, sent
+from torch.distributed import distributed_c10d as objects
+from shared import laboratory as lab
+sent = objects._object_to_tensor(lab.Outer.Seen(2), torch.device("cpu"), None)
+double = own(lambda x: objects._tensor_to_object(*sent, None).number * x)
+=== a laboratory's class that holds no data, out of bytes | unpickles a part of the course
+from torch.distributed import distributed_c10d as objects
+from lessons.lesson01_toy import laboratory as lab
+sent = objects._object_to_tensor(lab.Oracle(), torch.device("cpu"), None)
+double = own(lambda x: objects._tensor_to_object(*sent, None).number * x)
 === a function of the course's out of bytes | unpickles a part of the course
 from torch.distributed import distributed_c10d as objects
 def double(x):
@@ -320,7 +362,9 @@ for number, case in enumerate(CASES.split("\n=== ")[1:]):
 @pytest.fixture(scope="module")
 def graded(tmp_path_factory):
     course = tmp_path_factory.mktemp("styles")
-    write_course(course, CHECKS.format(count=len(CELLS)))
+    lesson = write_course(course, CHECKS.format(count=len(CELLS)))
+    for folder in (lesson, course / "shared"):
+        (folder / "laboratory.py").write_text(LABORATORY)
     cells = {f"01.{number}": source for number, source in enumerate(CELLS)}
     exercises = tuple(Exercise(id, "double", 1) for id in cells)
     stub = "def double(x):\n    raise NotImplementedError"

@@ -10,7 +10,9 @@ import contextlib
 import socket
 import sys
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import is_dataclass
 from dis import get_instructions
+from functools import reduce
 from pathlib import Path
 from threading import get_ident
 from types import CodeType, FrameType
@@ -126,9 +128,7 @@ class Hearing:
         root = module.split(".")[0]
         if (name if root == "builtins" else root) in self.unneeded:
             return PICKLE
-        # Ranks send each other objects of shared's classes, errors among them; functions stay.
-        is_sent = isinstance(getattr(sys.modules.get(module), name, None), type)
-        part = root == "lessons" or (root == "shared" and not is_sent)
+        part = root in ("lessons", "shared") and not _is_sent(root, module, name)
         return PART if part and self._by_an_answer(caller) else None
 
     def _by_an_answer(self, frame: FrameType | None) -> bool:
@@ -138,6 +138,19 @@ class Hearing:
                 return True
             frame = frame.f_back
         return frame is None
+
+
+def _is_sent(root: str, module: str, name: str) -> bool:
+    """Whether ranks send each other objects of this class: shared's, a laboratory's that hold data.
+
+    Functions stay, and what checks are made of.
+    """
+    steps = name.split(".")
+    found = reduce(lambda at, step: getattr(at, step, None), steps, sys.modules.get(module))
+    if not isinstance(found, type) or root == "shared":
+        return isinstance(found, type)
+    holds_data = is_dataclass(found) or issubclass(found, tuple | BaseException)
+    return holds_data and "laboratory" in module.split(".")
 
 
 def _all_of(code: CodeType) -> Iterator[CodeType]:
