@@ -163,7 +163,8 @@ def _take_torch(root: Path) -> None:
     except SetupFailed:
         if build.asked_for:
             raise
-        print("set-up: that cannot be had from here: pip's own, with CUDA", flush=True)
+        why = _tail(_log(root), 1).strip()  # which the next step's log replaces
+        print(f"set-up: that cannot be had from here ({why}): pip's own, with CUDA", flush=True)
 
 
 def enable_saving(venv: Path) -> None:

@@ -5,6 +5,8 @@ never uses. uv knows PyTorch's own index of CPU builds by name, and is asked for
 """
 
 import os
+import re
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +15,8 @@ from pathlib import Path
 from shared.cli.machine import has_nvidia
 
 VARIABLE = "TORCH_INDEX_URL"
-PIP_IS_TOLD = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_NO_INDEX", "PIP_FIND_LINKS")
+# Of an index, in `pip config list`: from its files, or from variables (":env:").
+PIP_IS_TOLD = r"^(?:global|install|:env:)\.((?:extra-)?index-url|no-index|find-links)='.+'$"
 UV = "uv==0.13.9"  # used here alone, before there is anything of pyproject.toml
 
 
@@ -40,11 +43,19 @@ def choose_build(
         return Build()
     if has_nvidia():
         return Build("torch with CUDA: there is an NVIDIA driver here")
-    if told := next((name for name in PIP_IS_TOLD if env.get(name)), ""):
-        return Build(f"torch as pip finds it, by {told}")
-    uv = [str(python), "-m", "uv", "pip", "install", "--python", str(python)]
+    if told := _pip_is_told(python, env):
+        return Build(f"torch as pip finds it, by its {told}")
+    uv = [str(python), "-m", "uv", "pip", "install", "--python", str(python), "--system-certs"]
     return Build(
         f"torch for the CPU alone: there is no NVIDIA driver here ({VARIABLE}= takes pip's own,"
         f" with CUDA; {VARIABLE}=ADDRESS another index's)",
         ([*pip, UV], [*uv, "--no-deps", "--torch-backend", "cpu", pin]),
     )
+
+
+def _pip_is_told(python: Path, env: Mapping[str, str]) -> str:
+    """The setting by which pip asks elsewhere than at PyPI alone; "" where there is none."""
+    command = [str(python), "-m", "pip", "config", "list"]
+    done = subprocess.run(command, env={**env}, capture_output=True, text=True, check=False)
+    found = re.search(PIP_IS_TOLD, done.stdout, re.MULTILINE)
+    return found[1] if found else ""
