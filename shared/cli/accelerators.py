@@ -16,6 +16,7 @@ from typing import Any
 
 from shared.cli.finding import GOOD, MISSING, NOTE, Finding
 from shared.cli.machine import GIB, has_nvidia
+from shared.cli.torch_build import VARIABLE
 
 
 def look_at_torch() -> Iterator[Finding]:
@@ -32,7 +33,7 @@ def look_at_torch() -> Iterator[Finding]:
         if not has_nvidia():
             yield Finding("CUDA", GOOD, "no NVIDIA GPU here: the CPU and gloo are used")
         elif torch.version.cuda is None:
-            advice = "install torch's CUDA build, or use the machine's own with --no-setup"
+            advice = f"remove .venv, then {VARIABLE}= ./run_all.sh setup"
             yield Finding("CUDA", MISSING, "a GPU, but a torch built without CUDA", advice)
         else:
             from shared.ranks.gpus import why_none

@@ -14,11 +14,11 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.cli.torch_build import choose_build
+from shared.cli.torch_build import VARIABLE, choose_build
 from shared.ranks.logs import last_words
 from shared.ranks.processes import supervise
 
@@ -56,13 +56,16 @@ def ensure_environment(root: Path, *, python_named: bool = False) -> Path:
             return _interpreter(root)
         print(f"set-up: {need.reason}", flush=True)
         began = time.monotonic()
-        _install(root, need.from_scratch)
+        # What was asked for once holds until .venv is removed, where nothing else is said.
+        said = _stored(root) | {**os.environ}
+        asked = {key: value for key, value in said.items() if key == VARIABLE}
+        _install(root, need.from_scratch, asked)
         if not _imports_torch(root):
             print("set-up: torch cannot be imported; starting again from an empty .venv")
-            _install(root, from_scratch=True)
+            _install(root, from_scratch=True, asked=asked)
             if not _imports_torch(root):
                 raise SetupFailed(f"torch cannot be imported after set-up\n{_tail(_log(root))}")
-        _stamp_file(root).write_text(json.dumps(_stamp(root)), encoding="utf-8")
+        _stamp_file(root).write_text(json.dumps(_stamp(root) | asked), encoding="utf-8")
         print(f"set-up: done in {time.monotonic() - began:.0f} s", flush=True)
     return _interpreter(root)
 
@@ -124,11 +127,9 @@ def find_need(root: Path, *, python_named: bool = False) -> Need | None:
     if python_named and version != sys.version_info[:2]:
         theirs = _version_text(version)
         return Need(f".venv has Python {theirs}, PYTHON names {ours}: making it anew", True)
-    try:
-        stamp = json.loads(_stamp_file(root).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    if not (stamp := _stored(root)):
         return Need(".venv is unfinished: completing it", False)
-    if stamp == _stamp(root):
+    if stamp | _stamp(root) == stamp:
         return None
     if stamp.get("root") != str(root):
         return Need("the folder was moved or copied: making .venv anew", True)
@@ -137,7 +138,7 @@ def find_need(root: Path, *, python_named: bool = False) -> Need | None:
     return Need("the pinned packages changed since the last set-up: installing again", False)
 
 
-def _install(root: Path, from_scratch: bool) -> None:
+def _install(root: Path, from_scratch: bool, asked: Mapping[str, str]) -> None:
     """Run venv and pip; everything they say goes to runs/setup.log."""
     folder = root / ".venv"
     # From inside .venv this is the Python that it was made from, which survives .venv's removal.
@@ -147,14 +148,14 @@ def _install(root: Path, from_scratch: bool) -> None:
         if folder.exists():
             shutil.rmtree(folder)
         _step(root, "making .venv", [base, "-m", "venv", str(folder)], _VENV_ADVICE)
-    _take_torch(root)
+    _take_torch(root, {**os.environ, **asked})
     _step(root, "installing the pinned packages", _pip(root, ".[dev]"), _PIP_ADVICE)
     enable_saving(folder)
 
 
-def _take_torch(root: Path) -> None:
+def _take_torch(root: Path, env: Mapping[str, str]) -> None:
     """Install the build of torch for this machine, where it is another than pip's ordinary one."""
-    build = choose_build(_interpreter(root), root / CONSTRAINTS)
+    build = choose_build(_interpreter(root), root / CONSTRAINTS, env)
     if build.says:
         print(f"set-up: {build.says}", flush=True)
     try:
@@ -240,6 +241,13 @@ def _stamp_file(root: Path) -> Path:
     return root / ".venv" / STAMP
 
 
+def _stored(root: Path) -> dict[str, str]:
+    """The stamp of the last set-up; empty where that is unfinished."""
+    with contextlib.suppress(OSError, ValueError):
+        return dict(json.loads(_stamp_file(root).read_text(encoding="utf-8")))
+    return {}
+
+
 def _log(root: Path) -> Path:
     return root / "runs" / "setup.log"
 
@@ -287,8 +295,5 @@ def _finds(python: Path, module: str) -> bool:
 
 
 def _tail(log: Path, num_lines: int = NUM_LOG_LINES) -> str:
-    try:
-        text = log.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
     return "\n".join(f"  {line}" for line in last_words(_ASIDE.sub("", text), num_lines))

@@ -43,6 +43,8 @@ def choose_build(
         return Build()
     if has_nvidia():
         return Build("torch with CUDA: there is an NVIDIA driver here")
+    if _has_cuda(python):
+        return Build("torch with CUDA, as .venv has it")
     if told := _pip_is_told(python, env):
         return Build(f"torch as pip finds it, by its {told}")
     uv = [str(python), "-m", "uv", "pip", "install", "--python", str(python), "--system-certs"]
@@ -50,6 +52,14 @@ def choose_build(
         f"torch for the CPU alone: there is no NVIDIA driver here ({VARIABLE}= takes pip's own,"
         f" with CUDA; {VARIABLE}=ADDRESS another index's)",
         ([*pip, UV], [*uv, "--no-deps", "--torch-backend", "cpu", pin]),
+    )
+
+
+def _has_cuda(python: Path) -> bool:
+    """Whether the environment has a torch with CUDA: somebody's choice, for machines elsewhere."""
+    code = "import sys, torch; sys.exit(torch.version.cuda is None)"
+    return (
+        subprocess.run([str(python), "-c", code], capture_output=True, check=False).returncode == 0
     )
 
 

@@ -18,6 +18,7 @@ from shared.cli.command import UsageError, parse
 from shared.cli.display import Display
 from shared.cli.machine import num_cores
 from shared.cli.runner import measures_time, say_problem
+from shared.cli.torch_build import VARIABLE
 from shared.ranks.processes import Outcome, supervise
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -527,6 +528,7 @@ def test_every_difference_to_the_stamp_is_noticed(tmp_path, monkeypatch):
         return setup.find_need(tmp_path, **options)
 
     assert need_with(good) is None
+    assert need_with({**good, VARIABLE: ""}) is None
     assert "moved" in need_with({**good, "root": "/elsewhere"}).reason
     assert "packages changed" in need_with({**good, "pins": "of an older list"}).reason
     assert "replaced" in need_with({**good, "python": "3.8"}).reason

@@ -18,8 +18,9 @@ PIN = "torch==2.13.0"
 NO_CONFIG = {"PIP_CONFIG_FILE": os.devnull}  # pip reads none of this machine's
 
 
-def chosen(env, nvidia=False, system="linux", monkeypatch=None):
+def chosen(env, nvidia=False, system="linux", cuda=False, monkeypatch=None):
     monkeypatch.setattr(torch_build, "has_nvidia", lambda: nvidia)
+    monkeypatch.setattr(torch_build, "_has_cuda", lambda _: cuda)
     return choose_build(Path(sys.executable), CONSTRAINTS, env, system)
 
 
@@ -29,6 +30,8 @@ def test_the_build_is_the_machine_s_or_the_one_that_is_asked_for(monkeypatch):
     assert cpu.commands[-1][-4:] == ["--no-deps", "--torch-backend", "cpu", PIN]
     cuda = chosen({}, nvidia=True, monkeypatch=monkeypatch)
     assert (cuda.says, cuda.commands) == ("torch with CUDA: there is an NVIDIA driver here", ())
+    kept = chosen(NO_CONFIG, cuda=True, monkeypatch=monkeypatch)
+    assert (kept.says, kept.commands) == ("torch with CUDA, as .venv has it", ())
     for env, system in (({VARIABLE: ""}, "linux"), ({}, "darwin")):  # a cluster's login node; a Mac
         assert chosen(env, system=system, monkeypatch=monkeypatch).commands == ()
     for nvidia in (True, False):
@@ -82,8 +85,25 @@ def test_an_index_that_cannot_be_reached_ends_set_up_where_it_was_asked_for(
     (tmp_path / "runs").mkdir()
     refused = pytest.raises(setup.SetupFailed, match="ZeroDivisionError")
     with refused if asked_for else contextlib.nullcontext():
-        setup._take_torch(tmp_path)
+        setup._take_torch(tmp_path, {})
     said = capsys.readouterr().out
     assert said.startswith("set-up: torch from nowhere\n")
     falls_back = "(ZeroDivisionError: division by zero): pip's own, with CUDA\n"
     assert said.endswith(falls_back) is not asked_for
+
+
+def test_the_build_that_was_asked_for_is_remembered_until_another_is(tmp_path, monkeypatch):
+    (tmp_path / ".venv").mkdir()
+    monkeypatch.setattr(setup, "find_need", lambda *_, **__: setup.Need("", False))
+    monkeypatch.setattr(setup, "_imports_torch", lambda _: True)
+    monkeypatch.setattr(setup, "_stamp", lambda _: {"pins": "x"})
+    seen = []
+    monkeypatch.setattr(setup, "_install", lambda root, scratch, asked: seen.append({**asked}))
+    for said in (None, "", None, "file:///x", None):
+        if said is None:
+            monkeypatch.delenv(VARIABLE, raising=False)
+        else:
+            monkeypatch.setenv(VARIABLE, said)
+        setup.ensure_environment(tmp_path)
+    assert [each.get(VARIABLE) for each in seen] == [None, "", "", "file:///x", "file:///x"]
+    assert setup._stored(tmp_path) == {"pins": "x", VARIABLE: "file:///x"}
