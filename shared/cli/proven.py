@@ -147,10 +147,11 @@ def proven(reports: Iterable[pytest.TestReport], counted: Counter[str]) -> str:
         f"{counted[EXERCISES]:,} {EXERCISES}" if counted[EXERCISES] else "",
         f"{counted[STYLES]:,} {STYLES} right" if counted[STYLES] else "",
         f"{counted[MISTAKES]:,} {MISTAKES} named in their own words" if counted[MISTAKES] else "",
-        *(f"{counted[each]:,} {each}" for each in (VALUES, SIGNS, UNHEARD) if counted[each]),
+        *(f"{counted[each]:,} {each}" for each in (VALUES, SIGNS) if counted[each]),
         _so_many(others, "other tests"),
     ]
-    return f"Proven: {', '.join(part for part in parts if part) or 'nothing'}."
+    unheard = f" Not proven: {counted[UNHEARD]:,} rows of checks." if counted[UNHEARD] else ""
+    return f"Proven: {', '.join(part for part in parts if part) or 'nothing'}.{unheard}"
 
 
 def _so_many(failed: dict[str, bool], what: str) -> str:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from shared.cli import proven
-from shared.cli.proven import EXERCISES, MISTAKES, STYLES, UNTRIED
+from shared.cli.proven import EXERCISES, MISTAKES, SIGNS, STYLES, UNHEARD, UNTRIED
 
 TESTS = """
 import pytest
@@ -107,6 +107,12 @@ def test_what_a_failed_test_has_tried_is_not_proven():
     counted = proven.count_properties(reports)
     assert (counted[MISTAKES], counted[STYLES]) == (7, 2)
     assert proven.proven([], proven.count_properties([])) == "Proven: nothing."
+
+
+def test_rows_that_nothing_proves_are_not_among_the_proven():
+    counted = proven.count_properties([Report("tests/a.py::x", **{SIGNS: 1_204, UNHEARD: 3})])
+    said = f"Proven: 1,204 {SIGNS}. Not proven: 3 rows of checks."
+    assert proven.proven([], counted) == said
 
 
 @pytest.mark.parametrize(("mode", "proven_right"), [("solution", 1), ("", 0)])
