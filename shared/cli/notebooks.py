@@ -16,7 +16,7 @@ from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from nbclient.exceptions import CellExecutionError, CellTimeoutError
 from nbformat import NotebookNode, from_dict
 
 from shared.cli.command import ROOT, UsageError, all_lessons, find_lesson
@@ -25,7 +25,8 @@ from shared.exercises.cells import COURSE_ID, METADATA
 from shared.exercises.lessons import load_checks
 
 EXECUTED = "executed"  # in a notebook's metadata: the digests of what ran as a whole
-FAILURES = (CellExecutionError, CellTimeoutError, DeadKernelError)
+# The last: DeadKernelError, and jupyter_client's of a kernel that dies before its first reply.
+FAILURES = (CellExecutionError, CellTimeoutError, RuntimeError)
 
 
 def execute(notebook: NotebookNode, folder: Path, mode: str, timeout: int = 300) -> NotebookNode:
@@ -171,7 +172,7 @@ def rebuild(path: Path, mode: str, *, run: bool, write: bool) -> float:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Rebuild the notebooks that are named; return 1 when a cell failed, else 0."""
+    """Rebuild the notebooks that are named; return 1 when one could not be run, else 0."""
     parser = argparse.ArgumentParser(prog="run_all.sh notebooks", description=__doc__)
     parser.add_argument("lessons", nargs="*", metavar="NN", help="lesson numbers (all)")
     parser.add_argument("--mode", choices=("solution", "reading", "strict"), default="solution")

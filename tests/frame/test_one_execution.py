@@ -7,7 +7,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from nbclient.exceptions import DeadKernelError
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
 
 from shared.cli import notebooks
@@ -96,14 +96,22 @@ def test_a_sentence_says_the_number_that_its_page_shows(number):
         assert off <= 0.501 * 10**-decimals, f"{said!r} says {words}, the output {figure}"
 
 
+FAILED = {
+    "raise": CellExecutionError("traceback", "ValueError", "no"),
+    "sleep": CellTimeoutError("A cell timed out"),
+    "die": DeadKernelError("Kernel died"),
+    "never start": RuntimeError("Kernel died before replying to kernel_info"),
+}
+
+
 @pytest.fixture
 def toy(tmp_path, monkeypatch) -> Path:
     """The first of two notebooks that the command has stored; a stand-in runs their cells."""
     runs = itertools.count()
 
     def execute(notebook: NotebookNode, folder: Path, mode: str) -> None:
-        if "die" in notebook.cells[0].source:
-            raise DeadKernelError("Kernel died")
+        if notebook.cells[0].source in FAILED:
+            raise FAILED[notebook.cells[0].source]
         for cell in notebook.cells:
             cell.outputs = [nbformat.v4.new_output("stream", text=f"run {next(runs)}")]
 
@@ -173,9 +181,10 @@ def test_a_learners_outputs_are_left_alone(toy: Path):
     assert not list(pieces(toy, as_in_git=False))
 
 
-def test_a_notebook_that_fails_stays_as_it_was_and_the_next_is_run(toy: Path, capsys):
+@pytest.mark.parametrize("failed", FAILED)
+def test_a_notebook_that_fails_stays_as_it_was_and_the_next_is_run(toy: Path, capsys, failed: str):
     notebook = nbformat.read(toy, as_version=4)
-    notebook.cells[0].source = "die"
+    notebook.cells[0].source = failed
     nbformat.write(notebook, toy)
     after = toy.parents[1] / "lesson02_toy" / "lesson.ipynb"
     before = toy.read_bytes(), after.read_bytes()
@@ -183,5 +192,5 @@ def test_a_notebook_that_fails_stays_as_it_was_and_the_next_is_run(toy: Path, ca
     assert toy.read_bytes() == before[0]
     assert after.read_bytes() != before[1]
     said = capsys.readouterr().out
-    assert "lesson01_toy: failed, and left as it was\nKernel died" in said
+    assert f"lesson01_toy: failed, and left as it was\n{FAILED[failed]}" in said
     assert said.endswith("1 of 2 failed: lesson01_toy\n")
