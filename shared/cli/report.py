@@ -93,7 +93,8 @@ def _columns() -> dict[str, tuple[str, bool]]:
 
 
 def _column(name: str) -> tuple[str, bool]:
-    return _columns().get(re.sub(r"\d+(\.\d+)?", "#", name), ("", False))
+    table = _columns()
+    return table.get(name) or table.get(re.sub(r"\d+(\.\d+)?", "#", name), ("", False))
 
 
 def _overview(records: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], out: Path) -> str:
