@@ -42,12 +42,25 @@ def pieces(path: Path, as_in_git: bool = True) -> Iterator[str]:
         yield f"an output is not of the execution that stored the others: {again}"
 
 
-# What nbval does not compare: a number in prose, and the output that it names. Each has one group,
-# and the output's unit is a thousandth of the sentence's where a row says so.
-SAID: list[tuple[str, str, str, *tuple[float, ...]]] = [
+def in_thousands(found: list[float]) -> float:
+    (figure,) = found
+    return figure / 1000
+
+
+def second_over_first(found: list[float]) -> float:
+    first, second = found
+    return second / first
+
+
+# What nbval does not compare: a number in prose, wherever it stands, and the output that it names.
+# Each has one group; where a row says so, the number is made of those that the output names.
+FAULTS = r"^(?:loader|buckets|item|kernels)(?: +\S+){3} +(\S+)$"
+DROPPED = r"^nothing(?: +\d+ to \d+ %){"
+SAID: list[tuple[str, str, str, *tuple[Callable[[list[float]], float], ...]]] = [
     ("02", r"(\d+) to \d+ % of the weight", r"1  either +\S+ +(\S+)"),
     ("02", r"to (\d+) % of the weight", r"0  either +\S+ +(\S+)"),
     ("02", r"still right for (\d+) %", r"0  either(?: +\S+){3} +(\S+)"),
+    ("05", r"\((\d+) KiB over", r"latency at (\d+) KiB"),
     *(
         ("06", rf"\| `{name}` \| [\w, ]+ \| (\S+)", rf"^{name} +(\S+) of torch's")
         for name in ("naive", "flat", "overlapped", "bucketed")
@@ -68,16 +81,29 @@ SAID: list[tuple[str, str, str, *tuple[float, ...]]] = [
     ("08", r"all load, and (\d+) mix", r"equal lengths +of 20 files .* (\d+) hold parts"),
     ("11", r"under your `checkpoint` took (\S+) times", r"^every layer +(\S+) times the time"),
     ("11", r"every second layer (\d\.\d+)", r"^every second +(\S+) times the time"),
-    ("12", r"all four take (\S+) to", r"^buckets +(?:\S+ +){3}(\S+)"),
+    ("12", r"all four take (\S+) to", FAULTS, min),
+    ("12", r"all four take \S+ to (\S+)", FAULTS, max),
+    ("12", r"stored run from (\d+) to", r"step, MFU +(\S+) %", min),
+    ("12", r"stored run from \d+ to (\d+) %", r"step, MFU +(\S+) %", max),
     ("12", r"Its gain was (\S+) where", r"^loader +\S+ +(\S+) +\S+ +\S+$"),
     ("12", r"where the trace promised (\d\.\d)", r"^loader +(\S+)(?: +\S+){3}$"),
     ("15", r"came out low: (\S+) % in", r"micro-batches, 1F1B: .*, (\S+) % measured"),
     ("15", r"and (\S+) % in place of .* for interleaving", r"interleaved: .*, (\S+) % measured"),
     ("15", r"take (\d+) ms in one piece", r"^ 1 +32 .* (\d+) ms"),
     ("15", r"ms in one piece and (\d+) in 32", r"^32 +1 .* (\d+) ms"),
+    (
+        "15",
+        r"step (\S+) times as long, not",
+        r"^(?:equal stages|one twice) .* (\d+) ms$",
+        second_over_first,
+    ),
+    ("18", r"(?:loses|dropped) (\d+) to", DROPPED + r"1} +(\d+) to"),
+    ("18", r"(?:loses|dropped) \d+ to (\d+) %", DROPPED + r"1} +\d+ to (\d+) %"),
+    ("18", r"drops (\d+) to", DROPPED + r"3} +(\d+) to"),
+    ("18", r"drops \d+ to (\d+) %", DROPPED + r"3} +\d+ to (\d+) %"),
     ("20", r"all-reduce's messages take (\d+) ms", r"bytes / 10 Mbit/s +(\S+)"),
-    ("23", r"but by (\S+) s against", r"^dp 2 x tp 2, ZeRO-3 .* (\d+)$", 1e-3),
-    ("23", r"s against (\S+) s a step", r"^tp 4 .* (\d+)$", 1e-3),
+    ("23", r"but by (\S+) s against", r"^dp 2 x tp 2, ZeRO-3 .* (\d+)$", in_thousands),
+    ("23", r"s against (\S+) s a step", r"^tp 4 .* (\d+)$", in_thousands),
 ]
 
 
@@ -88,12 +114,15 @@ def test_a_sentence_says_the_number_that_its_page_shows(number):
     prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
     code = (cell for cell in cells if cell.cell_type == "code")
     shown = "\n".join(output.get("text", "") for cell in code for output in cell.outputs)
-    for _, said, where, *scale in (row for row in SAID if row[0] == number):
-        (words,) = re.findall(said, prose, re.MULTILINE)
-        (figure,) = re.findall(where, shown, re.MULTILINE)
-        decimals = len(words.partition(".")[2])
-        off = abs(float(words) - float(figure) * (scale[0] if scale else 1))
-        assert off <= 0.501 * 10**-decimals, f"{said!r} says {words}, the output {figure}"
+    for _, said, where, *made in (row for row in SAID if row[0] == number):
+        found = [float(each) for each in re.findall(where, shown, re.MULTILINE)]
+        figure = made[0](found) if made else sum(found)
+        places = re.findall(said, prose, re.MULTILINE)
+        assert places and (made or len(found) == 1), f"{said!r} or {where!r} is not there"
+        for words in places:
+            off = abs(float(words) - figure)
+            within = 0.501 * 10 ** -len(words.partition(".")[2])
+            assert off <= within, f"{said!r} says {words}, the output {figure}"
 
 
 FAILED = {
