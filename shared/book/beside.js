@@ -31,7 +31,7 @@ function mark(views) {
 function guess({ asks, unit, choice, is, options }, go) {
   const field = options
     ? make("select", { "aria-label": asks }, ...Object.keys(options).map((each) => make("option", {}, each)))
-    : make("input", { type: "number", step: "any", required: "", "aria-label": asks });
+    : make("input", { type: "number", step: "any", min: 0, required: "", "aria-label": asks });
   const verdict = make("output");
   const look = button("show me");
   const form = make("form", { class: "explorable-guess" }, make("span", {}, asks), field);
@@ -41,11 +41,11 @@ function guess({ asks, unit, choice, is, options }, go) {
   look.addEventListener("click", () => answer(say("It is #.", full(is))));
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    const given = options ? field.value : Number(field.value);
+    const given = field.value;
     if (options) return answer(given === is ? say("Right: #.", full(is)) : say("You said #; it is #.", full(given), full(is)));
-    const percent = Math.round((100 * given) / is);
-    if (Math.abs(given - is) <= 0.05 * is) return answer(say("Right, within 5 %: it is #.", full(is)));
-    answer(say("You said #; it is #: yours is # % of it.", full(given), full(is), percent));
+    const percent = Math.round((100 * given) / is); // as it is said: the answer is rounded too
+    if (Math.abs(percent - 100) <= 5) return answer(say("Right, within 5 %: it is #.", full(is)));
+    answer(say("You said #; it is #: yours is # % of it.", `${given} ${unit}`.trim(), full(is), percent));
   });
   return form;
 }

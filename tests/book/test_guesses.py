@@ -70,6 +70,8 @@ document.body.append(out);
                 "0": "You said 0 GB; it is 29.3 GB: yours is 0 % of it.",
                 "29": "Right, within 5 %: it is 29.3 GB.",
                 "": "Right, within 5 %: it is 29.3 GB.",  # an empty field: nothing is sent
+                "-5": "Right, within 5 %: it is 29.3 GB.",  # nor less than nothing
+                "12345": "You said 12345 GB; it is 29.3 GB: yours is 42133 % of it.",
                 None: "It is 29.3 GB.",
             },
         ),
@@ -80,6 +82,11 @@ document.body.append(out);
                 "44": "你猜的是 44 GB；答案是 29.3 GB：你的数是它的 150 %。",
                 None: "答案是 29.3 GB。",
             },
+        ),
+        (
+            "pipeline",  # 100 * 3 / 19, of which 15 is 95 %
+            explore_pages,
+            {"15": "Right, within 5 %: it is 15.8 %.", None: "It is 15.8 %."},
         ),
         (
             "one_gpu",
