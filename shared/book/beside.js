@@ -74,7 +74,7 @@ function start(root) {
       history.replaceState(null, "", `?${address}${location.hash}`);
     }, 300);
   };
-  const changed = () => (views.forEach((each) => each.draw()), mark(views), remember());
+  const changed = (chosen) => (chosen && views.forEach((each) => each.draw()), mark(views), remember());
   const open = (values, step) => {
     const place = make("div", { class: "explorable-view" });
     row.append(place);

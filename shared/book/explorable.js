@@ -107,7 +107,7 @@ function numbers(state) {
 }
 
 // One view of the data, at a choice and a moment. `twin` is the state that is shown beside it, whose
-// bars have the same scale; `moved` hears of every move that a reader makes.
+// bars have the same scale; `moved` hears of every move that a reader makes, and if it is a choice.
 function view(root, data, choice, step, twin, moved) {
   const stage = make("div", { class: "explorable-stage" });
   const says = make("p", { class: "explorable-says", "aria-live": "polite" });
@@ -130,7 +130,9 @@ function view(root, data, choice, step, twin, moved) {
     const scale = (each) => Math.max(peak(each), ...(twin()?.panels ?? []).filter((one) => one.title === each.title).map(peak));
     const bars = (now.panels ?? []).map((each) => panel(each, scale(each)));
     const cells = length ? [grid(data, now, at)] : [];
+    const held = stage.contains(document.activeElement); // what has the focus goes: its keys stay
     stage.replaceChildren(...bars, ...drawings(stage, data, now, at, cells), ...cells, numbers(now));
+    if (held) root.focus({ preventScroll: true });
     says.textContent = Array.isArray(now.says) ? now.says[at] : now.says;
   };
   const pause = () => {
@@ -138,7 +140,7 @@ function view(root, data, choice, step, twin, moved) {
     playing = undefined;
     play.textContent = say("play");
   };
-  const move = (to) => ((step = to), moved());
+  const move = (to) => ((step = to), draw(), moved(to === undefined));
   play.addEventListener("click", () => {
     if (playing) return pause();
     if (slider.value === slider.max) move(0);

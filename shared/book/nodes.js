@@ -55,7 +55,7 @@ function nodes(data, state) {
         note(x, y + 3.5, rank, { "text-anchor": "middle" }),
       );
       card.setAttribute("class", "explorable-gpu");
-      card.setAttribute("tabindex", rank < 8 ? 0 : -1);
+      card.setAttribute("tabindex", rank === ranks[0] ? 0 : -1);
       Object.assign(card.dataset, { rank, group: ranks.join(" ") });
       for (const event of ["pointerenter", "focus"]) card.addEventListener(event, () => light(group));
       drawn[group].append(card);

@@ -26,7 +26,8 @@ AXIS, WIDE = 64, 420 - 64 - 4  # of a drawing's time, in its own units
 
 # Goes through all choices and moments, and writes down what is drawn: [choice, step, [text, colour,
 # fills] of tiles and slots, [from, to, colour, name] of bars along time, where now is, [width,
-# colour] of what is kept, [rank, its group] of cards, widths of lit links].
+# colour] of what is kept, [rank, its group, tabindex] of cards, widths of lit
+# links].
 WATCH = """
 const root = document.querySelector("[data-explorable]"), seen = [];
 const all = (what) => [...root.querySelectorAll(what)];
@@ -41,7 +42,7 @@ const look = (step) => seen.push([fields.map((field) => field.value), step,
     [...of(work, "x", "width").map(Number), ...of(work, "fill"), work.parentNode.dataset.part]),
   all(".explorable-veil rect").map((veil) => +veil.getAttribute("x")),
   all(".explorable-fill").map((bar) => [+bar.getAttribute("width"), bar.getAttribute("fill")]),
-  all(".explorable-gpu").map((card) => [card.dataset.rank, card.dataset.group]),
+  all(".explorable-gpu").map((card) => [card.dataset.rank, card.dataset.group, card.tabIndex]),
   all(".lit path").map((path) => +path.getAttribute("stroke-width"))]);
 const go = (at) => {
   if (at < fields.length) {
@@ -183,7 +184,8 @@ def _lanes_and_bars_agree(state: State, step: int, bars: Any, now: Any, kept: An
 
 def _cards_agree(state: State, cards: Any, links: list[float]) -> None:
     if "groups" in state:
-        found = {int(rank): [int(each) for each in group.split()] for rank, group in cards}
+        found = {int(rank): [int(each) for each in group.split()] for rank, group, _ in cards}
+        assert [int(rank) for rank, _, tab in cards if tab == 0] == [g[0] for g in state["groups"]]
         assert found == {rank: group for group in state["groups"] for rank in group}
         first, node = state["groups"][0], state["node"]
         pairs = list(itertools.pairwise(first))
@@ -232,6 +234,27 @@ seen.push(document.getAnimations().length, of(".explorable-flies").length, texts
     *motions, texts = written(named("ring"), driver, tmp_path, {"ranks": 4, "step": 1})
     assert motions == [0, 0]
     assert texts == [text for row in ring(4)["frames"][2] for text, _ in row]
+
+
+# Opens a second view, and steps on by a key at a card of the first one: what flies in each view, and
+# whether the first one still has the focus, for the next key.
+BOTH = """
+const seen = [], root = document.querySelector("[data-explorable]");
+root.querySelector(":scope > button").click();
+const views = [...root.querySelectorAll(".explorable-view")];
+views[0].querySelector(".explorable-card").focus();
+const key = { key: "ArrowRight", bubbles: true };
+document.activeElement.dispatchEvent(new KeyboardEvent("keydown", key));
+await Promise.resolve();
+for (const view of views) seen.push(view.querySelectorAll(".piece").length);
+seen.push(document.activeElement === views[0]);
+"""
+
+
+@pytest.mark.full
+def test_a_key_steps_both_views_with_what_flies_and_leaves_the_focus_in_its_view(tmp_path):
+    seen = written(named("ring"), BOTH, tmp_path, {"ranks": 4, "step": 1})
+    assert seen == [4, 4, True]
 
 
 def test_who_sends_is_who_sent():
