@@ -262,7 +262,6 @@ section, header { background: var(--card); border: 1px solid var(--line); border
   vertical-align: middle; white-space: nowrap; }
 .pass { color: var(--good); background: var(--good-bg); }
 .fail { color: var(--bad); background: var(--bad-bg); }
-.none { color: var(--soft); border: 1px solid var(--line); }
 .problem { color: var(--bad); font-weight: 600; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .92rem; }
