@@ -57,7 +57,7 @@ function start(root) {
   const asked = new URLSearchParams(alone() ? location.search : "");
   const names = Object.keys(data.controls);
   const valid = (values) => names.map((name, at) => (data.controls[name].includes(values[at]) ? values[at] : data.first[at]));
-  const given = asked.has("step") ? Number(asked.get("step")) : NaN;
+  const moment = (text) => (/^-?\d+$/.test(text) ? Number(text) : undefined);
   const row = make("div", { class: "explorable-views" });
   const compare = button("compare");
   const views = [];
@@ -69,7 +69,7 @@ function start(root) {
     written = setTimeout(() => {
       const [one, other] = views;
       const step = one.moment() === undefined ? {} : { step: one.moment() };
-      const beside = other ? { beside: Object.values(other.choice).join("|") } : {};
+      const beside = other ? { beside: [...Object.values(other.choice), other.moment() ?? ""].join("|") } : {};
       const address = new URLSearchParams({ ...one.choice, ...step, ...beside });
       history.replaceState(null, "", `?${address}${location.hash}`);
     }, 300);
@@ -82,9 +82,9 @@ function start(root) {
     const twin = () => views.find((each) => each.root !== place)?.state();
     views.push(view(place, data, choice, step, twin, changed));
   };
-  const beside = (values) => {
+  const beside = (values, step = views[0].moment()) => {
     if (views.length > 1) views.pop().root.remove();
-    else open(values, views[0].moment());
+    else open(values, step);
     compare.textContent = say(views.length > 1 ? "one alone" : "compare");
     views.forEach((each) => each.draw());
     mark(views);
@@ -92,8 +92,9 @@ function start(root) {
   compare.addEventListener("click", () => (beside(Object.values(views[0].choice)), remember()));
   const asks = data.guess ? [guess(data.guess, (choice) => views[0].go(choice))] : [];
   root.replaceChildren(...asks, compare, row);
-  open(valid(names.map((name) => asked.get(name))), Number.isInteger(given) ? given : undefined);
-  if (asked.has("beside")) beside(valid(asked.get("beside").split("|")));
+  open(valid(names.map((name) => asked.get(name))), moment(asked.get("step")));
+  const other = asked.get("beside")?.split("|");
+  if (other) beside(valid(other), moment(other[names.length]));
 }
 
 document.querySelectorAll("[data-explorable]").forEach(start);

@@ -99,7 +99,7 @@ function board(data, state, step, before) {
       const sent = seen(before, source, column);
       const landing = state.shapes ? null : digits(sent[0]).filter((n) => digits(cell[0]).includes(n));
       const piece = svg("g", { class: "explorable-flies piece" }, drawn(sent, source, column, landing));
-      piece.dataset.to = `${row} ${column}`;
+      Object.assign(piece.dataset, { from: `${source} ${column}`, to: `${row} ${column}` });
       whole.append(at(x, y, piece));
       const [x1, y1] = tileAt(source, column);
       move(piece, [{ transform: `translate(${x1 - x}px, ${y1 - y}px)` }, { transform: "none" }]);

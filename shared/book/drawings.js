@@ -34,7 +34,7 @@ function move(element, frames) {
 // Everything that a state draws at a step; one step on from what was there, it moves. The table of
 // the same cells stays for who hears the page.
 const last = new WeakMap(); // by the stage
-function drawings(stage, data, state, step, tables) {
+function drawings(stage, data, state, step, tables, twin) {
   const [was, place] = last.get(stage) ?? [];
   const before = was === state && place === step - 1 ? place : undefined;
   last.set(stage, [state, step]);
@@ -42,8 +42,8 @@ function drawings(stage, data, state, step, tables) {
   if (state.grid) found.push(schedule(stage, state, step, before));
   else if (state.groups) found.push(nodes(data, state));
   else if (state.places) found.push(board(data, state, step, before));
-  if (state.lanes) found.push(lanes(data, state, step, before));
-  if (state.fills) found.push(fills(state, step, before));
+  if (state.lanes) found.push(lanes(data, state, step, before, twin));
+  if (state.fills) found.push(fills(state, step, before, twin));
   if (!found.length) return [];
   tables.forEach((table) => table.classList.add("explorable-unseen"));
   const part = make("p", { class: "explorable-part" }, state.legend ?? ""); // what is pointed at

@@ -107,7 +107,7 @@ function numbers(state) {
 }
 
 // One view of the data, at a choice and a moment. `twin` is the state that is shown beside it, whose
-// bars have the same scale; `moved` hears of every move that a reader makes, and if it is a choice.
+// bars and time have the same scale; `moved` hears of every move that a reader makes, and if it is a choice.
 function view(root, data, choice, step, twin, moved) {
   const stage = make("div", { class: "explorable-stage" });
   const says = make("p", { class: "explorable-says", "aria-live": "polite" });
@@ -127,11 +127,11 @@ function view(root, data, choice, step, twin, moved) {
     slider.value = at;
     counted.textContent = now.frames ? say(" step # of #", at, length - 1) : say(" step # of #", at + 1, length);
     time.hidden = length < 2;
-    const scale = (each) => Math.max(peak(each), ...(twin()?.panels ?? []).filter((one) => one.title === each.title).map(peak));
-    const bars = (now.panels ?? []).map((each) => panel(each, scale(each)));
+    const beside = twin();
+    const bars = (now.panels ?? []).map((each, n) => panel(each, Math.max(peak(each), peak(beside?.panels?.[n] ?? each))));
     const cells = length ? [grid(data, now, at)] : [];
     const held = stage.contains(document.activeElement); // what has the focus goes: its keys stay
-    stage.replaceChildren(...bars, ...drawings(stage, data, now, at, cells), ...cells, numbers(now));
+    stage.replaceChildren(...bars, ...drawings(stage, data, now, at, cells, beside), ...cells, numbers(now));
     if (held) root.focus({ preventScroll: true });
     says.textContent = Array.isArray(now.says) ? now.says[at] : now.says;
   };
@@ -152,14 +152,17 @@ function view(root, data, choice, step, twin, moved) {
     }, 900);
   });
   slider.addEventListener("input", () => (pause(), move(Number(slider.value))));
-  (alone() ? document : root).addEventListener("keydown", (event) => {
+  const hears = alone() ? document : root;
+  const onKey = (event) => {
+    if (!root.isConnected) return hears.removeEventListener("keydown", onKey);
     const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!by || !root.isConnected || time.hidden || event.altKey || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    if (!by || time.hidden || event.altKey || event.ctrlKey || event.metaKey || event.shiftKey) return;
     if (["SELECT", "INPUT", "TEXTAREA"].includes(event.target.tagName)) return;
     pause();
     move(Number(slider.value) + by);
     event.preventDefault();
-  });
+  };
+  hears.addEventListener("keydown", onKey);
   const fields = Object.entries(data.controls).map(([name, values]) =>
     select(name, values, choice[name], (value) => (pause(), (choice[name] = value), move(undefined))),
   );

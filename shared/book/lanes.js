@@ -1,8 +1,9 @@
 // Time as an axis, and bytes along it.
 
 // Work along time: all that comes lies behind a veil whose edge is now.
-function lanes(data, state, step, before) {
-  const { names, bars, times, end } = state.lanes;
+function lanes(data, state, step, before, twin) {
+  const { names, bars, times } = state.lanes;
+  const end = Math.max(state.lanes.end, twin?.lanes?.end ?? 0);
   const x = (time) => AXIS + ((WIDE - AXIS - 4) * time) / end;
   const lines = names.map((name, lane) => {
     const y = lane * 26 + 3;
@@ -36,6 +37,7 @@ const schedules = new WeakMap();
 function schedule(stage, state, step, before) {
   if (schedules.get(stage)?.state !== state) schedules.set(stage, { state, ...timetable(state) });
   const { whole, slots, wide } = schedules.get(stage);
+  whole.querySelectorAll(".explorable-flies").forEach((late) => late.remove());
   slots.forEach((column, slot) => {
     if (column.seen === slot <= step) return;
     column.seen = slot <= step;
@@ -46,8 +48,10 @@ function schedule(stage, state, step, before) {
       if (from === ".") return;
       const start = state.grid[from].slice(0, step).lastIndexOf(state.grid[rank][step]);
       const away = `translate(${(start + 0.5 - step) * wide}px, ${(from - rank) * 28}px)`;
-      const dot = svg("circle", { r: 5, class: "explorable-piece explorable-flies piece" });
-      whole.append(at(AXIS + step * wide, rank * 28 + 14, dot));
+      const place = { cx: AXIS + step * wide, cy: rank * 28 + 14, r: 5 };
+      const dot = svg("circle", { ...place, class: "explorable-piece explorable-flies piece" });
+      dot.dataset.from = `${from} ${start}`;
+      whole.append(dot);
       move(dot, [{ transform: away }, { transform: "none" }]);
     });
   };
@@ -77,8 +81,9 @@ function timetable({ rows, grid, colours }) {
 }
 
 // What is kept, in bars that fill and empty: as wide as before, then as now.
-function fills(state, step, before) {
-  const { title, unit, kinds, labels, steps, line, most } = state.fills,
+function fills(state, step, before, twin) {
+  const { title, unit, kinds, labels, steps, line } = state.fills,
+    most = Math.max(state.fills.most, twin?.fills?.most ?? 0),
     x = (value) => ((WIDE - AXIS - 4) * value) / most;
   const whole = canvas(labels.length * 26 + 42, title, note(0, 12, title, { "font-weight": "bold" })),
     flying = [];

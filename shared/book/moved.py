@@ -40,6 +40,8 @@ def collective(operation: str, way: str, ranks: int) -> State:
         "begins": min(2, last),
         "piece": f"S/{ranks}{' each' * (operation == 'all_to_all')}",
         **_drawn(shown, way, ranks, 1 if operation in COLLECTIVES[:4] else ranks),
+        "legend": "A band is a rank's numbers in a chunk; a tile's edge is orange where they have"
+        " just come, blue where complete; an arrow is a message.",
     }
 
 

@@ -51,7 +51,7 @@ def fsdp_step(
         "legend": "A band is a rank's part of a unit: all bands, and it is whole.",
         "lanes": clock.lanes([times[end] for end in ends]),
         "fills": {
-            "title": f"KiB of a rank; the line: unsharded weights and gradients, {8 * layers} KiB",
+            "title": f"KiB of a rank; the line: unsharded, {8 * layers} KiB",
             "unit": "KiB",
             "kinds": list(FSDP_KINDS.items()),
             "labels": ["each rank"],

@@ -1,5 +1,6 @@
 """The book: all lessons have their page, nothing is fetched from elsewhere, and faults are seen."""
 
+import itertools
 import json
 import re
 import shutil
@@ -9,7 +10,7 @@ from decimal import ROUND_HALF_UP, Context, Decimal
 from html import unescape
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode
 
 import pytest
 import torch
@@ -303,13 +304,12 @@ def sums_of(panel: State) -> dict[str, float]:
     return {row: sum(parts) for row, parts in panel["rows"] if not isinstance(parts, str)}
 
 
-def bars_of(panel: State, beside: State) -> tuple[list[str], list[float]]:
+def bars_of(panel: State, beside: State | None = None) -> tuple[list[str], list[float]]:
     """The texts beside a panel's bars, and how wide each part is, in percent.
 
-    The same bars of a state `beside` it have the same scale.
+    The bars in the same place of a state `beside` it have the same scale.
     """
-    sums, twins = sums_of(panel), beside.get("panels", ())
-    peers = [panel, *(each for each in twins if each["title"] == panel["title"])]
+    sums, peers = sums_of(panel), [panel, beside or panel]
     most = 1.05 * max(max(p["line"] or 0, *sums_of(p).values(), 0) for p in peers) or 1
     labels = [
         f"{row} {number(sums[row])} {panel['unit']}" if row in sums else row
@@ -375,7 +375,9 @@ def shows_what_python_has(row: list[Any], states: dict[str, State], beside: Stat
         last = last_moment(state)
         at, end = (step, last) if "frames" in state else (step + 1, last + 1)
         assert of == f" step {at} of {end}"
-    wanted = [bars_of(panel, beside) for panel in state.get("panels", ())]
+    both = (each.get("panels", ()) for each in (state, beside))
+    pairs = [pair for pair in itertools.zip_longest(*both) if pair[0]]
+    wanted = [bars_of(*pair) for pair in pairs]
     assert labels == [label for texts, _ in wanted for label in texts], choice
     assert widths == pytest.approx([w for _, wide in wanted for w in wide], rel=1e-3), choice
 
@@ -387,7 +389,7 @@ def not_said(state: State, other: State) -> list[str]:
         bars = [
             (panel["title"], text)
             for panel in each.get("panels", ())
-            for text in (*legend_of(panel), *bars_of(panel, {})[0])
+            for text in (*legend_of(panel), *bars_of(panel)[0])
         ]
         return [*bars, *((name, str(value)) for name, value in each.get("numbers", {}).items())]
 
@@ -402,10 +404,35 @@ def test_an_address_with_a_step_that_is_none_shows_where_the_film_begins(tmp_pat
     (each,) = (one for one in EXPLORABLES if one.name == "ring")
     page = page_of(each, tmp_path)
     says = each.states["3"]["says"]
-    for step, wanted in {"x": 3, "1.5": 3, "99": -1, "-2": 0, "1": 1}.items():
+    for step, wanted in {"": 3, "x": 3, "1.5": 3, "99": -1, "-2": 0, "1": 1}.items():
         shown, console = in_a_browser(page, {"ranks": 3, "step": step}, tmp_path / step)
         assert f'aria-live="polite">{says[wanted]}</p>' in shown, step
         assert console == ""
+
+
+# Opens a second view, moves it, and waits until the address says so.
+ADDRESS = """
+const root = document.querySelector("[data-explorable]");
+root.querySelector(":scope > button").click();
+const slider = root.querySelectorAll(".explorable-time input")[1];
+slider.value = 1;
+slider.dispatchEvent(new Event("input"));
+await new Promise((done) => setTimeout(done, 500));
+document.body.append(location.search);
+"""
+
+
+@pytest.mark.full
+def test_an_address_opens_both_views_where_they_were(tmp_path):
+    if CHROMIUM is None:
+        pytest.skip("no Chromium here: what the pages show in a browser is not tried")
+    (each,) = (one for one in EXPLORABLES if one.name == "ring")
+    page, says = page_of(each, tmp_path, ADDRESS), each.states["3"]["says"]
+    found, _ = in_a_browser(page, {"ranks": 3, "step": 2}, tmp_path / "profile")
+    address = unescape(re.findall(r"\?ranks[^<]*", found)[-1]).strip()
+    found, console = in_a_browser(page_of(each, tmp_path), dict(parse_qsl(address[1:])), tmp_path)
+    assert re.findall(r'aria-live="polite">(.*?)</p>', found) == [says[2], says[1]]
+    assert console == ""
 
 
 def test_the_ring_of_the_picture_is_the_ring_of_the_lesson():
@@ -475,6 +502,11 @@ def test_a_pipeline_that_ran_kept_to_its_table_and_waited_about_as_long():
 def test_an_explorable_is_small_and_refuses_in_words(each):
     assert len(each.as_json().encode()) <= 100_000
     assert all(state["says"] for state in each.states.values())
+    units = [[p["unit"] for p in state.get("panels", ())] for state in each.states.values()]
+    for place in itertools.zip_longest(*units):  # have one scale, beside each other
+        assert len({unit for unit in place if unit}) <= 1
+    for state in each.states.values():  # bold letters, 13 high on a phone, of 420
+        assert len(state.get("fills", {}).get("title", "")) <= 50
 
 
 def test_the_viewer_computes_nothing_and_is_short():

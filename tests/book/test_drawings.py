@@ -26,11 +26,11 @@ AXIS, WIDE = 64, 420 - 64 - 4  # of a drawing's time, in its own units
 
 # Goes through all choices and moments, and writes down what is drawn: [choice, step, [text, colour,
 # fills] of tiles and slots, [from, to, colour, name] of bars along time, where now is, [width,
-# colour] of what is kept, [rank, its group, tabindex] of cards, widths of lit
-# links].
+# colour] of what is kept, [rank, its group, tabindex] of cards, widths of
+# lit links].
 WATCH = """
-const root = document.querySelector("[data-explorable]"), seen = [];
-const all = (what) => [...root.querySelectorAll(what)];
+let root = document.querySelector("[data-explorable]");
+const seen = [], all = (what) => [...root.querySelectorAll(what)];
 const of = (element, ...names) => names.map((name) => element.getAttribute(name));
 const fields = all(".explorable-controls select");
 const look = (step) => seen.push([fields.map((field) => field.value), step,
@@ -65,8 +65,20 @@ const go = (at) => {
 go(0);
 """
 
+# Looks at both views at the end of time.
+BESIDE = (
+    WATCH.split("const go")[0]
+    + """
+for (root of document.querySelectorAll(".explorable-view")) {
+  fields.splice(0, Infinity, ...all("select"));
+  look(+root.querySelector(".explorable-time input").value);
+}
+"""
+)
+
 # Steps on by a key and writes down: where pieces are half-way and how far they have to go, in
-# pixels; how many parts the tiles that they fly to have, by text, before and after; what is left.
+# pixels, and where the sender's tile is; how many parts the tiles that they fly to have, by text,
+# before and after; what is left.
 FLY = """
 const seen = [], root = document.querySelector("[data-explorable]");
 const centre = (element) => {
@@ -74,6 +86,8 @@ const centre = (element) => {
   return [x + width / 2, y + height / 2];
 };
 const tile = (place) => root.querySelector(`.explorable-tile[data-place="${place}"]`);
+const slot = ([rank, column]) =>
+  root.querySelector(`[data-part^="rank ${rank}, slot ${+column + 1}:"]`);
 const tiles = [...root.querySelectorAll("[data-place]")];
 const old = new Map(tiles.map((each) => [each.dataset.place, each.dataset.text]));
 const key = { key: "ArrowRight", bubbles: true };
@@ -91,7 +105,9 @@ await Promise.all(motions.map((motion) => motion.finished));
 await new Promise((done) => setTimeout(done, 50));
 pieces.forEach((piece, n) => {
   const there = piece.dataset.to && tile(piece.dataset.to);
-  seen.push([first[n], half[n], end[n], there ? centre(there) : null, piece.dataset.to ?? null,
+  const { from } = piece.dataset;
+  seen.push([from, centre(tile(from) ?? slot(from.split(" "))), first[n], half[n], end[n],
+    there ? centre(there) : null, piece.dataset.to ?? null,
     there ? old.get(piece.dataset.to) : null, there ? there.dataset.text : null, hidden[n]]);
 });
 seen.push(root.querySelectorAll(".explorable-flies").length);
@@ -159,12 +175,18 @@ def _tiles_agree(state: State, step: int, tiles: list[Any]) -> None:
             assert not text or title.endswith(state.get("piece", text))
 
 
-def _lanes_and_bars_agree(state: State, step: int, bars: Any, now: Any, kept: Any) -> None:
-    """Bars along time begin and end when Python says, and what is kept is as wide."""
+def _lanes_and_bars_agree(
+    state: State, step: int, bars: Any, now: Any, kept: Any, beside: State | None = None
+) -> None:
+    """Bars along time begin and end when Python says, and what is kept is as wide.
+
+    A state `beside` it has the same scale.
+    """
+    both = (state, beside or state)
     if "lanes" in state:
         lanes = state["lanes"]
         ordered = sorted(lanes["bars"], key=lambda bar: bar[0])
-        scale = WIDE / lanes["end"]
+        scale = WIDE / max(each["lanes"]["end"] for each in both)
         for (x, width, colour, part), (_, begin, end, _, cell) in zip(bars, ordered, strict=True):
             assert x == pytest.approx(AXIS + begin * scale)
             assert width == pytest.approx((end - begin) * scale - 0.5)
@@ -174,12 +196,25 @@ def _lanes_and_bars_agree(state: State, step: int, bars: Any, now: Any, kept: An
         fills = state["fills"]
         wanted = [part for parts in fills["steps"][step] for part in parts]
         assert [width for width, _ in kept] == pytest.approx(
-            [WIDE * p / fills["most"] for p in wanted]
+            [WIDE * p / max(each["fills"]["most"] for each in both) for p in wanted]
         )
         assert [colour for _, colour in kept] == [c for _, c in fills["kinds"]] * len(
             fills["labels"]
         )
         assert max(map(sum, fills["steps"][step])) < fills["most"]
+
+
+@pytest.mark.full
+def test_two_views_have_one_scale_of_time_and_of_bytes(tmp_path):
+    choice = ["2", "2", "freed", "no", "fast"]
+    beside = {"beside": "2|4|freed|yes|slow"}
+    each = named("fsdp_step")
+    asked = dict(zip(each.controls, choice, strict=True)) | beside
+    seen = written(each, BESIDE, tmp_path, asked)
+    states = [each.states["|".join(view[0])] for view in seen]
+    assert states[0]["lanes"]["end"] < states[1]["lanes"]["end"]
+    for (_, step, _, *drawn), state, other in zip(seen, states, states[::-1], strict=True):
+        _lanes_and_bars_agree(state, step, *drawn[:3], other)
 
 
 def _cards_agree(state: State, cards: Any, links: list[float]) -> None:
@@ -198,9 +233,13 @@ def _cards_agree(state: State, cards: Any, links: list[float]) -> None:
 @pytest.mark.parametrize(
     ("name", "choice", "arrives"),
     [
-        ("ring", {"ranks": 4, "step": 1}, {f"{r} {(r + 1) % 4}": (1, 3) for r in range(4)}),
-        ("ddp_step", {"ranks": 2, "step": 2}, {"0 3": (1, 2), "1 3": (1, 2)}),
-        ("pipeline", {"ranks": 4, "step": 0}, None),
+        (
+            "ring",
+            {"ranks": 4, "step": 1},
+            {f"{r} {(r + 1) % 4}": (f"{(r - 1) % 4} {(r + 1) % 4}", 1, 3) for r in range(4)},
+        ),
+        ("ddp_step", {"ranks": 2, "step": 2}, {"0 3": ("1 3", 1, 2), "1 3": ("0 3", 1, 2)}),
+        ("pipeline", {"ranks": 4, "step": 0}, {None: ("0 0",)}),
     ],
 )
 def test_a_piece_flies_from_the_sender_to_its_place_and_is_added_there(
@@ -209,14 +248,16 @@ def test_a_piece_flies_from_the_sender_to_its_place_and_is_added_there(
     *pieces, left = written(named(name), FLY, tmp_path, choice)
     assert pieces and left == 0
     found = {}
-    for first, half, end, place, to, before, after, opacity in pieces:
+    for source, begins, first, half, end, place, to, before, after, opacity in pieces:
+        assert first == pytest.approx(begins, abs=25)
+        found[to] = (source,)
         assert half == pytest.approx([(a + b) / 2 for a, b in zip(first, end, strict=True)], abs=1)
         assert max(abs(a - b) for a, b in zip(first, end, strict=True)) > 20
         if to is not None:
             assert end == pytest.approx(place, abs=25)  # a band of its tile
             assert opacity == "0", "the sum is not shown before it is there"
-            found[to] = tuple(len(re.findall(r"\d", text)) for text in (before, after))
-    assert arrives is None or found == arrives
+            found[to] += tuple(len(re.findall(r"\d", text)) for text in (before, after))
+    assert found == arrives
 
 
 @pytest.mark.full
@@ -236,8 +277,8 @@ seen.push(document.getAnimations().length, of(".explorable-flies").length, texts
     assert texts == [text for row in ring(4)["frames"][2] for text, _ in row]
 
 
-# Opens a second view, and steps on by a key at a card of the first one: what flies in each view, and
-# whether the first one still has the focus, for the next key.
+# Opens a second view, and steps on by a key at a card of the first one: what flies in each view,
+# and whether the first one still has the focus, for the next key.
 BOTH = """
 const seen = [], root = document.querySelector("[data-explorable]");
 root.querySelector(":scope > button").click();
