@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shared.book.explorables import EXPLORABLES
-from shared.book.explore import as_element, asked_above, script
+from shared.book.explore import as_element, asked_above, script, timed
 from shared.book.labels import chinese
 from shared.errors import InputError
 
@@ -45,9 +45,8 @@ HEADER: dict[str, Any] = {
 }
 # What stands before a question in the lesson and is said by its page's title.
 LEADS = re.compile(r"^(?:\*\*[^*]*\*\* 在 Jupyter .*?`）。|以及)")
-HOW_CHINESE = (
-    "选择设置，图和数字随之改变；左右方向键逐步移动。所有数字都由本课程自己的代码在生成本页时算出。"
-)
+HOW_CHINESE = "选择设置，图和数字随之改变。所有数字都由本课程自己的代码在生成本页时算出。"
+KEYS_CHINESE = "左右方向键逐步移动。"
 # The page where the Chinese part began, and to which the English side bar leads.
 MOVED = """<!doctype html><html lang="zh-CN"><head><meta charset="utf-8"><title>中文导读</title>
 <meta http-equiv="refresh" content="0; url=zh/index.html"></head>
@@ -175,10 +174,11 @@ def chinese_pictures(lessons: list[str]) -> dict[str, str]:
         for lesson in (name for name in lessons if name[len("lesson") :][:2] == each.lesson):
             ask, _, fold = chinese_question(each.name, lesson).partition("<details>")
             picture = f"```{{raw}} html\n{as_element(each, chinese)}\n{script('..')}\n```"
+            keys = KEYS_CHINESE if timed(each) else ""
             built = f"实现它的是[第 {each.lesson} 课](../lessons/{lesson}/lesson.ipynb)。"
             pages[f"{each.name}.md"] = (
                 f"# {chinese(each.title)}\n\n{ask}\n\n{picture}\n\n"
-                f"{fold and '<details>'}{fold}\n\n{HOW_CHINESE}{built}\n"
+                f"{fold and '<details>'}{fold}\n\n{HOW_CHINESE}{keys}{built}\n"
             )
     return pages
 

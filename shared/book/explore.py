@@ -61,14 +61,18 @@ def question(picture: str, lesson: str) -> str:
 
 
 def _page(each: Explorable, lesson: str, asked: str) -> str:
-    timed = any(
-        "grid" in state or len(state.get("frames", ())) > 1 for state in each.states.values()
-    )
     ask, _, fold = asked.partition("<details>")
     built = f"The lesson that builds it: [{each.lesson}](../lessons/{lesson}/lesson.ipynb)."
     return (
         f"# {each.title}\n\n{ask}\n\n```{{raw}} html\n{as_element(each)}\n{script('..')}\n```\n\n"
-        f"{fold and '<details>'}{fold}\n\n{HOW}{KEYS if timed else ''} {built}\n"
+        f"{fold and '<details>'}{fold}\n\n{HOW}{KEYS if timed(each) else ''} {built}\n"
+    )
+
+
+def timed(each: Explorable) -> bool:
+    """Whether a choice of the picture has more than one moment."""
+    return any(
+        "grid" in state or len(state.get("frames", ())) > 1 for state in each.states.values()
     )
 
 

@@ -111,7 +111,8 @@ GUESSES = {
         "KiB",
     ),
     "offload": Guess(
-        "Guess: all states in host memory: what comes up over the bus in a step?",
+        "Guess: all states in host memory: what comes up over the bus for each of 4 GPUs in a"
+        " step?",
         ("all states", 4, 7, 16),
         _number("over the bus"),
         "GB",

@@ -24,10 +24,9 @@ def chinese(text: str) -> str:
     """The text in Chinese, its numbers as they are; itself where the table lacks it."""
     if found := FITS.match(text):
         size, ranks, stages, limit = found.groups()
-        which = (
-            "没有一个阶段" if stages == "no stage" else "、".join(map(chinese, stages.split(", ")))
-        )
-        return f"{size}B 参数、{ranks} 个进程，不计激活值：{which} 能放进 {limit}。"
+        none = stages == "no stage"
+        which = "没有一个阶段" if none else "、".join(map(chinese, stages.split(", "))) + " "
+        return f"{size}B 参数、{ranks} 个进程，不计激活值：{which}能放进 {limit}。"
     if text in CHINESE:
         return CHINESE[text]
     numbers = NUMBER.findall(text)

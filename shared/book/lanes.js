@@ -26,7 +26,7 @@ function lanes(data, state, step, before, twin) {
   const edge = svg("line", { x1: now, x2: now, y1: 0, y2: high });
   const veil = svg("g", { class: "explorable-veil" }, rect(now, 0, WIDE, high), edge);
   const says = note(WIDE - 4, high + 13, state.lanes.says, { class: "explorable-small", "text-anchor": "end" });
-  const whole = canvas(high + 18, "time", ...lines, veil, says);
+  const whole = canvas(high + 18, say("time"), ...lines, veil, says);
   const run = () => move(veil, [{ transform: `translate(${x(times[before]) - now}px)` }, { transform: "none" }]);
   return [whole, () => before !== undefined && run()];
 }

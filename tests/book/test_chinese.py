@@ -16,7 +16,7 @@ from shared.book.chinese import (
     translated,
 )
 from shared.book.explorables import EXPLORABLES
-from shared.book.explore import viewer
+from shared.book.explore import explore_pages, viewer
 from shared.book.guesses import GUESSES
 from shared.book.labels import NUMBER, VIEWER, chinese
 
@@ -97,6 +97,7 @@ def test_all_that_a_picture_of_a_chinese_page_says_is_in_chinese(each):
     def looked_at(text: str) -> str:
         made = chinese(text)
         assert sorted(NUMBER.findall(made)) == sorted(NUMBER.findall(text))
+        assert not re.search("[一-鿿] [一-鿿]", made)
         if re.search("[A-Za-z]{2}", NAMES.sub("", made)):
             left.add(text)
         return made
@@ -110,6 +111,8 @@ def test_all_that_a_picture_of_a_chinese_page_says_is_in_chinese(each):
     assert said <= set(content["words"])
     assert set(VIEWER) <= said | {"one alone", "compare", "the mark"}
     page = chinese_pictures(translated(ROOT))[f"{each.name}.md"]
+    english = explore_pages(translated(ROOT))[f"{each.name}.md"]
+    assert ("方向键" in page) == ("arrow keys" in english)
     asked, _, _ = page.partition("```")
     assert len(re.findall("[一-鿿]", asked)) > 15 and "Jupyter" not in asked
 
