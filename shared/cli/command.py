@@ -30,8 +30,8 @@ usage: ./run_all.sh [NN ...]              run the lessons' scripts: all, or thos
        ./run_all.sh answers FROM          carry your answers over an update of the course; FROM is
                                           a notebook, a folder, a revision of git; --dry-run
        ./run_all.sh test [ARGUMENT ...]   test the course, or what pytest's arguments name
-       ./run_all.sh notebooks [NN ...]    execute notebooks again and store their outputs; --no-write
-                                          runs alone, --mode reading leaves the exercises open
+       ./run_all.sh notebooks [NN ...]    execute notebooks again, store their outputs; --no-write,
+                                          --mode reading (exercises stay open)
        ./run_all.sh book [--serve]        the lessons as a web site; --port N for --serve (8000)
        ./run_all.sh doctor                what this machine has, lacks, and what to do
        ./run_all.sh setup                 make or mend .venv, and stop
