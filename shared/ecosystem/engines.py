@@ -35,7 +35,10 @@ class FrameworkEngine(DataParallelEngine):
 def accelerate_engine(model: nn.Module, optimizer: Any) -> FrameworkEngine:
     """Accelerate on the CPU, in the process group that is there."""
     from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
 
+    # TrainingArguments made before the ranks were forked have told it that there is one process.
+    AcceleratorState._reset_state(reset_partial_state=True)
     runner = Accelerator(cpu=True)
     wrapped = runner.prepare(model, optimizer)
     clip = runner.clip_grad_norm_

@@ -17,6 +17,7 @@ import torch
 import torch._dynamo  # what optimizers import: once here, not in every forked rank
 import torch.distributed as dist
 import torch.nn.functional as F
+from accelerate.state import PartialState
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
@@ -149,7 +150,11 @@ MAKE: dict[str, Callable[[], Engine]] = {
 
 @pytest.fixture(scope="module")
 def curves() -> list[dict[str, tuple[Curve, Curve]]]:
-    """By rank and engine, the first steps as they are, and clipped."""
+    """By rank and engine, the first steps as they are, and clipped.
+
+    In a process that Accelerate was told of before, as by TrainingArguments.
+    """
+    PartialState(cpu=True)
 
     def work(rank: int) -> dict[str, tuple[Curve, Curve]]:
         return {
@@ -157,7 +162,10 @@ def curves() -> list[dict[str, tuple[Curve, Curve]]]:
             for name, make in MAKE.items()
         }
 
-    return run_ranks(work, RANKS, timeout=250)
+    try:
+        return run_ranks(work, RANKS, timeout=250)
+    finally:
+        PartialState._reset_state()
 
 
 @pytest.fixture(scope="module")
