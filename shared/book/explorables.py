@@ -65,14 +65,10 @@ class Explorable:
         numbered = _Numbered(shown.values())
         states = {choice: numbered.state(state) for choice, state in shown.items()}
         first = list(map(str, self.first_choice))
-        content = {"name": self.name, "controls": controls, "first": first, "states": states}
-        content["cells"] = [list(cell) for cell in numbered.cells]
-        content |= {
-            "once": list(map(json.loads, numbered.once)),
-            "named": ONCE,
-            "palette": VARIANTS,
-            "pale": PALE,
-        }
+        content: dict[str, Any] = {"name": self.name, "controls": controls, "first": first}
+        content |= {"states": states, "cells": [list(cell) for cell in numbered.cells]}
+        content |= {"once": list(map(json.loads, numbered.once)), "named": ONCE}
+        content |= {"palette": VARIANTS, "pale": PALE}
         content["guess"] = guess
         if translate:
             named = itertools.chain(controls, *controls.values())
@@ -107,9 +103,10 @@ class _Numbered:
             frames = [
                 [[self._cell(cell) for cell in row] for row in frame] for frame in state["frames"]
             ]
-            if len({tuple(map(len, frame)) for frame in frames}) == 1:
-                frames[1:] = [_changed(*pair) for pair in itertools.pairwise(frames)]
             state["frames"] = frames
+            if len({tuple(map(len, frame)) for frame in frames}) == 1:
+                changes = [_changed(*pair) for pair in itertools.pairwise(frames)]
+                state["frames"] = [frames[0], *changes]
         return state | {key: self._once(state[key]) for key in ONCE if key in state}
 
     def _cell(self, cell: Sequence[str]) -> int:
