@@ -179,9 +179,6 @@ CHOSEN = {
     "the first plan that fits": choosing(best=lambda found: found[0]),
     "a deadline that no plan meets is accepted": choosing(deadline=False),
     "does not say which value was seen": choosing(words=False),
-    "memory decides who may take part": choosing(
-        fits=lambda p, b: p.kept <= b.memory and p.seconds <= b.deadline
-    ),
 }
 for says, answer in CHOSEN.items():
     mistake("23.3", says=says)(answer)
