@@ -130,7 +130,7 @@ function board(data, state, step, before) {
         Object.assign(there.dataset, { text, colour, place: `${row} ${n}` });
         group.append(at(...tileAt(row, n), there));
         holds.push(what);
-        if (before !== undefined) flying.push(() => arrive(row, n, there));
+        flying.push(() => arrive(row, n, there));
       });
     }
     group.dataset.part = holds.join("; ");

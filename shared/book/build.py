@@ -159,10 +159,11 @@ def lay_out_chinese(root: Path, source: Path) -> None:
             shutil.copy(folder / name, target)
     shutil.copytree(HERE / "locale", source / "locale")
     names = [folder.name for folder in folders]
-    first = chinese_landing((HERE / "zh.md").read_text("utf-8"), names)
+    pictures = chinese_pictures(names)
+    first = chinese_landing((HERE / "zh.md").read_text("utf-8"), names, pictures)
     (source / "index.md").write_text(first, "utf-8")
     (source / "explore").mkdir()
-    for name, text in chinese_pictures(names).items():
+    for name, text in pictures.items():
         (source / "explore" / name).write_text(text, "utf-8")
 
 

@@ -12,13 +12,13 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shared.book.explorables import EXPLORABLES
-from shared.book.explore import as_element, asked_above, script, timed
-from shared.book.labels import chinese
+from shared.book.explore import as_element, asked_above, picture_page, timed
+from shared.book.labels import NUMBER, chinese
 from shared.errors import InputError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ KEPT = {
     "code": re.compile(r"`[^`]*`|<code>.*?</code>"),
     "formulas": re.compile(r"\$[^$]*\$"),
     "links": re.compile(r"\]\([^)]*\)"),
-    "numbers": re.compile(r"\d+(?:[.,]\d+)*"),
+    "numbers": NUMBER,
 }
 HEADER: dict[str, Any] = {
     "header_comment": "# Changed by hand, message by message: see CONTRIBUTING.md.",
@@ -169,21 +169,21 @@ def chinese_question(picture: str, lesson: str) -> str:
 
 def chinese_pictures(lessons: list[str]) -> dict[str, str]:
     """File name to Markdown: a page for each picture of a lesson that is in Chinese."""
-    pages = {}
+    pages, folders = {}, {name.removeprefix("lesson")[:2]: name for name in lessons}
     for each in EXPLORABLES:
-        for lesson in (name for name in lessons if name[len("lesson") :][:2] == each.lesson):
-            ask, _, fold = chinese_question(each.name, lesson).partition("<details>")
-            picture = f"```{{raw}} html\n{as_element(each, chinese)}\n{script('..')}\n```"
+        if lesson := folders.get(each.lesson):
             keys = KEYS_CHINESE if timed(each) else ""
             built = f"实现它的是[第 {each.lesson} 课](../lessons/{lesson}/lesson.ipynb)。"
-            pages[f"{each.name}.md"] = (
-                f"# {chinese(each.title)}\n\n{ask}\n\n{picture}\n\n"
-                f"{fold and '<details>'}{fold}\n\n{HOW_CHINESE}{keys}{built}\n"
+            pages[f"{each.name}.md"] = picture_page(
+                chinese(each.title),
+                chinese_question(each.name, lesson),
+                as_element(each, chinese),
+                f"{HOW_CHINESE}{keys}{built}",
             )
     return pages
 
 
-def chinese_landing(page: str, lessons: list[str]) -> str:
+def chinese_landing(page: str, lessons: list[str], pictures: Collection[str]) -> str:
     """The first page of the Chinese run: zh.md, its lines joined without a space.
 
     A lesson's title leads to its Chinese page where there is one, else to the English.
@@ -197,9 +197,9 @@ def chinese_landing(page: str, lessons: list[str]) -> str:
         return f'<a href="../{target.rpartition(".")[0]}.html">{title}</a>'
 
     page = re.sub(r"\[([^]]*)\]\((lessons/[^)]*)\)", link, page)
-    pictures = "\n".join(f"explore/{name[:-3]}" for name in chinese_pictures(lessons))
+    shown = "\n".join(f"explore/{name[:-3]}" for name in pictures)
     trees = {"已译成中文的课": "\n".join(f"lessons/{each}/lesson" for each in lessons)}
-    trees |= {"可交互的图": pictures} if pictures else {}
+    trees |= {"可交互的图": shown} if pictures else {}
     for caption, entries in trees.items():
         page += f"\n\n```{{toctree}}\n:caption: {caption}\n:hidden:\n\n{entries}\n```\n"
     return page

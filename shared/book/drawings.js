@@ -53,6 +53,6 @@ function drawings(stage, data, state, step, tables, twin) {
       part.textContent = target.closest("[data-part]")?.dataset.part ?? state.legend ?? "";
     });
   }
-  queueMicrotask(() => found.forEach(([, begin]) => begin()));
+  if (before !== undefined) queueMicrotask(() => found.forEach(([, begin]) => begin()));
   return [box];
 }

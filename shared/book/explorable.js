@@ -140,7 +140,8 @@ function view(root, data, choice, step, twin, moved) {
     playing = undefined;
     play.textContent = say("play");
   };
-  const move = (to) => ((step = to), draw(), moved(to === undefined));
+  // A choice draws all views, this one too.
+  const move = (to) => ((step = to), to !== undefined && draw(), moved(to === undefined));
   play.addEventListener("click", () => {
     if (playing) return pause();
     if (slider.value === slider.max) move(0);

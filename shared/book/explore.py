@@ -61,11 +61,17 @@ def question(picture: str, lesson: str) -> str:
 
 
 def _page(each: Explorable, lesson: str, asked: str) -> str:
-    ask, _, fold = asked.partition("<details>")
     built = f"The lesson that builds it: [{each.lesson}](../lessons/{lesson}/lesson.ipynb)."
+    beneath = f"{HOW}{KEYS if timed(each) else ''} {built}"
+    return picture_page(each.title, asked, as_element(each), beneath)
+
+
+def picture_page(title: str, asked: str, picture: str, beneath: str) -> str:
+    """The question, the picture, the folded answer, and what stands beneath."""
+    ask, _, fold = asked.partition("<details>")
     return (
-        f"# {each.title}\n\n{ask}\n\n```{{raw}} html\n{as_element(each)}\n{script('..')}\n```\n\n"
-        f"{fold and '<details>'}{fold}\n\n{HOW}{KEYS if timed(each) else ''} {built}\n"
+        f"# {title}\n\n{ask}\n\n```{{raw}} html\n{picture}\n{script('..')}\n```\n\n"
+        f"{fold and '<details>'}{fold}\n\n{beneath}\n"
     )
 
 

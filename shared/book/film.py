@@ -20,10 +20,13 @@ class Film:
         self.rows: list[Any] = []
         self.says: list[str] = []
 
-    def shoot(self, row: Any, says: str) -> None:
-        if not self.rows or self.rows[-1] != row:
+    def shoot(self, row: Any, says: str) -> bool:
+        """Whether the moment is another one than the last, and kept."""
+        other = not self.rows or self.rows[-1] != row
+        if other:
             self.rows.append(row)
             self.says.append(says)
+        return other
 
 
 def one_picture(films: list[Film], rows: list[str], begin: str) -> State:
@@ -79,7 +82,7 @@ def in_rows(rows: list[list[int]]) -> Places:
 def around(ranks: int) -> Places:
     """There along the upper row, and back along the lower one."""
     above = ranks if ranks < 3 else -(-ranks // 2)
-    return in_rows([list(range(above)), list(range(ranks - 1, above - 1, -1))][: 1 + (ranks > 2)])
+    return in_rows([list(range(above)), list(range(ranks - 1, above - 1, -1))])
 
 
 def down_a_tree(ranks: int) -> Places:

@@ -32,12 +32,12 @@ class Guess:
         return {**data, "is": float(short(answer).replace(",", ""))}
 
 
-def _number(name: str, place: int = 0) -> Callable[[State], float]:
-    """The number of a state whose name begins so; of several in it that at `place`."""
+def _number(name: str) -> Callable[[State], float]:
+    """The number of a state whose name begins so; of several in it the first."""
 
     def read(state: State) -> float:
         text = next(str(v) for key, v in state["numbers"].items() if key.startswith(name))
-        return float(re.findall(r"\d+(?:\.\d+)?", text.replace(",", ""))[place])
+        return float(re.findall(r"\d+(?:\.\d+)?", text.replace(",", ""))[0])
 
     return read
 

@@ -17,16 +17,10 @@ Translate = Callable[[str], str]
 TABLE = tomllib.loads((Path(__file__).resolve().parent / "labels.toml").read_text("utf-8"))
 VIEWER: dict[str, str] = TABLE["viewer"]
 CHINESE: dict[str, str] = VIEWER | TABLE["pictures"]
-FITS = re.compile(r"(\S+) billion .* on (\d+) ranks?, before any activation: (.*) fits? in (.*)\.")
 
 
 def chinese(text: str) -> str:
     """The text in Chinese, its numbers as they are; itself where the table lacks it."""
-    if found := FITS.match(text):
-        size, ranks, stages, limit = found.groups()
-        none = stages == "no stage"
-        which = "没有一个阶段" if none else "、".join(map(chinese, stages.split(", "))) + " "
-        return f"{size}B 参数、{ranks} 个进程，不计激活值：{which}能放进 {limit}。"
     if text in CHINESE:
         return CHINESE[text]
     numbers = NUMBER.findall(text)

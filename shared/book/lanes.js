@@ -27,8 +27,7 @@ function lanes(data, state, step, before, twin) {
   const veil = svg("g", { class: "explorable-veil" }, rect(now, 0, WIDE, high), edge);
   const says = note(WIDE - 4, high + 13, state.lanes.says, { class: "explorable-small", "text-anchor": "end" });
   const whole = canvas(high + 18, say("time"), ...lines, veil, says);
-  const run = () => move(veil, [{ transform: `translate(${x(times[before]) - now}px)` }, { transform: "none" }]);
-  return [whole, () => before !== undefined && run()];
+  return [whole, () => move(veil, [{ transform: `translate(${x(times[before]) - now}px)` }, { transform: "none" }])];
 }
 
 // A schedule: a column is a slot of time, seen up to now; messages come from the stage before. It is
@@ -55,7 +54,7 @@ function schedule(stage, state, step, before) {
       move(dot, [{ transform: away }, { transform: "none" }]);
     });
   };
-  return [whole, () => before !== undefined && begin()];
+  return [whole, begin];
 }
 
 function timetable({ rows, grid, colours }) {

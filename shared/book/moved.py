@@ -73,6 +73,8 @@ def ring(ranks: int) -> State:
         "begins": min(3, len(frames) - 1),
         "piece": f"S/{ranks}",
         **_drawn(film("all_reduce", "ring", ranks), "ring", ranks, ranks),
+        "legend": "A band is a rank's numbers in a chunk; an arrow is a message that has just"
+        " come.",
     }
 
 
@@ -85,8 +87,7 @@ def _drawn(moments: Film, way: str, ranks: int, slots: int) -> State:
     for _, messages in moments:
         sources = {to: str(source) for source, to, _ in messages}
         moves.append("".join(sources.get(rank, ".") for rank in range(ranks)))
-    legend = "A band is a rank's numbers in a chunk; an arrow is a message that has just come."
-    return {"moves": moves, "places": PLACES[way](ranks), "slots": slots, "legend": legend}
+    return {"moves": moves, "places": PLACES[way](ranks), "slots": slots}
 
 
 @functools.cache

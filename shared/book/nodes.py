@@ -2,7 +2,6 @@
 
 from shared.book import planned
 from shared.book.planned import State
-from shared.parallel3d.mesh import build_mesh
 from shared.planner.models import h100
 
 WIDEST = 5.0  # of a link inside a node, in the drawing's units; the other's is in proportion
@@ -16,9 +15,7 @@ def mesh(dp: int, tp: int, pp: int, node: int, axis: str) -> State:
     speeds = {"NVLink": cluster.inner, "between nodes": cluster.outer}
     fastest = max(speeds.values())
     return state | {
-        "node": node,
         "legend": "A link is as wide as it is fast; point at a rank to light its group.",
-        "groups": build_mesh(dp, tp, pp)[axis],
         "links": [
             (f"{name}, {speed / 1e9:.0f} GB/s a GPU of an H100's node", WIDEST * speed / fastest)
             for name, speed in speeds.items()

@@ -152,6 +152,8 @@ def mesh(dp: int, tp: int, pp: int, node: int, axis: str) -> State:
         "frames": [
             [[[str(r), pale(VARIANTS[of[r] % len(VARIANTS)])] for r in row] for row in nodes]
         ],
+        "groups": members,
+        "node": node,
         "numbers": {"ranks": ranks, "nodes": len(nodes)},
         "says": f"{axis}: {count(len(members), 'group')} of {len(members[0])}, a colour each;"
         f" {across} of them reach across nodes. Rank 0's: {members[0]}.",

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from shared.book.film import BLUE_LIGHT, EMPTY, Film, one_picture, runs
 from shared.book.planned import State
+from shared.ecosystem.engines import forget_accelerate
 from shared.measuring.traffic import count_traffic
 from shared.plots import ORANGE, SKY
 from shared.training.quiet_deepspeed import import_deepspeed
@@ -97,11 +98,9 @@ def _accelerate_rank(split_batches: str, accumulation: int) -> tuple[Film, dict[
 def _accelerator(split_batches: bool, accumulation: int) -> Any:
     """An Accelerator in the group that is open, without what one before it has left."""
     from accelerate import Accelerator
-    from accelerate.state import AcceleratorState, GradientState
     from accelerate.utils import DataLoaderConfiguration
 
-    AcceleratorState._reset_state(True)
-    GradientState._reset_state()
+    forget_accelerate()
     rank, ranks = str(dist.get_rank()), str(dist.get_world_size())
     os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks}
     os.environ |= {"LOCAL_WORLD_SIZE": ranks, "OMP_NUM_THREADS": "1"}

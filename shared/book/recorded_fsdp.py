@@ -117,9 +117,8 @@ def _fsdp_rank(
     def shoot(says: str) -> None:
         weights, gradients = _fsdp_cells(sharded.units, rank, everybody)
         most[0] = max(most[0], sum(unit.is_whole for unit in sharded.units))
-        before = len(film.rows)
-        film.shoot([weights, gradients], says)
-        ends.extend([len(seen)] * (len(film.rows) - before))
+        if film.shoot([weights, gradients], says):
+            ends.append(len(seen))
 
     def after(name: str, unit: int) -> None:
         seen.append((name, unit, phase[0]))

@@ -242,11 +242,16 @@ drive(root.querySelectorAll(".explorable-view")[1], (view, began) => {
   const marked = [...root.querySelectorAll("[data-other]")].map((element) => element.textContent);
   beside.push([look(first, began), look(view, began), marked]);
 }, false);
+const seen = [alone, beside];
+"""
+# What a driver has `seen`, for `written`.
+WRITE = """
 const out = document.createElement("pre");
 out.id = "seen";
-out.textContent = JSON.stringify([alone, beside]);
+out.textContent = JSON.stringify(seen);
 document.body.append(out);
 """
+NEEDED = "no Chromium here: what the pages show in a browser is not tried"
 
 
 def in_a_browser(page: Path, choice: dict[str, Any], profile: Path) -> tuple[str, str]:
@@ -267,6 +272,23 @@ def page_of(each: Explorable, folder: Path, driver: str = "", make: Any = explor
     (folder / "page.html").write_text(f"<!doctype html><body>{html}</body>", "utf-8")
     (folder / "explorable.js").write_text(viewer(), "utf-8")
     return folder / "page.html"
+
+
+def written(
+    each: Explorable, driver: str, folder: Path, choice: dict[str, Any], make: Any = explore_pages
+) -> Any:
+    """What a driver has seen on an explorable's page, on which the console is silent."""
+    if CHROMIUM is None:
+        pytest.skip(NEEDED)
+    page = page_of(each, folder, driver + WRITE, make)
+    found, console = in_a_browser(page, choice, folder / "profile")
+    assert console == ""
+    return json.loads(unescape(re.findall(r'<pre id="seen">(.*?)</pre>', found, re.DOTALL)[0]))
+
+
+def named(name: str) -> Explorable:
+    (each,) = (one for one in EXPLORABLES if one.name == name)
+    return each
 
 
 def expected(state: State, step: int | None) -> list[Any]:
@@ -339,13 +361,8 @@ def in_this_course(each: Explorable) -> Any:
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize("each", [in_this_course(each) for each in EXPLORABLES])
 def test_a_browser_shows_what_python_computes_for_every_choice_and_moment(each, tmp_path):
-    if CHROMIUM is None:
-        pytest.skip("no Chromium here: what the pages show in a browser is not tried")
-    page, console = in_a_browser(page_of(each, tmp_path, DRIVER), {}, tmp_path / "profile")
-    assert console == ""
-    seen = json.loads(unescape(re.findall(r'<pre id="seen">(.*?)</pre>', page, re.DOTALL)[0]))
     states = each.states
-    alone, beside = seen
+    alone, beside = written(each, DRIVER, tmp_path, {})
     for row in alone:
         shows_what_python_has(row, states, {})
         began, state = row[1], states["|".join(row[0])]
@@ -400,8 +417,8 @@ def not_said(state: State, other: State) -> list[str]:
 @pytest.mark.full
 def test_an_address_with_a_step_that_is_none_shows_where_the_film_begins(tmp_path):
     if CHROMIUM is None:
-        pytest.skip("no Chromium here: what the pages show in a browser is not tried")
-    (each,) = (one for one in EXPLORABLES if one.name == "ring")
+        pytest.skip(NEEDED)
+    each = named("ring")
     page = page_of(each, tmp_path)
     says = each.states["3"]["says"]
     for step, wanted in {"": 3, "x": 3, "1.5": 3, "99": -1, "-2": 0, "1": 1}.items():
@@ -425,8 +442,8 @@ document.body.append(location.search);
 @pytest.mark.full
 def test_an_address_opens_both_views_where_they_were(tmp_path):
     if CHROMIUM is None:
-        pytest.skip("no Chromium here: what the pages show in a browser is not tried")
-    (each,) = (one for one in EXPLORABLES if one.name == "ring")
+        pytest.skip(NEEDED)
+    each = named("ring")
     page, says = page_of(each, tmp_path, ADDRESS), each.states["3"]["says"]
     found, _ = in_a_browser(page, {"ranks": 3, "step": 2}, tmp_path / "profile")
     address = unescape(re.findall(r"\?ranks[^<]*", found)[-1]).strip()
@@ -538,8 +555,8 @@ frame.addEventListener("load", async () => {
 @pytest.mark.full
 def test_a_notebook_s_picture_answers_in_its_frame_and_is_a_still_elsewhere(tmp_path):
     if CHROMIUM is None:
-        pytest.skip("no Chromium here: what the pages show in a browser is not tried")
-    (each,) = (one for one in EXPLORABLES if one.name == "pipeline")
+        pytest.skip(NEEDED)
+    each = named("pipeline")
     last = each.controls["schedule"][-1]
     expected = [each.state(*each.first_choice), each.state(last, *each.first_choice[1:])]
     html = show_explorable("pipeline", live=True)._repr_html_()

@@ -1,15 +1,11 @@
 """What the pictures draw: each tile, bar and card as Python has it, and pieces that arrive."""
 
 import itertools
-import json
 import re
-from html import unescape
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shared.book.explorables import EXPLORABLES, Explorable
 from shared.book.moved import film, ring
 from shared.book.nodes import WIDEST, mesh
 from shared.book.offloading import offload
@@ -19,9 +15,8 @@ from shared.book.recorded_fsdp import fsdp_step
 from shared.book.recorded_pipeline import senders
 from shared.pipeline.schedules import interleaved_schedule
 from tests.book import test_book
-from tests.book.test_book import CHROMIUM, as_rgb, expected, in_a_browser, in_this_course, page_of
+from tests.book.test_book import as_rgb, expected, in_this_course, named, written
 
-NEEDED = "no Chromium here: what the pages show in a browser is not tried"
 AXIS, WIDE = 64, 420 - 64 - 4  # of a drawing's time, in its own units
 
 # Goes through all choices and moments, and writes down what is drawn: [choice, step, [text, colour,
@@ -112,27 +107,6 @@ pieces.forEach((piece, n) => {
 });
 seen.push(root.querySelectorAll(".explorable-flies").length);
 """
-WRITE = """
-const out = document.createElement("pre");
-out.id = "seen";
-out.textContent = JSON.stringify(seen);
-document.body.append(out);
-"""
-
-
-def written(each: Explorable, driver: str, folder: Path, choice: dict[str, Any]) -> list[Any]:
-    """What a driver wrote down on an explorable's page, on which the console is silent."""
-    if CHROMIUM is None:
-        pytest.skip(NEEDED)
-    page, console = in_a_browser(page_of(each, folder, driver + WRITE), choice, folder / "profile")
-    assert console == ""
-    return json.loads(unescape(re.findall(r'<pre id="seen">(.*?)</pre>', page, re.DOTALL)[0]))
-
-
-def named(name: str) -> Explorable:
-    (each,) = (one for one in EXPLORABLES if one.name == name)
-    return each
-
 
 DRAWN = ("ring", "collectives", "pipeline", "mesh", "ddp_step", "fsdp_step", "tensor_parallel")
 

@@ -1,8 +1,6 @@
 """Guess first: the answers are those of the arithmetic, and a page says how far off a guess is."""
 
 import json
-import re
-from html import unescape
 
 import pytest
 
@@ -10,9 +8,8 @@ from shared.book.chinese import chinese_pictures
 from shared.book.explorables import EXPLORABLES
 from shared.book.explore import explore_pages
 from shared.book.guesses import GUESSES
-from tests.book.test_book import CHROMIUM, in_a_browser, in_this_course, page_of
+from tests.book.test_book import in_this_course, named, written
 
-NAMED = {each.name: each for each in EXPLORABLES}
 ANSWERS = {
     "one_gpu": "optimizer states",
     "ring": 2 * 7 / 8,
@@ -51,10 +48,6 @@ for (const given of GIVEN) {
 }
 form.querySelectorAll("button")[1].click();
 look();
-const out = document.createElement("pre");
-out.id = "seen";
-out.textContent = JSON.stringify(seen);
-document.body.append(out);
 """
 
 
@@ -102,14 +95,9 @@ document.body.append(out);
 def test_a_guess_is_told_how_far_off_it_is_and_the_picture_goes_to_its_answer(
     name, make, told, tmp_path
 ):
-    if CHROMIUM is None:
-        pytest.skip("no Chromium here: what the pages show in a browser is not tried")
     given = [each for each in told if each is not None]
     driver = GUESSER.replace("GIVEN", json.dumps(given))
-    page = page_of(NAMED[name], tmp_path, driver, make)
-    found, console = in_a_browser(page, {}, tmp_path / "profile")
-    assert console == ""
-    seen = json.loads(unescape(re.findall(r'<pre id="seen">(.*?)</pre>', found)[0]))
-    assert seen[0] == ["", list(map(str, NAMED[name].first_choice))]
+    seen = written(named(name), driver, tmp_path, {}, make)
+    assert seen[0] == ["", list(map(str, named(name).first_choice))]
     assert [verdict for verdict, _ in seen[1:]] == list(told.values())
     assert all(choice == list(map(str, GUESSES[name].choice)) for _, choice in seen[1:])
