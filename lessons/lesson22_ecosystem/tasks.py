@@ -13,7 +13,6 @@ import accelerate
 import torch
 import torch.distributed as dist
 import transformers
-from accelerate.state import AcceleratorState, GradientState, PartialState
 from lightning_fabric import Fabric
 from lightning_fabric.strategies import FSDPStrategy
 from torch import nn
@@ -25,6 +24,7 @@ from transformers import (  # noqa: F401 - the Trainer would be imported late
 from transformers.distributed.configuration_utils import DistributedConfig
 
 from lessons.lesson22_ecosystem.loops import LOOPS, QUIET, ZERO3, trainer
+from shared.ecosystem.engines import forget_accelerate
 from shared.ecosystem.task import Task, count_tokens
 from shared.measuring.traffic import count_traffic
 from shared.training.quiet_deepspeed import quiet_deepspeed
@@ -53,9 +53,7 @@ def warm_up() -> None:
 
 def forget() -> None:
     """Between two trainings on the same ranks: what Accelerate and the Trainer keep globally."""
-    AcceleratorState._reset_state(True)
-    PartialState._reset_state()
-    GradientState._reset_state()
+    forget_accelerate()
     transformers.integrations.deepspeed.unset_hf_deepspeed_config()
 
 

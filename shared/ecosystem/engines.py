@@ -32,13 +32,19 @@ class FrameworkEngine(DataParallelEngine):
         return self._clip(max_norm)
 
 
+def forget_accelerate() -> None:
+    """What Accelerate keeps of a training before, or of TrainingArguments before a fork."""
+    from accelerate.state import AcceleratorState, GradientState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
 def accelerate_engine(model: nn.Module, optimizer: Any) -> FrameworkEngine:
     """Accelerate on the CPU, in the process group that is there."""
     from accelerate import Accelerator
-    from accelerate.state import AcceleratorState
 
-    # TrainingArguments made before the ranks were forked have told it that there is one process.
-    AcceleratorState._reset_state(reset_partial_state=True)
+    forget_accelerate()  # else it may train each rank alone
     runner = Accelerator(cpu=True)
     wrapped = runner.prepare(model, optimizer)
     clip = runner.clip_grad_norm_
