@@ -160,10 +160,10 @@ def rebuild(path: Path, mode: str, *, run: bool, write: bool) -> float:
     if run:
         execute(notebook, path.parent, mode)
     seconds = time.perf_counter() - start
-    normalise(notebook)
-    if run:
-        notebook.metadata[EXECUTED] = digests(notebook)
     if write:
+        normalise(notebook)
+        if run:
+            notebook.metadata[EXECUTED] = digests(notebook)
         text = nbformat.writes(notebook, version=4)
         aside = path.with_suffix(".part")
         aside.write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8")

@@ -4,7 +4,6 @@ import base64
 import functools
 import html
 import json
-import math
 import os
 import re
 import time
@@ -13,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from shared.cli.command import ROOT
 from shared.cli.machine import describe_machine
 from shared.ranks.logs import last_words
 
@@ -21,7 +21,6 @@ SETTINGS = ("preset", "seed", "commit")
 HEAD_KEYS = {"lesson", "run", "when", "world_size", "device", "backend", "torch", "seconds"}
 HEAD_KEYS |= {"headline", "table", "figures", *SETTINGS}
 MAX_ROWS = 60
-ROOT = Path(__file__).resolve().parents[2]
 NOISE = (
     "≈: a time of this one run on this machine, or made of times, to two digits. Another run gives"
     " others; where other programs ran beside it, a factor of two can be noise."
@@ -86,7 +85,7 @@ def _lesson_link(name: str, out: Path) -> str:
 @functools.cache
 def _columns() -> dict[str, tuple[str, bool]]:
     """Column, a # for each number in it, to what it is, and whether it is a time."""
-    table = tomllib.loads((ROOT / "shared/cli/columns.toml").read_text(encoding="utf-8"))
+    table = tomllib.loads(Path(__file__).with_name("columns.toml").read_text(encoding="utf-8"))
     return {
         name: (says, kind == "timed") for kind, part in table.items() for name, says in part.items()
     }
@@ -184,9 +183,8 @@ def _rough(value: Any) -> str:
     """A time by the two digits that a second run has a chance to repeat."""
     if not _is_number(value) or not value:
         return _text(value)
-    digits = 1 - math.floor(math.log10(abs(value)))
-    rounded = round(float(value), digits)
-    return _text(int(rounded) if digits <= 0 else rounded)
+    rounded = float(f"{value:.1e}")
+    return _text(int(rounded) if abs(rounded) >= 10 else rounded)
 
 
 def _is_number(value: Any) -> bool:

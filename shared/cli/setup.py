@@ -18,7 +18,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.cli.torch_build import VARIABLE, choose_build
+from shared.cli.torch_build import VARIABLE, choose_build, pip_install
 from shared.ranks.logs import last_words
 from shared.ranks.processes import supervise
 
@@ -176,8 +176,7 @@ def enable_saving(venv: Path) -> None:
 
 
 def _pip(root: Path, what: str) -> list[str]:
-    pip = [str(_interpreter(root)), "-m", "pip", "install", "--disable-pip-version-check"]
-    return [*pip, "-c", CONSTRAINTS, "-e", what]
+    return [*pip_install(_interpreter(root)), "-c", CONSTRAINTS, "-e", what]
 
 
 _VENV_ADVICE = (

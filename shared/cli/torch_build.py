@@ -4,7 +4,6 @@ On Linux pip's ordinary torch brings CUDA along: gigabytes that a machine withou
 never uses. uv knows PyTorch's own index of CPU builds by name, and is asked for it.
 """
 
-import os
 import re
 import subprocess
 import sys
@@ -30,12 +29,12 @@ class Build:
 
 
 def choose_build(
-    python: Path, constraints: Path, env: Mapping[str, str] = os.environ, system: str = sys.platform
+    python: Path, constraints: Path, env: Mapping[str, str], system: str = sys.platform
 ) -> Build:
     """The build for this machine, or from where TORCH_INDEX_URL says; "" means pip's ordinary."""
     lines = constraints.read_text(encoding="utf-8").splitlines()
     (pin,) = (line for line in lines if line.startswith("torch=="))
-    pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check"]
+    pip = pip_install(python)
     if url := env.get(VARIABLE):
         says = f"torch from {VARIABLE}"
         return Build(says, ([*pip, "--no-deps", "--index-url", url, pin],), asked_for=True)
@@ -53,6 +52,11 @@ def choose_build(
         f" with CUDA; {VARIABLE}=ADDRESS another index's)",
         ([*pip, UV], [*uv, "--no-deps", "--torch-backend", "cpu", pin]),
     )
+
+
+def pip_install(python: Path) -> list[str]:
+    """The command to which the names of packages are added."""
+    return [str(python), "-m", "pip", "install", "--disable-pip-version-check"]
 
 
 def _has_cuda(python: Path) -> bool:

@@ -81,7 +81,6 @@ def test_the_page_needs_no_other_file(runs):
 
 def test_a_row_leads_to_its_lesson_and_its_page_where_there_is_one(runs, monkeypatch):
     monkeypatch.setattr("shared.cli.report.ROOT", runs.parent)
-    monkeypatch.setattr("shared.cli.report._columns", dict)
     notebook = runs.parent / "lessons" / "lesson01_positions" / "lesson.ipynb"
     page = runs / "book" / "html" / "lessons" / "lesson01_positions" / "lesson.html"
     for file, link in (

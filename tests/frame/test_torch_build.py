@@ -18,24 +18,28 @@ PIN = "torch==2.13.0"
 NO_CONFIG = {"PIP_CONFIG_FILE": os.devnull}  # pip reads none of this machine's
 
 
-def chosen(env, nvidia=False, system="linux", cuda=False, monkeypatch=None):
-    monkeypatch.setattr(torch_build, "has_nvidia", lambda: nvidia)
-    monkeypatch.setattr(torch_build, "_has_cuda", lambda _: cuda)
-    return choose_build(Path(sys.executable), CONSTRAINTS, env, system)
+@pytest.fixture
+def chosen(monkeypatch):
+    def choose(env, nvidia=False, system="linux", cuda=False):
+        monkeypatch.setattr(torch_build, "has_nvidia", lambda: nvidia)
+        monkeypatch.setattr(torch_build, "_has_cuda", lambda _: cuda)
+        return choose_build(Path(sys.executable), CONSTRAINTS, env, system)
+
+    return choose
 
 
-def test_the_build_is_the_machine_s_or_the_one_that_is_asked_for(monkeypatch):
-    cpu = chosen(NO_CONFIG, monkeypatch=monkeypatch)
+def test_the_build_is_the_machine_s_or_the_one_that_is_asked_for(chosen):
+    cpu = chosen(NO_CONFIG)
     assert "for the CPU alone: there is no NVIDIA driver here" in cpu.says and not cpu.asked_for
     assert cpu.commands[-1][-4:] == ["--no-deps", "--torch-backend", "cpu", PIN]
-    cuda = chosen({}, nvidia=True, monkeypatch=monkeypatch)
+    cuda = chosen({}, nvidia=True)
     assert (cuda.says, cuda.commands) == ("torch with CUDA: there is an NVIDIA driver here", ())
-    kept = chosen(NO_CONFIG, cuda=True, monkeypatch=monkeypatch)
+    kept = chosen(NO_CONFIG, cuda=True)
     assert (kept.says, kept.commands) == ("torch with CUDA, as .venv has it", ())
     for env, system in (({VARIABLE: ""}, "linux"), ({}, "darwin")):  # a cluster's login node; a Mac
-        assert chosen(env, system=system, monkeypatch=monkeypatch).commands == ()
+        assert chosen(env, system=system).commands == ()
     for nvidia in (True, False):
-        asked = chosen({VARIABLE: "file:///x"}, nvidia, monkeypatch=monkeypatch)
+        asked = chosen({VARIABLE: "file:///x"}, nvidia)
         assert asked.says == f"torch from {VARIABLE}" and asked.asked_for
         assert asked.commands[0][-4:] == ["--no-deps", "--index-url", "file:///x", PIN]
 
@@ -48,16 +52,16 @@ def test_the_build_is_the_machine_s_or_the_one_that_is_asked_for(monkeypatch):
         "[install]\nextra-index-url =\n    x\n    y\n",
     ],
 )
-def test_a_mirror_of_pip_s_is_asked_before_pytorch_s_index(told, tmp_path, monkeypatch):
+def test_a_mirror_of_pip_s_is_asked_before_pytorch_s_index(told, tmp_path, chosen):
     env = {**NO_CONFIG, told: "1"}
     if "\n" in told:
         (tmp_path / "pip.conf").write_text(told)
         env = {"PIP_CONFIG_FILE": str(tmp_path / "pip.conf")}
-    build = chosen(env, monkeypatch=monkeypatch)
+    build = chosen(env)
     assert build.says.startswith("torch as pip finds it, by its ") and build.commands == ()
 
 
-def test_an_index_in_a_local_folder_is_taken(tmp_path, monkeypatch):
+def test_an_index_in_a_local_folder_is_taken(tmp_path, chosen):
     """pip itself, from a stand-in of PyTorch's index, whose builds end in "+cpu"."""
     name = "torch-2.13.0+cpu-py3-none-any.whl"
     (tmp_path / "torch").mkdir()
@@ -70,7 +74,7 @@ def test_an_index_in_a_local_folder_is_taken(tmp_path, monkeypatch):
         )
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         wheel.writestr(f"{info}/RECORD", "")
-    (command,) = chosen({VARIABLE: tmp_path.as_uri()}, monkeypatch=monkeypatch).commands
+    (command,) = chosen({VARIABLE: tmp_path.as_uri()}).commands
     target = tmp_path / "installed"
     subprocess.run([*command, "--target", target], check=True, capture_output=True)
     assert (target / "torch-2.13.0+cpu.dist-info").is_dir()
