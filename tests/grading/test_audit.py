@@ -2,15 +2,14 @@
 
 import importlib
 import re
-from functools import cache, partial
 from pathlib import Path
 
 import pytest
 
 from solutions.grading.intake import audit as auditing
 from solutions.grading.intake import literals
-from solutions.grading.intake.lesson import read_lessons
 from solutions.grading.results import Exercise, Lesson
+from tests.grading.course import course
 
 COURSE = Path(__file__).resolve().parents[2]
 SETUP = """import math
@@ -203,9 +202,6 @@ def test_what_a_lesson_s_own_module_has_is_no_way_around():
         "line 1 reaches for lessons.lesson20_less_communication.laboratory.f, an answer of the"
         " course",
     )
-
-
-course = cache(partial(read_lessons, COURSE))
 
 
 def test_every_forbidden_name_is_one_that_an_answer_can_reach():

@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
-from functools import cache, partial
+from functools import cache
 
 import pytest
 
@@ -21,7 +21,7 @@ from solutions.answers_held import answers_in
 from solutions.built import NEEDED_BEFORE
 from solutions.grading.intake.class_edition import ClassEdition
 from solutions.grading.intake.known import KnownAnswers, hand_in
-from solutions.grading.intake.lesson import read_lessons
+from tests.grading.course import course
 from tests.grading.test_student_edition import STOPPED, Learner
 
 WEEKS = [10, 13, 21]
@@ -43,7 +43,7 @@ def week(request, tmp_path_factory):
     return request.param, folder
 
 
-course, compiled, code = cache(partial(read_lessons, ROOT)), cache(compile), cache(code_of)
+compiled, code = cache(compile), cache(code_of)
 
 
 def references(number):

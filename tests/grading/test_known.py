@@ -4,7 +4,6 @@ import ast
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 
@@ -12,16 +11,14 @@ import pytest
 
 from solutions.grading.intake.audit import audit
 from solutions.grading.intake.known import KnownAnswers
-from solutions.grading.intake.lesson import read_lessons
 from solutions.grading.intake.sources import parsed
 from solutions.grading.results import Exercise, Lesson
+from tests.grading.course import course
 
 ROOT = Path(__file__).resolve().parents[2]
 NUMBERS = sorted(
     path.parent.name.removeprefix("lesson")[:2] for path in ROOT.glob("lessons/*/lesson.ipynb")
 )
-
-course = cache(partial(read_lessons, ROOT))
 
 
 @pytest.mark.full

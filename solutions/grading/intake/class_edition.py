@@ -13,8 +13,8 @@ from typing import Any
 
 from shared.exercises.cells import code_of
 from solutions.built import NEEDED_BEFORE, built_in
-from solutions.grading.intake.known import KnownAnswers, own_answers
-from solutions.grading.intake.lesson import read_exercises
+from solutions.grading.intake.known import KnownAnswers
+from solutions.grading.intake.lesson import read_with_answers
 from solutions.grading.intake.sources import bound_by, imported_by, parsed
 from solutions.grading.results import Lesson
 
@@ -38,15 +38,15 @@ class ClassEdition:
     ) -> None:
         """`solved`: with the week's answers where something needs them, as checks do.
 
-        `lessons`: all of the course, where the caller has read them.
+        `lessons`: all of the course with their answers, where the caller has read them.
         """
         self.course, self.through, self.solved = course, through, solved
-        lessons = lessons or read_exercises(course)
+        lessons = lessons or read_with_answers(course)
         self.known = KnownAnswers(course, next(iter(lessons.values())))
         self.answers: dict[Place, str] = {}  # of lesson NN and later ones, in shared/
         self.earlier: dict[str, str] = {}  # where those of the lessons before it are, by exercise
         for number, lesson in lessons.items():
-            for id, place in (lesson.answers or own_answers(course, lesson)).items():
+            for id, place in lesson.answers.items():
                 if int(number) < through:
                     self.earlier[id] = place
                 else:

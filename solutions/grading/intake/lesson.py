@@ -54,6 +54,12 @@ def read_exercises(course: Path, numbers: Sequence[str] | None = None) -> dict[s
     return {number: _read_lesson(folders[number]) for number in wanted}
 
 
+def read_with_answers(course: Path) -> dict[str, Lesson]:
+    """The exercises of all lessons, and where shared/ has the course's own answers."""
+    read = read_exercises(course)
+    return {n: replace(each, answers=own_answers(course, each)) for n, each in read.items()}
+
+
 def lesson_folders(course: Path) -> dict[str, Path]:
     """The folders of the course's lessons by number."""
     notebooks = sorted((course / "lessons").glob("lesson[0-9][0-9]_*/lesson.ipynb"))

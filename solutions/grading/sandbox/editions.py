@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 
 from solutions.grading.intake.class_edition import ClassEdition
-from solutions.grading.intake.lesson import lesson_folders, read_exercises
+from solutions.grading.intake.lesson import lesson_folders, read_with_answers
 from solutions.grading.results import Lesson
 
 INSIDE = Path(__file__).with_name("inside")
@@ -67,7 +67,7 @@ class Editions:
 
     @cached_property
     def _lessons(self) -> dict[str, Lesson]:
-        return read_exercises(self.course)
+        return read_with_answers(self.course)
 
     def of(self, lesson: Lesson) -> Copy:
         """The copy that a lesson is judged beside."""
