@@ -104,8 +104,7 @@ def unit_shard(answer) -> None:
         hint = "rank 0 of the group decides the numbers, and the last shard ends with the padding"
         turns = flat_of(seen.first, n)[rank::n].to(want.dtype)
         looks_like = {"the shards are interleaved, element by element": turns}
-        check = partial(expect_close, looks_like=looks_like, hint=hint)
-        check(got, want, what="the shard", atol=0, rtol=0)
+        expect_close(got, want, what="the shard", atol=0, rtol=0, looks_like=looks_like, hint=hint)
 
 
 @exercise_13_1.check("memory: a shard between uses, the whole in between")

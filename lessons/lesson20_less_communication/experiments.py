@@ -263,10 +263,8 @@ def draw_seconds(table: Mapping[str, Mapping[str, float]]) -> Figure:
     ticks = [0.1, 0.2, 0.5, 1, 2, 5]
     ax.set_yticks(ticks, [str(tick) for tick in ticks])
     ax.set_yticks([], minor=True)
-    faster = [sum(by_link[link] < 1 for by_link in table.values()) for link in links]
-    counts = ", ".join(
-        f"{n} of {len(table) - 1} at {link}" for n, link in zip(faster, links, strict=True)
-    )
+    faster = {link: sum(by_link[link] < 1 for by_link in table.values()) for link in links}
+    counts = ", ".join(f"{n} of {len(table) - 1} at {link}" for link, n in faster.items())
     ax.set_title(f"Below the line, faster than all-reduce:\n{counts}")
     ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure

@@ -3,10 +3,9 @@
 import copy
 import dataclasses
 import operator
-import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from functools import partial, wraps
+from functools import partial, partialmethod
 from itertools import islice
 from typing import Any
 
@@ -16,12 +15,10 @@ from torch import Tensor
 
 from shared.exercises import expecting
 from shared.exercises.checks import Check, run_check
-from shared.exercises.on_ranks import raise_failure
 from shared.exercises.rank_cases import RankCases
 from shared.exercises.wrong import Wrong
 from shared.ranks.failures import Failure, RankFailed
 
-SEAMS = ("on_ranks", "on_one_rank", "ask_deepspeed")  # where other processes are asked
 OPS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 Asked = defaultdict[tuple[Any, ...], list[Any]]  # by the place in a sight: what was asked of it
@@ -74,8 +71,8 @@ class Number(int):
 
 
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    _own = partial(Number._compare, compare=getattr(operator, _name))
-    setattr(Number, f"__{_name}__", lambda self, other, own=_own: own(self, other))
+    _own = partialmethod(Number._compare, compare=getattr(operator, _name))
+    setattr(Number, f"__{_name}__", _own)
 for _name, _back in {
     "__add__": operator.sub,
     "__radd__": operator.sub,
@@ -85,8 +82,7 @@ for _name, _back in {
     "__rmul__": operator.truediv,
     "__floordiv__": operator.mul,
 }.items():
-    _own = partial(Number._count, name=_name, back=_back)
-    setattr(Number, _name, lambda self, other, own=_own: own(self, other))
+    setattr(Number, _name, partialmethod(Number._count, name=_name, back=_back))
 
 
 def parts(sight: Any) -> list[tuple[Any, Any]]:
@@ -181,7 +177,7 @@ def _others(sight: Any, asked: list[Any]) -> list[Any]:
 
 
 class Sights:
-    """What ranks, and an answer where it is a function, gave while a check ran.
+    """What ranks gave while a check ran.
 
     `instead` of one of them has what a check is to be given when it runs again.
     """
@@ -189,7 +185,6 @@ class Sights:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.taken, self.instead = dict[Any, Any](), dict[Any, Any]()
         self.failing = dict[Any, RankFailed]()  # by the words for it: a way in which ranks fail
-        self.num_calls, self.process = 0, os.getpid()
         outcome, seen = RankCases.outcome, RankCases.seen
 
         def look(cases: RankCases, case: Any) -> Any:
@@ -205,43 +200,7 @@ class Sights:
 
     def begin(self) -> None:
         """Begin a check."""
-        self.num_calls = 0
         self.taken, self.instead, self.failing = {}, {}, {}
-
-    def once(self, ask: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that asks other processes, which starts them once for all runs of a check."""
-
-        def asked(*args: Any, **words: Any) -> Any:
-            key = self._next(ask.__name__)
-            kept = {each: words[each] for each in ("apart", "known") if each in words}
-            if kept:
-                self._note(key, **kept)
-            look = partial(ask, *args, **words)
-            try:
-                return self._see(key, lambda: self.taken[key] if key in self.taken else look())
-            except RankFailed as failed:
-                if kept:
-                    raise_failure(failed, **kept)
-                raise
-
-        return asked
-
-    def watched(self, answer: Any) -> Any:
-        """The answer, each call of which is a sight."""
-        if isinstance(answer, type):
-            return answer
-
-        @wraps(answer)
-        def called(*args: Any, **given: Any) -> Any:
-            if os.getpid() != self.process:
-                return answer(*args, **given)
-            return self._see(self._next("call"), partial(answer, *args, **given))
-
-        return called
-
-    def _next(self, what: str) -> tuple[str, int]:
-        self.num_calls += 1
-        return what, self.num_calls
 
     def _see(self, key: Any, look: Callable[[], Any]) -> Any:
         if key not in self.instead:
@@ -264,7 +223,7 @@ class Sights:
 
     def ask(self, check: Check, answer: Any, instead: dict[Any, Any]) -> Wrong | None:
         """What a check says to a change."""
-        self.num_calls, self.instead = 0, instead
+        self.instead = instead
         wrong = run_check(check, answer)
         self.instead = {}
         return wrong
@@ -277,12 +236,8 @@ class Sights:
         for key, sight in taken.items():
             yield {key: listening(sight, asked[key])}
         for key, sight in taken.items():
-            ranks = {0, len(sight) - 1} if key[0] != "call" and type(sight) is list else ()
-            if ranks:
-                yield {key: sight[::-1]}
+            yield {key: sight[::-1]}
             for tensors in (False, True):
-                for rank in ranks:
+                for rank in {0, len(sight) - 1}:
                     for other in changes(sight[rank], asked[key], tensors, (rank,)):
                         yield {key: put(sight, rank, other)}
-                for other in () if ranks else changes(sight, asked[key], tensors):
-                    yield {key: other}

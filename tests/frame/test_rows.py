@@ -17,7 +17,7 @@ from shared.exercises.checks import Check, run_check
 from shared.exercises.lessons import ROOT, lesson_folder, load_checks, solution_module
 from shared.exercises.mistakes import known_mistakes
 from shared.exercises.wrong import Wrong
-from tests.frame.sights import SEAMS, Sights
+from tests.frame.sights import Sights
 
 NUMBERS = sorted(path.parent.name[6:8] for path in (ROOT / "lessons").glob("*/checks.py"))
 
@@ -41,7 +41,7 @@ class Listening:
         self.rows, self.exercise, self.instead = dict[str, tuple[str, list[str]]](), "", ""
         self.signs, self.silent = set[str](), dict[str, str]()
         self.heard, self.sights, self.listens = set[str](), Sights(monkeypatch), True
-        self.said = [each.says for each in known_mistakes(number)]
+        self.mistakes = known_mistakes(number)
         own: dict[Any, Any] = {expecting.alike: self._alike}
         own |= {ask: self._asking(ask) for ask in (expecting.expect_close, expecting.expect_equal)}
         own |= {expecting.recognise: self._recognise, expecting.expect: self._expect}
@@ -49,12 +49,6 @@ class Listening:
             for ask, instead in own.items():
                 if vars(module).get(ask.__name__) is ask:
                     monkeypatch.setattr(module, ask.__name__, instead)
-            for name in (
-                vars(module).keys() & {*SEAMS}
-                if any(each in CHANGED for each in self.checks)
-                else ()
-            ):
-                monkeypatch.setattr(module, name, self.sights.once(getattr(module, name)))
 
     def _alike(self, got: Any, looks_like: Mapping[str, Any], *same: Any) -> dict[str, bool]:
         if self.instead in looks_like:
@@ -86,11 +80,15 @@ class Listening:
         if self.listens:
             self.signs |= {*filter(None, rows)}
 
-    def hear(self, exercise: str, said: Sequence[str]) -> None:
-        """Put the reference before an exercise's checks; known mistakes have `said` some words."""
+    def says(self, words: str) -> bool:
+        """Whether a known mistake of the lesson hears these words."""
+        return any(each.says in words for each in self.mistakes)
+
+    def hear(self, exercise: str) -> None:
+        """Put the reference before an exercise's checks."""
+        said = [each.says for each in self.mistakes if each.id == exercise]
         checks, self.exercise = self.checks[exercise], exercise
         answer = checks._begin(getattr(solution_module(self.number), checks.name))
-        answer = self.sights.watched(answer) if exercise in CHANGED else answer
         for title, check in checks.checks:
             self.rows.clear()
             self.signs.clear()
@@ -119,17 +117,15 @@ class Listening:
         values = {words for each, words in self.told if each == exercise} | {*self.rows}
         rows = {*self.signs, *self.sights.failing} - values
         self.silent |= dict.fromkeys(rows - self.heard, exercise)
-        left, refused = rows & {*self.silent}, False
+        left, refused = rows - self.heard, False
         most = MOST_CHANGES if exercise in CHANGED else 0
         for instead in islice(self.sights.changed(), most):
-            if refused and all(any(each in words for each in self.said) for words in left):
+            if refused and all(map(self.says, left)):
                 break
             wrong = self.sights.ask(check, answer, instead)
             left.discard(wrong.mistake if wrong else "")
             refused = refused or bool(wrong and wrong.expected)  # and not an error
         self.heard |= rows - left
-        for words in rows - left:
-            self.silent.pop(words, None)
         return refused
 
 
@@ -154,23 +150,23 @@ def _hears(ask: Callable[..., None], value: Any, want: Any, given: dict[str, Any
 @pytest.mark.full
 @pytest.mark.parametrize("number", NUMBERS)
 def test_a_recognised_value_hears_its_own_words(number, monkeypatch, record_property):
-    listening, mistakes = Listening(monkeypatch, number), known_mistakes(number)
+    listening = Listening(monkeypatch, number)
     for _ in range(3):  # in one draw of many a mistake gives what another gives
         monkeypatch.setenv("TORCH_HANDLE_SEED", str(secrets.randbelow(2**31)))  # and replays alike
         for exercise in listening.checks:
-            listening.hear(exercise, [each.says for each in mistakes if each.id == exercise])
+            listening.hear(exercise)
         # Exercises of a lesson share rows, which one of them makes heard. What is made of the
         # answer itself is right where that is: a known mistake says it.
         heard = {words for (_, words), by in listening.told.items() if words in by}
         silent = [
             f"{exercise}: {words!r} heard {set(by)}"
             for (exercise, words), by in listening.told.items()
-            if words not in heard and not any(each.says in words for each in mistakes)
+            if words not in heard and not listening.says(words)
         ]
         unheard = [
             (exercise, words)
             for words, exercise in listening.silent.items()
-            if words not in heard and not any(each.says in words for each in mistakes)
+            if words not in heard | listening.heard and not listening.says(words)
         ]
         proven = [f"{exercise}: {words!r}" for exercise, words in unheard if exercise in CHANGED]
         if not silent and not proven:

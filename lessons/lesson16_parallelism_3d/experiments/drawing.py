@@ -42,8 +42,7 @@ def draw_mesh(groups: Groups) -> Figure:
     for rank, (x, y) in at.items():
         ax.plot(x, y, "o", markersize=20, color="white", markeredgecolor="black", zorder=2)
         ax.text(x, y, str(rank), ha="center", va="center", zorder=3)
-        side = -1 if rank in [ranks[0] for ranks in groups["tp"]] else 1
-        align = "right" if side < 0 else "left"
+        side, align = (-1, "right") if _place(groups["tp"], rank) == 0 else (1, "left")
         ax.text(x + 0.3 * side, y, words[rank], ha=align, va="center", fontsize=7)
     ax.set(xlim=(-1.3, 4.1), ylim=(-3.4, 1.6))
     ax.set_axis_off()
