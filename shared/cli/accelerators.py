@@ -72,7 +72,7 @@ def gpu_gib() -> list[float]:
     import torch
 
     places = range(torch.cuda.device_count())
-    return [torch.cuda.get_device_properties(each).total_memory / GIB for each in places]
+    return [torch.cuda.get_device_properties(place).total_memory / GIB for place in places]
 
 
 def look_at_gloo() -> Finding:

@@ -27,7 +27,7 @@ EVERYTHING += ("tests/conftest.py", "pyproject.toml", "run_all.sh", "datasets/*/
 # Tests (patterns, too) of what no import and no name in their text leads to. `file[NN]` are a
 # test's cases of the changed file's lesson, and `file[]` its cases of no lesson.
 JUDGES = "class_edition student_edition guide known lesson made_class nbgrader grade_command"
-REAL_LESSONS = " ".join(f"tests/grading/test_{each}.py" for each in JUDGES.split())
+REAL_LESSONS = " ".join(f"tests/grading/test_{name}.py" for name in JUDGES.split())
 RULES = "tests/frame/test_links.py tests/frame/test_style.py"
 NAMES = "tests/frame/test_torch_names.py"
 READERS = {
@@ -81,7 +81,7 @@ def _code_cells(notebook: str) -> list[dict[str, Any]]:
         cells = json.loads(notebook)["cells"]
     except (ValueError, KeyError):  # halves of a merge: pytest says what is wrong with it
         return []
-    return [each for each in cells if each["cell_type"] == "code"]
+    return [cell for cell in cells if cell["cell_type"] == "code"]
 
 
 def git(root: Path, *words: str, errors: str = "surrogateescape") -> str | None:
@@ -101,13 +101,13 @@ class Course:
 
         self.root = root
         self.needed_by, self.read_by = Graph(set), Graph(set)  # to run; as a text alone
-        tops = (root / each for each in ("shared", "solutions", "lessons", "tests"))
-        names = [each.name for each in tops if each.is_dir()]
+        tops = (root / top for top in ("shared", "solutions", "lessons", "tests"))
+        names = [top.name for top in tops if top.is_dir()]
         try:
             graph = grimp.build_graph(*names, cache_dir=None)
         except grimp.exceptions.SourceSyntaxError as error:
             raise InputError(f"--changed follows imports: {error}") from None
-        self.files = {each: path for each in graph.modules if (path := self._file(each))}
+        self.files = {module: path for module in graph.modules if (path := self._file(module))}
         self.texts = {path: (root / path).read_text("utf-8") for path in self.files.values()}
         for module, path in self.files.items():
             started = re.findall(r'"-m", "([\w.]+)"', self.texts[path])
@@ -117,17 +117,17 @@ class Course:
         self.parts = self._paths("lessons/*/*.*")
         for path in self.notebooks:
             self._add_notebook(path)
-        for path in [each for each in self.texts if each.startswith("tests/")]:
+        for path in [file for file in self.texts if file.startswith("tests/")]:
             self._add_test(path)
 
     def _paths(self, pattern: str) -> list[str]:
-        return sorted(str(each.relative_to(self.root)) for each in self.root.glob(pattern))
+        return sorted(str(place.relative_to(self.root)) for place in self.root.glob(pattern))
 
     def _file(self, module: str) -> str:
         """Return the file of a module; "" of a folder without __init__.py."""
         path = module.replace(".", "/")
         both = (f"{path}.py", f"{path}/__init__.py")
-        return next((each for each in both if (self.root / each).is_file()), "")
+        return next((file for file in both if (self.root / file).is_file()), "")
 
     def _add(self, name: str, path: str) -> None:
         """Note that a file needs what a dotted name begins with, and the packages on the way."""
@@ -169,7 +169,7 @@ class Course:
                 patterns = re.findall(rf"([\w\[\]*-]*\*[\w\[\]*-]*)/{re.escape(name)}", text)
                 if folder in text:
                     graph[file].add(path)
-                elif any(fnmatch(folder, each) for each in patterns):
+                elif any(fnmatch(folder, row) for row in patterns):
                     graph[file].add(f"{path}[{_number(file)}]")
         for folder in Path(path).parents:
             self.needed_by[f"{folder}/conftest.py"].add(path)
@@ -178,7 +178,7 @@ class Course:
 
     def affected(self, path: str, prose: bool = False) -> set[str] | None:
         """Return tests, notebooks and cases that a changed file can break; None: all of them."""
-        if any(fnmatch(path, each) for each in EVERYTHING):
+        if any(fnmatch(path, row) for row in EVERYTHING):
             return None
         found, ahead = set(), {path, *self._from_table(path)}
         if not prose:
@@ -186,14 +186,14 @@ class Course:
             ahead |= set(CODE_READERS.split()) if path.endswith(".ipynb") else set()
         while ahead:
             found |= ahead
-            ahead = set() if prose else {a for each in ahead for a in self.needed_by[each]} - found
-        units = {each for each in found if _is_test(each) or each in self.notebooks}
-        return {each for each in units if (self.root / each.split("[")[0]).exists()} or None
+            ahead = set() if prose else {a for file in ahead for a in self.needed_by[file]} - found
+        units = {unit for unit in found if _is_test(unit) or unit in self.notebooks}
+        return {unit for unit in units if (self.root / unit.split("[")[0]).exists()} or None
 
     def _from_table(self, path: str) -> Iterator[str]:
         for row in (tests for pattern, tests in READERS.items() if fnmatch(path, pattern)):
-            for each in row.replace("NN", _number(path)).split():
-                yield from [t for t in self.texts if fnmatch(t, each)] if "*" in each else [each]
+            for test in row.replace("NN", _number(path)).split():
+                yield from ([t for t in self.texts if fnmatch(t, test)] if "*" in test else [test])
 
     def _by_name(self, path: str) -> set[str]:
         """Return who names a module that is gone, or a file that is none; of a lesson's, all."""
@@ -207,12 +207,12 @@ class Course:
             name += rf"|from {re.escape('.'.join(parent))} import.*\b{last}\b"
         elif place.suffix == ".md":
             name = rf"(ROOT|COURSE|{place.parent.name or 'ROOT'})\W+{re.escape(place.name)}\b"
-        named = {each for each, text in self.texts.items() if re.search(name, text)}
+        named = {file for file, text in self.texts.items() if re.search(name, text)}
         if place.suffix in (".py", ".md") or (named and place.parts[0] != "lessons"):
             return named
-        for folder in [each for each in place.parents if each.name][:-1]:
-            if inside := [each for each in self.texts if Path(each).parent == folder]:
-                tests = (each for each in self.texts if each.startswith(f"tests/{folder.name}/"))
+        for folder in [parent for parent in place.parents if parent.name][:-1]:
+            if inside := [file for file in self.texts if Path(file).parent == folder]:
+                tests = (file for file in self.texts if file.startswith(f"tests/{folder.name}/"))
                 return {*named, *inside, *tests}
         return named
 
@@ -242,20 +242,20 @@ def _is_test(unit: str) -> bool:
 
 def arguments(selected: Iterable[str]) -> list[str]:
     """Return pytest's arguments; a file that is selected whole has the cases of all lessons."""
-    whole = sorted(each for each in selected if "[" not in each)
+    whole = sorted(unit for unit in selected if "[" not in unit)
     cases = defaultdict[str, list[str]](list)
-    for file, _, number in (each.partition("[") for each in sorted(selected)):
+    for file, _, number in (unit.partition("[") for unit in sorted(selected)):
         if file not in whole:
             cases[file].append(number.rstrip("]"))
-    return [*whole, *cases, *(f"--cases={file}={','.join(each)}" for file, each in cases.items())]
+    return [*whole, *cases, *(f"--cases={file}={','.join(found)}" for file, found in cases.items())]
 
 
 def summary(selected: Iterable[str], course: Course) -> str:
     """Return "notebooks 06 10, 14 of 173 test files"."""
-    files = {each.split("[")[0] for each in selected}
-    numbers = sorted(_number(each) for each in files if not _is_test(each))
+    files = {unit.split("[")[0] for unit in selected}
+    numbers = sorted(_number(file) for file in files if not _is_test(file))
     notebooks = f"notebook{'s' * (len(numbers) > 1)} {' '.join(numbers)}, " if numbers else ""
-    tests, total = (sum(map(_is_test, each)) for each in (files, course.texts))
+    tests, total = (sum(map(_is_test, group)) for group in (files, course.texts))
     return f"{notebooks}{tests} of {total} test files"
 
 
@@ -271,7 +271,7 @@ def select(root: Path, revision: str) -> list[str]:
         found = course.affected(path, prose)
         if found is None:
             print(f"everything: because {path} changed, which all use, or nothing is known to")
-            return [each for each in ("tests", "lessons") if (root / each).is_dir()]
+            return [top for top in ("tests", "lessons") if (root / top).is_dir()]
         selected |= found
         if number <= NUM_LINES:
             what = "only prose of " * prose + path

@@ -85,7 +85,7 @@ class _Parser(argparse.ArgumentParser):
 def parse(arguments: list[str], root: Path = ROOT) -> Command:
     """Return what the arguments of ./run_all.sh ask for; UsageError says which one is wrong."""
     no_setup = "--no-setup" in arguments
-    rest = [each for each in arguments if each != "--no-setup"]
+    rest = [word for word in arguments if word != "--no-setup"]
     action = rest.pop(0) if rest and rest[0] in ACTIONS else "run"
     if action == "setup" and no_setup:
         raise UsageError("setup and --no-setup contradict each other")
@@ -164,7 +164,7 @@ def find_lesson(name: str, root: Path = ROOT) -> str:
 def main() -> int:
     """Return the exit status; does not return where another program takes this one's place."""
     arguments = sys.argv[1:]
-    first = next((each for each in arguments if each != "--no-setup"), "")
+    first = next((word for word in arguments if word != "--no-setup"), "")
     if first in ("-h", "--help", "help"):
         print(USAGE, end="")
         return 0
@@ -224,8 +224,8 @@ def run_tests(python: Path, arguments: list[str]) -> int:
     command += ["-p", "shared.cli.proven"]
     if not has_path and "--all" not in arguments:
         command.append("--short")
-    arguments = ["--durations=25" if each == "--slowest" else each for each in arguments]
-    arguments = [each for each in arguments if each != "--all"]
+    arguments = ["--durations=25" if word == "--slowest" else word for word in arguments]
+    arguments = [word for word in arguments if word != "--all"]
     # Once is enough where no output is compared: see repetitions() in shared/measuring/timing.py.
     env = {"OMP_NUM_THREADS": "1", "TORCH_HANDLE_QUICK": "1", **os.environ}
     env["CUDA_VISIBLE_DEVICES"] = ""  # see shared/ranks/visible.py; a class has no conftest.py

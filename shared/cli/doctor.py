@@ -88,7 +88,7 @@ def look_at_pins(root: Path) -> Iterator[Finding]:
     """Yield whether what is installed is what is pinned; DeepSpeed has a finding of its own."""
     with open(root / "pyproject.toml", "rb") as file:
         project = tomllib.load(file)["project"]
-    needed = [each for each in project["dependencies"] if not each.startswith("deepspeed==")]
+    needed = [pin for pin in project["dependencies"] if not pin.startswith("deepspeed==")]
     missing, other = compare_pins(needed)
     by_name = f"pip install {' '.join(missing)}"  # "-e ." alone would replace a GPU machine's torch
     advice = f"./run_all.sh setup, or in an environment of your own: {by_name}"
@@ -102,7 +102,7 @@ def look_at_pins(root: Path) -> Iterator[Finding]:
     missing, other = compare_pins(project["optional-dependencies"]["dev"])
     if missing or other:
         advice = "needed by ./run_all.sh test and to change the course; lessons run without them"
-        found = [f"{each} (not installed)" for each in missing] + other
+        found = [f"{package} (not installed)" for package in missing] + other
         yield Finding("dev packages", NOTE, ", ".join(found), advice)
 
 

@@ -50,29 +50,29 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out other lessons' cases and, where the run is short, what is `full`: count that."""
     _leave_out(config, items, _cases_of_others(items, config.getoption("cases")))
-    full = [each for each in items if each.get_closest_marker("full")]
+    full = [item for item in items if item.get_closest_marker("full")]
     if not config.getoption("short") or not full:
         return
     _leave_out(config, items, full)
-    config.stash[LEFT_OUT] = Counter(each.nodeid.split("::")[0].rpartition("/")[0] for each in full)
+    config.stash[LEFT_OUT] = Counter(item.nodeid.split("::")[0].rpartition("/")[0] for item in full)
 
 
 def _leave_out(config: pytest.Config, items: list[pytest.Item], left: list[pytest.Item]) -> None:
     kept = set(items) - set(left)
-    items[:] = [each for each in items if each in kept]
+    items[:] = [item for item in items if item in kept]
     config.hook.pytest_deselected(items=left)
 
 
 def _cases_of_others(items: list[pytest.Item], cases: list[str]) -> list[pytest.Item]:
     """Return the cases, of files in `cases` ("FILE=06,10"), whose ids name other lessons only."""
-    wanted = dict(each.split("=") for each in cases)
+    wanted = dict(part.split("=") for part in cases)
 
     def is_other(file: str, case: str) -> bool:
         named = re.findall(r"lesson(\d\d)_|\[(\d\d)(?:\.\d+[a-z]?)?\]", case)
-        return bool(named) and not any(max(each) in wanted[file] for each in named)
+        return bool(named) and not any(max(number) in wanted[file] for number in named)
 
-    ids = [(each, *each.nodeid.split("::", 1)) for each in items]
-    return [each for each, file, case in ids if file in wanted and is_other(file, case)]
+    ids = [(item, *item.nodeid.split("::", 1)) for item in items]
+    return [item for item, file, case in ids if file in wanted and is_other(file, case)]
 
 
 @pytest.hookimpl(trylast=True)
@@ -95,11 +95,11 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if config.getoption("durations"):
         for line in seconds_by_folder(chain(*found.values())):
             terminalreporter.write_line(line)
-    reports = [each for kind in ("passed", "failed", "error") for each in found.get(kind, [])]
+    reports = [report for kind in ("passed", "failed", "error") for report in found.get(kind, [])]
     counted = count_properties(reports)
     terminalreporter.write_line(proven(reports, counted))
     spare = [
-        text for each in reports for name, text in each.user_properties if name == NEVER_FAILED
+        text for report in reports for name, text in report.user_properties if name == NEVER_FAILED
     ]
     if spare:
         terminalreporter.write_line(f"Checks that no known mistake fails: {'; '.join(spare)}.")
@@ -116,7 +116,9 @@ def seconds_by_folder(reports: Iterable[Any]) -> list[str]:
             folder = report.nodeid.split("::")[0].rpartition("/")[0]
             seconds[folder] += report.duration
             tests[folder].add(report.nodeid)
-    return [f"{sum:9.1f} s  {len(tests[each]):5,}  {each}/" for each, sum in seconds.most_common()]
+    return [
+        f"{took:9.1f} s  {len(tests[name]):5,}  {name}/" for name, took in seconds.most_common()
+    ]
 
 
 def count_properties(reports: Iterable[pytest.TestReport]) -> Counter[str]:
@@ -147,7 +149,7 @@ def proven(reports: Iterable[pytest.TestReport], counted: Counter[str]) -> str:
         f"{counted[EXERCISES]:,} {EXERCISES}" if counted[EXERCISES] else "",
         f"{counted[STYLES]:,} {STYLES} right" if counted[STYLES] else "",
         f"{counted[MISTAKES]:,} {MISTAKES} named in their own words" if counted[MISTAKES] else "",
-        *(f"{counted[each]:,} {each}" for each in (VALUES, SIGNS) if counted[each]),
+        *(f"{counted[kind]:,} {kind}" for kind in (VALUES, SIGNS) if counted[kind]),
         _so_many(others, "other tests"),
     ]
     unheard = f" Not proven: {counted[UNHEARD]:,} rows of checks." if counted[UNHEARD] else ""
@@ -165,7 +167,7 @@ def left_out(tests: dict[str, int], counted: Counter[str]) -> str:
     """Return the line on what was not run, and how to run it; "" where that is nothing."""
     parts = []
     if tests:
-        by_folder = sorted(tests.items(), key=lambda each: (-each[1], each[0]))
+        by_folder = sorted(tests.items(), key=lambda counted: (-counted[1], counted[0]))
         folders = ", ".join(f"{folder} {count:,}" for folder, count in by_folder)
         parts.append(f"{sum(tests.values()):,} long tests ({folders})")
     for what in (STYLES, MISTAKES):

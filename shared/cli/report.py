@@ -41,7 +41,7 @@ def write_report(out: Path, results: Sequence[Mapping[str, Any]], run: str) -> P
         style=_STYLE,
         machine=_definitions(describe_runs([metrics for _, metrics in records])),
         overview=_overview(records, out),
-        lessons="\n".join(_section(out / each["lesson"], m, each) for each, m in records),
+        lessons="\n".join(_section(out / record["lesson"], m, record) for record, m in records),
         when=time.strftime("%Y-%m-%d %H:%M"),
     )
     path = out / "report.html"
@@ -124,7 +124,7 @@ def _section(folder: Path, metrics: Mapping[str, Any], run: Mapping[str, Any]) -
     facts = [f"{metrics['world_size']} ranks"] if "world_size" in metrics else []
     facts += [str(metrics[key]) for key in ("backend", "device") if key in metrics]
     facts += [f"torch {metrics['torch']}"] if "torch" in metrics else []
-    facts += [f"{each} {metrics[each]}" for each in SETTINGS if metrics.get(each) not in (None, "")]
+    facts += [f"{key} {metrics[key]}" for key in SETTINGS if metrics.get(key) not in (None, "")]
     facts += [f"{_text(metrics['seconds'])} s in the script"] if "seconds" in metrics else []
     facts += [f"run on {run['when']}"]
     parts.append(f'<p class="facts">{html.escape(" · ".join(facts))}</p>')
@@ -204,7 +204,7 @@ def _text(value: Any) -> str:
 def _pictures(folder: Path, metrics: Mapping[str, Any]) -> str:
     """Return the figures that the run drew."""
     figures = []
-    for picture in (folder / each for each in metrics.get("figures", [])):
+    for picture in (folder / name for name in metrics.get("figures", [])):
         data = base64.b64encode(picture.read_bytes()).decode("ascii")
         name = html.escape(picture.stem.replace("_", " "))
         figures.append(

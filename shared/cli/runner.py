@@ -46,12 +46,12 @@ def run_lessons(lessons: list[str], settings: Settings) -> Generator[Result]:
     Of several at once the first to be done comes first, and those that measure time come last.
     """
     display = Display(lessons)
-    alone = [each for each in lessons if settings.jobs == 1 or measures_time(each)]
+    alone = [lesson for lesson in lessons if settings.jobs == 1 or measures_time(lesson)]
     try:
         with ThreadPoolExecutor(settings.jobs) as pool:
             try:
-                others = [each for each in lessons if each not in alone]
-                started = [pool.submit(run_lesson, each, settings, display) for each in others]
+                others = [lesson for lesson in lessons if lesson not in alone]
+                started = [pool.submit(run_lesson, lesson, settings, display) for lesson in others]
                 for future in as_completed(started):
                     display.done(future.result())
                     yield future.result()

@@ -253,7 +253,7 @@ def _log(root: Path) -> Path:
 
 def _stamp(root: Path) -> dict[str, str]:
     version = _version_of(_interpreter(root))
-    pins = b"".join((root / each).read_bytes() for each in ("pyproject.toml", CONSTRAINTS))
+    pins = b"".join((root / file).read_bytes() for file in ("pyproject.toml", CONSTRAINTS))
     return {
         "pins": hashlib.sha256(pins).hexdigest(),
         "python": _version_text(version) if version else "",

@@ -41,7 +41,7 @@ class ToDoList:
     @property
     def all_right(self) -> bool:
         """Whether every exercise has been judged, and is right."""
-        right = [each for each in self.statuses if each.outcome is Outcome.RIGHT]
+        right = [status for status in self.statuses if status.outcome is Outcome.RIGHT]
         return not self.error and len(right) == len(self.exercises)
 
 
@@ -93,9 +93,9 @@ def exercise_line(status: ExerciseStatus, width: int) -> str:
 
 def totals(what: str, lessons: Sequence[ToDoList]) -> str:
     """Return a line: how many exercises are right, their points, how many are wrong and open."""
-    statuses = [each for todo in lessons for each in todo.statuses]
-    right = [each for each in statuses if each.outcome is Outcome.RIGHT]
-    num_open = sum(each.outcome is Outcome.OPEN for each in statuses)
+    statuses = [status for todo in lessons for status in todo.statuses]
+    right = [status for status in statuses if status.outcome is Outcome.RIGHT]
+    num_open = sum(status.outcome is Outcome.OPEN for status in statuses)
     num_wrong = len(statuses) - len(right) - num_open
     points = f"{sum(e.points for e in right)} of {sum(e.points for e in statuses)} points"
     rest = [f"{num_wrong} wrong"] * bool(num_wrong) + [f"{num_open} open"] * bool(num_open)
