@@ -2,7 +2,8 @@
 
 "distance": name the word three places to the left. "place": name the word with position 3, the
 fourth of the sentence. Every word of a sentence is asked, and the words say nothing about one
-another, so a model that does not know the order can only bet on the most frequent word.
+another, so a model that does not know the order can only bet on the most frequent word, in
+"distance" of the others.
 """
 
 from collections.abc import Mapping, Sequence
