@@ -25,10 +25,10 @@ T = TypeVar("T")
 COURSES_OWN = ": the course's own answer; run this cell for yours"  # ends what is stored
 
 if (ipython := sys.modules.get("IPython")) is not None and (shell := ipython.get_ipython()):
-    from shared.ranks import cell_magic
+    from shared.exercises import cell_magic
 
     without_gpus()  # a notebook forks ranks; a script that reads `--mine` keeps its GPUs
-    cell_magic.register(shell)
+    cell_magic.register(shell, lambda: not stored())
 
 
 class NotSolved(ShortError):
@@ -95,6 +95,11 @@ def strict_mode() -> bool:
     """Whether an unsolved or wrong exercise raises: asked for, or running under pytest (nbval)."""
     asked = os.environ.get("TORCH_HANDLE_STRICT")
     return asked == "1" if asked is not None else "PYTEST_VERSION" in os.environ
+
+
+def stored() -> bool:
+    """Whether the outputs are to be kept or compared: then nobody sits before them."""
+    return solution_mode() or strict_mode()
 
 
 def exercise(id: str) -> Callable[[T], T]:
@@ -170,8 +175,7 @@ def check(id: str, candidate: Any) -> None:
     Interrupted, it raises `Stopped`, with the line that the answer was in.
     """
     title = f"{id} {getattr(candidate, '__name__', '')}".rstrip()
-    stored = solution_mode() or strict_mode()  # then nobody sits before it
-    with before_a_reader(title, says_how_to_stop=not stored):
+    with before_a_reader(title, says_how_to_stop=not stored()):
         result = judge(id, candidate)
     if result.outcome != "right" and strict_mode():
         raise {"open": NotSolved, "wrong": WrongAnswer}[result.outcome](result.words())

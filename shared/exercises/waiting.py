@@ -64,22 +64,37 @@ def before_a_reader(title: str, *, says_how_to_stop: bool) -> Generator[None]:
 
     With `says_how_to_stop` a line says after SECONDS that it is still running.
     """
+    with can_be_stopped(title, says_how=says_how_to_stop), first_lines(" that the answer printed"):
+        yield
+
+
+@contextlib.contextmanager
+def can_be_stopped(title: str, *, says_how: bool) -> Generator[None]:
+    """Raise `Stopped` in place of an interrupt; `says_how` after SECONDS."""
     out, began = sys.stdout, time.monotonic()
     words = f"{title}: still running after {SECONDS:g} s; the square button (interrupt) stops it"
     timer = threading.Timer(SECONDS, print, (words,), {"file": out, "flush": True})
     timer.daemon = True
-    if says_how_to_stop:
+    if says_how:
         timer.start()
-    printed = FirstLines(out)
     try:
-        with contextlib.redirect_stdout(printed):
-            yield
+        yield
     except KeyboardInterrupt:
         seconds = time.monotonic() - began
         where = own_line(traceback.format_exc())
         raise Stopped(f"{title}, by you after {seconds:.0f} s{where}") from None
     finally:
         timer.cancel()
+
+
+@contextlib.contextmanager
+def first_lines(whose: str = "", out: TextIO | None = None) -> Generator[None]:
+    """Show the first NUM_LINES that are printed, on `out`, and count those that are not shown."""
+    printed = FirstLines(out or sys.stdout)
+    try:
+        with contextlib.redirect_stdout(printed):
+            yield
+    finally:
         printed.over = True
         if (more := printed.num_lines - NUM_LINES) > 0:
-            print(f"(and {more:,} more lines that the answer printed)", file=out)
+            print(f"(and {more:,} more lines{whose})", file=printed.out)

@@ -1,14 +1,17 @@
 """`%%ranks 2` in a notebook: what the ranks show, what comes back, and how they fail."""
 
+import signal
 import sys
+import threading
 from types import ModuleType
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from shared.ranks import cell_magic
-from shared.ranks.cell_magic import CellFailed, ranks
+from shared.exercises import cell_magic
+from shared.exercises.cell_magic import CellFailed, ranks
+from shared.exercises.waiting import NUM_LINES, Stopped
 
 
 def test_each_rank_shows_its_prints_and_last_value(capsys):
@@ -79,3 +82,19 @@ def test_a_rank_that_leaves_a_call_out_is_named_and_not_its_healthy_peer():
     )
     with pytest.raises(CellFailed, match=words):
         ranks("3", cell, {"dist": dist, "torch": torch})
+
+
+def test_each_rank_s_first_lines_are_shown_and_the_others_counted(capsys):
+    ranks("2", "for number in range(3000):\n    print(rank, number)", {})
+    said = capsys.readouterr().out.splitlines()
+    of_rank = [[f"{r} {n}" for n in range(NUM_LINES)] for r in (0, 1)]
+    more = f"(and {3000 - NUM_LINES:,} more lines)"
+    assert said == ["rank 0:", *of_rank[0], more, "rank 1:", *of_rank[1], more]
+
+
+def test_a_cell_that_is_interrupted_says_so_in_a_line_behind_its_prints(capsys):
+    threading.Timer(1.0, signal.raise_signal, (signal.SIGINT,)).start()
+    with pytest.raises(Stopped, match=r"^%%ranks 2, by you after \d+ s$") as stopped:
+        ranks("2", "print('before', rank)\nwhile True:\n    pass", {})
+    assert len(stopped.value._render_traceback_()[0].splitlines()) == 1
+    assert capsys.readouterr().out == "rank 0: before 0\nrank 1: before 1\n"

@@ -5,7 +5,7 @@ import contextlib
 import linecache
 import re
 import tempfile
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from IPython.lib.pretty import pretty
 
 from shared.errors import ShortError
+from shared.exercises.waiting import can_be_stopped, first_lines
 from shared.ranks.failures import Failure, RankFailed
 from shared.ranks.forked import run_ranks
 
@@ -26,13 +27,14 @@ class CellFailed(ShortError):
     """A cell on ranks could not be run, or failed on one of them."""
 
 
-def ranks(line: str, cell: str, names: dict[str, Any]) -> None:
+def ranks(line: str, cell: str, names: dict[str, Any], *, says_how: bool = False) -> None:
     """Run a cell in processes of one gloo group; show each rank's prints and last value.
 
     `line` is the number of ranks and maybe `--return name,name`. The ranks see the notebook's
     `names`, with `rank` and `world_size` besides; what they change is gone afterwards, but for the
     names that are to be returned, each of which becomes a list by rank. Raises CellFailed, in one
-    line, for what a rank raised and for ranks that do not come back; their prints are shown.
+    line, for what a rank raised and for ranks that do not come back; their first prints are shown.
+    Interrupted, it raises `Stopped`, and with `says_how` it says after some seconds how to.
     """
     if (asked := LINE.fullmatch(line.strip())) is None or int(asked[1]) < 1:
         usage = "how many ranks, and maybe names to bring back: %%ranks 2 --return x,y"
@@ -48,7 +50,7 @@ def ranks(line: str, cell: str, names: dict[str, Any]) -> None:
     def act(rank: int) -> dict[str, Any]:
         names.update(rank=rank, world_size=world_size)
         stream = files[rank].open("w", buffering=1, encoding="utf-8")  # by lines: it may be ended
-        with stream, contextlib.redirect_stdout(stream):
+        with stream, first_lines(out=stream):
             exec(body, names)
             value = eval(last, names) if last else None
             if value is not None:
@@ -58,7 +60,8 @@ def ranks(line: str, cell: str, names: dict[str, Any]) -> None:
         return {name: names[name] for name in wanted}
 
     try:
-        with _printed(world_size) as files:
+        title = f"%%ranks {world_size}"
+        with can_be_stopped(title, says_how=says_how), _printed(world_size) as files:
             by_rank = run_ranks(act, world_size, timeout=PATIENCE, quiet=QUIET)
     except RankFailed as failed:
         raise CellFailed(_in_a_line(failed)) from None
@@ -100,10 +103,10 @@ def _compiled(cell: str) -> tuple[CodeType, CodeType | None]:
     return compile(tree, FILENAME, "exec"), last
 
 
-def register(shell: Any) -> None:
+def register(shell: Any, somebody_waits: Callable[[], bool]) -> None:
     """Make the magic known to a notebook's IPython shell."""
 
     def with_names(line: str, cell: str) -> None:
-        ranks(line, cell, shell.user_ns)
+        ranks(line, cell, shell.user_ns, says_how=somebody_waits())
 
     shell.register_magic_function(with_names, "cell", "ranks")
