@@ -40,7 +40,8 @@ LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
 WHOLE = """
 > **This is the student edition: without `solutions/`.** The answers of earlier lessons are in
 > `shared/`, since later lessons are built on them, and so are most of the lesson's that you are in.
-> `check` says so when an answer only takes, or derives from, the course's own.
+> `check` says so when an answer only takes, or derives from, the course's own. The first command
+> below sets up, and then says which exercise lesson 01's script waits for: begin with its notebook.
 """
 CLASS = """
 > **This is the edition through lesson {week:02}: without `solutions/` and later lessons.** In

@@ -1,16 +1,17 @@
 """How the lessons' scripts went, a line each, and a bar while they run."""
 
 import shutil
-import sys
 import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from shared.cli.machine import moves
 from shared.ranks.logs import last_words
 
 NUM_LOG_LINES = 12
 BAR_WIDTH = 24
+OPEN = "is not solved yet"  # ends what a script says of an exercise that it needs
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,11 @@ class Result:
         """Whether nothing went wrong."""
         return not self.problem
 
+    @property
+    def open(self) -> bool:
+        """Whether all that is wrong is an exercise that nobody has solved yet."""
+        return self.problem.endswith(OPEN)
+
 
 class Stopped(Exception):
     """The call was interrupted while other threads ran lessons."""
@@ -48,7 +54,7 @@ class Display:
         self.num_lessons = len(lessons)
         self.width = max(map(len, lessons))
         self.num_done = 0
-        self.moves = sys.stdout.isatty()
+        self.moves = moves()
         self.over = threading.Event()
         self._lock = threading.Lock()
         self._seconds: dict[str, float] = {}  # of the lessons that run
@@ -80,14 +86,16 @@ class Display:
         self.num_done += 1
         self._seconds.pop(result.lesson, None)
         self.clear()
-        verdict = "pass" if result.passed else "FAIL"
-        what = result.headline if result.passed else f"{result.problem} (see {result.log})"
+        verdict = "pass" if result.passed else "open" if result.open else "FAIL"
+        what = result.problem or result.headline
+        if verdict == "FAIL":
+            what += f" (see {result.log})"
         if result.warning:
             what += f" (warning: {result.warning}; see {result.log})"
         print(
             f"{result.lesson:<{self.width}}  {result.seconds:6.1f} s  {verdict}  {what}", flush=True
         )
-        if not result.passed:
+        if verdict == "FAIL":
             log = Path(result.log).read_text(encoding="utf-8", errors="replace")
             for line in last_words(log, NUM_LOG_LINES):
                 print(f"    | {line}", flush=True)

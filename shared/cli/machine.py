@@ -3,6 +3,7 @@
 import os
 import platform
 import shutil
+import sys
 from pathlib import Path
 
 GIB = 2**30
@@ -23,6 +24,11 @@ def memory_gib() -> float:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = _limit("memory.max")
     return (min(memory, int(limit)) if limit.isdecimal() else memory) / GIB
+
+
+def moves() -> bool:
+    """Whether a line that is printed can be drawn again: on a terminal that knows how."""
+    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def has_nvidia() -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.cli.command import ROOT
+from shared.cli.display import OPEN
 from shared.cli.machine import describe_machine
 from shared.ranks.logs import last_words
 
@@ -149,6 +150,8 @@ def _chip(run: Mapping[str, Any]) -> str:
 
 
 def _verdict(run: Mapping[str, Any]) -> str:
+    if run["problem"].endswith(OPEN):
+        return "open"
     return "failed" if run["problem"] else "passed"
 
 

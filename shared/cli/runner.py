@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.cli.command import INTERRUPTED, ROOT, all_lessons
-from shared.cli.display import Display, Result
+from shared.cli.display import OPEN, Display, Result
 from shared.cli.machine import num_cores
 from shared.cli.report import write_report
 from shared.ranks.logs import first_death, first_failure
@@ -110,7 +110,7 @@ def say_problem(outcome: Outcome, log: str) -> str:
     if outcome.timed_out:
         return f"stopped after {outcome.seconds:.0f} s, the time limit"
     if outcome.status != 0:
-        said = r"^(?: *traceback : )?error: (exercise \S+ \(\w+\) is not solved yet)"
+        said = rf"^(?: *traceback : )?error: (exercise \S+ \(\w+\) {OPEN})"
         to_do = re.search(said, log, re.MULTILINE)
         return (to_do and to_do[1]) or first_failure(log) or f"exit status {outcome.status}"
     if outcome.num_left:
@@ -165,11 +165,13 @@ def choose_arguments(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def say_count(results: Sequence[Result], num_lessons: int, seconds: float) -> str:
-    """The last line: how many lessons passed, and how many of those with a warning."""
+    """The last line: how many lessons passed, of those with a warning, and wait for an answer."""
     num_passed = sum(result.passed for result in results)
     num_warned = sum(bool(result.warning) for result in results)
     warned = f", {num_warned} of them with a warning" if num_warned else ""
-    return f"{num_passed} of {num_lessons} lessons passed in {seconds:.0f} s{warned}."
+    num_open = sum(result.open for result in results)
+    to_do = f", {num_open} with an open exercise" if num_open else ""
+    return f"{num_passed} of {num_lessons} lessons passed in {seconds:.0f} s{warned}{to_do}."
 
 
 def _parsed() -> argparse.Namespace:

@@ -18,6 +18,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from shared.cli.machine import moves
 from shared.cli.torch_build import VARIABLE, choose_build, pip_install
 from shared.ranks.logs import last_words
 from shared.ranks.processes import supervise
@@ -192,7 +193,7 @@ _PIP_ADVICE = (
 
 def _step(root: Path, what: str, command: list[str], advice: str) -> None:
     log = _log(root)
-    on_terminal, said = sys.stdout.isatty(), 0.0
+    on_terminal, said = moves(), 0.0
 
     def show(seconds: float) -> None:
         nonlocal said

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from shared.cli.command import INTERRUPTED, ROOT, all_lessons
+from shared.cli.machine import moves
 from shared.exercises.status import ExerciseStatus, Outcome
 from shared.ranks.logs import last_words
 from shared.ranks.processes import raise_on_stop_signals, supervise
@@ -50,7 +51,7 @@ class Printer:
 
     def __init__(self, *, details: bool) -> None:
         self.details = details
-        self.moves = sys.stdout.isatty()
+        self.moves = moves()
 
     def waiting(self, todo: ToDoList, seconds: float) -> None:
         """Show which exercise is being judged, and since when the lesson is."""

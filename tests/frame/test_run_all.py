@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from shared.cli import setup
+from shared.cli import setup, todo
 from shared.cli.command import UsageError, parse
-from shared.cli.display import Display
+from shared.cli.display import Display, Result
 from shared.cli.machine import num_cores
-from shared.cli.runner import measures_time, say_problem
+from shared.cli.runner import measures_time, say_count, say_problem
 from shared.cli.torch_build import VARIABLE
 from shared.ranks.processes import Outcome, supervise
 
@@ -230,6 +230,24 @@ def test_an_open_exercise_is_named_whichever_rank_met_it(said):
     words = "exercise 01.2 (PositionalEncoding) is not solved yet"
     log = f"rank 0 trains: none\n{said.format(words)}, and this script uses it: solve it\n"
     assert say_problem(Outcome(1, 3.0), log) == words
+
+
+def test_an_open_exercise_is_no_failure_and_needs_no_log(tmp_path, capsys):
+    words = "exercise 01.2 (PositionalEncoding) is not solved yet"
+    log = tmp_path / "run.log"
+    log.write_text(f"rank 0 trains: none\nerror: {words}, and this script uses it\n", "utf-8")
+    (result,) = results = [Result("lesson01_x", 3.0, "", words, str(log), "")]
+    Display(["lesson01_x"]).done(result)
+    assert capsys.readouterr().out == f"lesson01_x     3.0 s  open  {words}\n"
+    assert say_count(results, 1, 3.4) == "0 of 1 lessons passed in 3 s, 1 with an open exercise."
+
+
+def test_a_terminal_without_escapes_gets_none(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    for term, moves in (("dumb", False), ("xterm", True)):
+        monkeypatch.setenv("TERM", term)
+        assert Display(["lesson01_x"]).moves is moves
+        assert todo.Printer(details=False).moves is moves
 
 
 def test_named_lessons_and_their_options(tree):
