@@ -31,6 +31,7 @@ from shared.script import run_script
 
 LOGS = "a group's ranks are known from its lines: one without a line of it may be the one missing"
 ALONE = "of one rank alone: who did not come to its call is in the others' dumps or lines"
+NOTED = 10  # names of what was not read
 NEXT = (
     "alike on all ranks: look at the call that came back on none, and at the links of its ranks "
     "(preflight.py); py-spy dump --pid PID shows where a rank stands, ncclras what NCCL sees"
@@ -54,7 +55,8 @@ def sources(path: Path) -> tuple[dict[int, Dump], str, list[str]]:
             if "WorkNCCL" in text or "ProcessGroupNCCL" in text:
                 logs.append(text)
             else:
-                neither.append(str(error) if rank_in_name(file) is not None else file.name)
+                damaged = rank_in_name(file) is not None
+                neither.insert(0 if damaged else len(neither), str(error) if damaged else file.name)
     return read_dumps(dumps), "\n".join(logs), neither
 
 
@@ -109,7 +111,8 @@ def main() -> None:
     parser.add_argument("path", type=Path, help="a folder of dumps or of logs, a log, or -")
     path = parser.parse_args().path
     dumps, text, neither = sources(path)
-    notes = [f"not read: {each}" for each in neither]
+    notes = [f"not read: {each}" for each in neither[:NOTED]]
+    notes += [f"and {len(neither) - NOTED} more"] * (len(neither) > NOTED)
     if dumps:
         ranks = sorted(dumps)
         print(f"{len(ranks)} dumps, of {names(ranks)}")

@@ -48,8 +48,8 @@ def test_the_exit_status_says_that_something_needed_is_missing(capsys):
 @pytest.mark.parametrize(
     ("gpus", "memory", "commands"),
     [
-        ([], 8.0, ["./run_all.sh"]),
-        ([], 3.0, ["./run_all.sh --preset tiny"]),
+        ([], 8.0, ["./run_all.sh 01"]),
+        ([], 3.0, ["./run_all.sh 01 --preset tiny"]),
         ([15.0], 8.0, ["./run_all.sh --nproc 1 --preset small", "./run_all.sh --device cpu"]),
         (
             [80.0] * 8,

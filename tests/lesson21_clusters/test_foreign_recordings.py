@@ -281,6 +281,19 @@ def test_a_folder_of_dumps_is_read_as_it_lies(name, write, tmp_path, run_script)
         assert "not read: readme.txt" in out
 
 
+def test_of_a_folder_of_other_things_it_names_the_first_damaged_dumps_before_them(
+    tmp_path, run_script
+):
+    (tmp_path / "nccl_trace_rank_0").write_bytes(b"cut off")
+    for number in range(500):
+        (tmp_path / f"a{number}.txt").write_text("nothing of a rank's")
+    status, _, words = run_script(EXPLAIN, tmp_path)
+    assert status == 2
+    assert len(words.splitlines()) == 1 and len(words) < 1000
+    assert "not read: nccl_trace_rank_0" in words.replace(f"{tmp_path}/", "")
+    assert words.rstrip().endswith(f"and {501 - 10} more")
+
+
 def test_an_empty_answer_says_what_was_compared(tmp_path, run_script):
     calls = [entry("all_to_all", i, state="scheduled") for i in (1, 2)]
     status, out, _ = run_script(EXPLAIN, folder_of(tmp_path / "dumps", [calls, calls]))
