@@ -60,7 +60,8 @@ def runs(
 
 def kib(size: float) -> str:
     """Bytes in the unit of these small models."""
-    return f"{size / 1024:,.1f} KiB"
+    tenths = size * 10 % 1024 == 0
+    return f"{size / 1024:,.{1 if tenths else 2}f} KiB"
 
 
 # Where a drawing puts the ranks: column and row of each

@@ -1,7 +1,7 @@
 """States of the picture of offloading: where bytes lie, and what crosses the bus in a step."""
 
 from shared.book.planned import State
-from shared.plots import GREY, MEANING, SKY, VERMILION
+from shared.plots import GREY, MEANING, SKY, VERMILION, YELLOW
 from shared.training.quiet_deepspeed import import_deepspeed
 
 PLACES = {"all on the GPU": (False, False), "optimizer": (True, False), "all states": (True, True)}
@@ -14,7 +14,8 @@ def offload(place: str, ranks: int, billions: float, bus: int) -> State:
 
     The flow is that of ZeRO-Offload (Ren et al. 2021, arXiv 2101.06840, section 4): gradients
     leave in 16 bits for host memory, the processor updates, and weights come back in 16 bits. Bytes
-    are counted as in `zero`; DeepSpeed's estimate, which leaves gradients out, stands beside them.
+    are counted as in `zero`, with the unit that is whole; DeepSpeed's estimate, which leaves the
+    other units' gradients out, stands beside them.
     """
     import_deepspeed("cuda")  # where there is one
     from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs as estimate
@@ -28,7 +29,7 @@ def offload(place: str, ranks: int, billions: float, bus: int) -> State:
     down = share if optimizer else 0.0
     kept = _kept(share, 2 * unit / 1e9, optimizer, weights)
     most = max(80.0, *(sum(parts) for phase in kept for parts in phase))
-    here = "16-bit weights" + ("" if optimizer else ", gradients, optimizer states")
+    here = "16-bit weights, " + "gradients, optimizer states, " * (not optimizer) + "a whole unit"
     there = "16-bit weights, " * weights + "gradients, float32 weights, moments"
     estimated = (gpu / 1e9, host / ranks / 1e9 * optimizer)
     return {
@@ -36,7 +37,7 @@ def offload(place: str, ranks: int, billions: float, bus: int) -> State:
         "fills": {
             "title": "GB for each GPU; the line: 80 GB, a GPU's memory",
             "unit": "GB",
-            "kinds": [(kind, MEANING[kind]) for kind in KEPT_KINDS],
+            "kinds": list(KEPT_KINDS.items()),
             "labels": ["on a GPU", "in host memory"],
             "line": 80,
             "most": float(f"{1.2 * most:.4g}"),
@@ -58,20 +59,21 @@ def offload(place: str, ranks: int, billions: float, bus: int) -> State:
 def _kept(share: float, unit: float, optimizer: bool, weights: bool) -> list[list[list[float]]]:
     """GB of each kind in a step's four parts, on a GPU and in host memory.
 
-    Gradients that leave for host memory are on the GPU a unit at a time.
+    A unit's weights are gathered for forward and backward, and its gradient is whole before it is
+    reduced and leaves.
     """
     phases = []
-    for phase in ("forward", "backward", "update", "publish"):
+    for phase, whole in (("forward", 1), ("backward", 2), ("update", 0), ("publish", 0)):
         there = share * (phase in ("backward", "update"))  # gradients
-        passing = unit * (phase == "backward")
-        held = share if not weights else unit * (phase in ("forward", "backward"))
-        gpu = [held, passing, 0.0] if optimizer else [share, there, 6 * share]
-        host = [share * weights, there, 6 * share] if optimizer else [0.0] * 3
-        phases.append([gpu, host])
+        states = [share, there, 6 * share]
+        gpu = [0.0 if weights else share, 0.0, 0.0] if optimizer else states
+        host = [share * weights, *states[1:]] if optimizer else [0.0] * 3
+        phases.append([[*gpu, whole * unit], [*host, 0.0]])
     return phases
 
 
-KEPT_KINDS = ("parameters", "gradients", "optimizer states")
+KEPT_KINDS = {kind: MEANING[kind] for kind in ("parameters", "gradients", "optimizer states")}
+KEPT_KINDS["a whole unit"] = YELLOW
 
 
 def _flow(share: float, optimizer: bool, weights: bool) -> State:
@@ -109,6 +111,7 @@ def _flow(share: float, optimizer: bool, weights: bool) -> State:
             [list(row[: n + 1]) + [nothing] * (3 - n) for row in zip(*columns, strict=True)]
             for n in range(4)
         ],
+        "begins": 1,
         "says": [f"{name}: {_what_crosses(name, optimizer, weights)}" for name in table],
     }
 

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from shared.errors import InputError
 from shared.parallel3d.mesh import build_mesh
 from shared.pipeline.schedules import (
     Table,
@@ -27,12 +26,9 @@ State = dict[str, Any]
 GRID = {"F": SKY, "B": VERMILION, "": "#e6e6e6"}  # of a schedule, by a cell's first letter
 
 
-def pipeline(schedule: str, ranks: int, micro_batches: int) -> State:
-    """A schedule as its table; a frame is one more slot of time."""
-    try:
-        table, chunks = table_of(schedule, ranks, micro_batches)
-    except InputError as error:
-        return {"says": f"{error}.", "refused": True}
+def pipeline(schedule: str, table: Table, chunks: int) -> State:
+    """A schedule's table, with `chunks` stages on a rank; a frame is one more slot of time."""
+    ranks, micro_batches = len(table), 1 + max(cell.micro_batch for cell in table[0] if cell)
     kept = kept_at_once(table[0])
     each = f", each of 1/{chunks} of its layers" if chunks > 1 else ""
     share, expected = idle_share(table), bubble(ranks, micro_batches, chunks)

@@ -19,11 +19,13 @@ SECONDS = 0.006  # of a forward; a backward takes twice as long
 
 def pipeline_picture(schedule: str, ranks: int, micro_batches: int, shown: str) -> State:
     """A schedule as its table, or as it ran."""
-    planned = pipeline(schedule, ranks, micro_batches)
-    if planned.get("refused"):
-        return planned
+    try:
+        table, chunks = table_of(schedule, ranks, micro_batches)
+    except InputError as error:
+        return {"says": f"{error}.", "refused": True}
+    planned = pipeline(schedule, table, chunks)
     if shown == "planned":
-        return planned | {"moves": senders(table_of(schedule, ranks, micro_batches)[0])}
+        return planned | {"moves": senders(table)}
     if ranks not in RECORDED:
         return {"says": "Recorded were runs on 2 and on 4 ranks.", "refused": True}
     events = runs(_pipeline_rank, ranks, RUN_CHOICES)[schedule, micro_batches]

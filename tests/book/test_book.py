@@ -20,6 +20,7 @@ from shared.book.build import build, lay_out, lesson_folders
 from shared.book.chinese import translated
 from shared.book.explorables import EXPLORABLES, Explorable
 from shared.book.explore import explore_pages, viewer
+from shared.book.film import kib
 from shared.book.glossary import Term, anchor, link_first_uses, read_glossary
 from shared.book.inline import show_explorable
 from shared.book.landing import parts
@@ -497,6 +498,7 @@ def test_recorded_steps_send_what_the_formulas_say():
     numbers = tensor_parallel_step(2, 64, 32)["numbers"]
     assert numbers["a rank sends for them, round a ring"] == "16.0 KiB"  # 2 x 64 x 32 x 4 bytes
     assert numbers["data parallel would send, for the same weights"] == "32.0 KiB"
+    assert [kib(each) for each in (256, 288, 4096)] == ["0.25 KiB", "0.28 KiB", "4.0 KiB"]
 
 
 def test_a_pipeline_that_ran_kept_to_its_table_and_waited_about_as_long():

@@ -11,6 +11,7 @@ from shared.book.nodes import WIDEST, mesh
 from shared.book.offloading import offload
 from shared.book.planned import State
 from shared.book.recorded import ddp_step
+from shared.book.recorded_accelerate import accelerate_step
 from shared.book.recorded_fsdp import fsdp_step
 from shared.book.recorded_pipeline import senders
 from shared.pipeline.schedules import interleaved_schedule
@@ -113,7 +114,9 @@ DRAWN = ("ring", "collectives", "pipeline", "mesh", "ddp_step", "fsdp_step", "te
 
 @pytest.mark.full
 @pytest.mark.timeout(280)
-@pytest.mark.parametrize("each", [in_this_course(named(name)) for name in (*DRAWN, "offload")])
+@pytest.mark.parametrize(
+    "each", [in_this_course(named(name)) for name in (*DRAWN, "offload", "accelerate")]
+)
 def test_all_that_is_drawn_is_what_python_has_for_every_choice_and_moment(each, tmp_path):
     moments = 0
     for choice, step, *drawn in written(each, WATCH, tmp_path, {}):
@@ -308,16 +311,50 @@ def hidden(state: State) -> int:
     return int(next(v for k, v in state["numbers"].items() if "of the messages' time" in k)[:-1])
 
 
+def test_accelerate_moves_a_schedule_as_one_process_would_for_as_many_samples():
+    for ranks, split, accumulation in itertools.product((2, 3), ("no", "yes"), (1, 2)):
+        state = accelerate_step(ranks, split, accumulation)
+        lanes, fills = state["lanes"], state["fills"]
+        samples = sorted(bar[1:4] for bar in lanes["bars"] if bar[0] < ranks)
+        size = 1 / ranks if split == "yes" else 1.0
+        for place, (begin, end, text) in enumerate(samples):  # one after the other
+            assert (begin, end) == pytest.approx((place * size, (place + 1) * size))
+            first, last = map(int, text.split(" to "))
+            assert first == round(12 * begin) % 48 and last - first + 1 == 12 * size
+        assert len(samples) == ranks * accumulation
+        taken = samples[-1][1]
+        assert lanes["times"][:2] == [0, 0] and lanes["times"][-1] == pytest.approx(taken)
+        assert len(lanes["times"]) == len(fills["steps"]) == len(state["frames"])
+        moved = [sum(parts) for ((parts),) in fills["steps"]]
+        assert moved == [0] * (len(moved) - 1) + [taken / accumulation]
+        assert fills["line"] == pytest.approx(taken / accumulation)
+
+
 def test_what_is_offloaded_is_all_there_once_and_gradients_are_where_they_are_used():
     for place in ("all on the GPU", "optimizer", "all states"):
         phases = offload(place, 4, 7, 16)["fills"]["steps"]
-        kept = [[sum(parts) for parts in phase] for phase in phases]
+        kept = [[sum(states) for *states, _ in phase] for phase in phases]
         if place == "all on the GPU":
             assert max(gpu for gpu, _ in kept) == pytest.approx(28.0)  # as in ZeRO's stages
             assert all(host == 0 for _, host in kept)
         else:
             assert phases[2][1][1] == pytest.approx(3.5), "the processor updates by them"
             assert sum(kept[2]) == pytest.approx(28.0)
+
+
+def test_the_most_that_a_gpu_keeps_counts_the_unit_that_is_whole_as_deepspeed_does():
+    for place, ranks, billions in itertools.product(("optimizer", "all states"), (1, 4), (7, 13)):
+        state = offload(place, ranks, billions, 16)
+        most, estimate = (
+            next(v for k, v in state["numbers"].items() if name in k).split(" ")[0]
+            for name in ("at most", "DeepSpeed's estimate")
+        )
+        assert most == estimate
+        phases = state["fills"]["steps"]
+        assert most == f"{max(sum(gpu) for gpu, _ in phases):.1f}", "the bar is as long"
+    unit = 2 * 7 / 32
+    whole = [gpu[3] for gpu, _ in offload("all on the GPU", 4, 7, 16)["fills"]["steps"]]
+    assert whole == pytest.approx([unit, 2 * unit, 0, 0], rel=1e-3)
 
 
 def test_a_link_between_nodes_is_as_thin_as_it_is_slow():
