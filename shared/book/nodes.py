@@ -2,6 +2,7 @@
 
 from shared.book import planned
 from shared.book.planned import State
+from shared.parallel3d.mesh import build_mesh
 from shared.planner.models import h100
 
 WIDEST = 5.0  # of a link inside a node, in the drawing's units; the other's is in proportion
@@ -14,8 +15,13 @@ def mesh(dp: int, tp: int, pp: int, node: int, axis: str) -> State:
         return state
     speeds = {"NVLink": cluster.inner, "between nodes": cluster.outer}
     fastest = max(speeds.values())
+    leave = [
+        f"{name} {planned.num_across(groups, node)} of {len(groups)}"
+        for name, groups in build_mesh(dp, tp, pp).items()
+    ]
     return state | {
-        "legend": "A link is as wide as it is fast; point at a rank to light its group.",
+        "legend": "A link is as wide as it is fast; point at a rank to light its group."
+        f" Groups that leave a node: {', '.join(leave)}.",
         "links": [
             (f"{name}, {speed / 1e9:.0f} GB/s a GPU of an H100's node", WIDEST * speed / fastest)
             for name, speed in speeds.items()

@@ -142,7 +142,7 @@ def mesh(dp: int, tp: int, pp: int, node: int, axis: str) -> State:
         return {"says": f"{ranks} ranks are more than fit here: 128 do.", "refused": True}
     nodes = [list(range(first, min(first + node, ranks))) for first in range(0, ranks, node)]
     of = {rank: number for number, group in enumerate(members) for rank in group}
-    across = sum(len({rank // node for rank in group}) > 1 for group in members)
+    across = num_across(members, node)
     return {
         "rows": [f"node {number}" for number in range(len(nodes))],
         "frames": [
@@ -154,6 +154,11 @@ def mesh(dp: int, tp: int, pp: int, node: int, axis: str) -> State:
         "says": f"{axis}: {count(len(members), 'group')} of {len(members[0])}, a colour each;"
         f" {across} of them reach across nodes. Rank 0's: {members[0]}.",
     }
+
+
+def num_across(groups: Iterable[Iterable[int]], node: int) -> int:
+    """How many groups of ranks have members on more than one node."""
+    return sum(len({rank // node for rank in group}) > 1 for group in groups)
 
 
 def pale(colour: str) -> str:

@@ -357,6 +357,18 @@ def test_the_most_that_a_gpu_keeps_counts_the_unit_that_is_whole_as_deepspeed_do
     assert whole == pytest.approx([unit, 2 * unit, 0, 0], rel=1e-3)
 
 
+def test_the_mesh_says_of_every_dimension_how_many_groups_reach_across_nodes():
+    for tp, node in itertools.product((4, 8), (4, 8)):
+        states = {axis: mesh(2, tp, 2, node, axis) for axis in ("pp", "dp", "tp")}
+        told = ", ".join(
+            f"{axis} {across} of {groups}"
+            for axis, state in states.items()
+            for groups, across in re.findall(r"(\d+) groups? of .* (\d+) of them", state["says"])
+        )
+        assert {state["legend"].split("node: ")[1] for state in states.values()} == {f"{told}."}
+    assert told == "pp 16 of 16, dp 16 of 16, tp 0 of 4"  # 8 x 2 ranks lie between
+
+
 def test_a_link_between_nodes_is_as_thin_as_it_is_slow():
     (_, inside), (_, across) = mesh(2, 4, 2, 8, "pp")["links"]
     assert (inside, across) == (WIDEST, pytest.approx(WIDEST * 50 / 450))
