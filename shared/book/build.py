@@ -30,7 +30,7 @@ from shared.book.chinese import (
     with_blocks,
 )
 from shared.book.explorables import EXPLORABLES
-from shared.book.explore import SHOWN, as_element, explore_pages, script, viewer
+from shared.book.explore import CONTROLS, SHOWN, as_element, explore_pages, script, viewer
 from shared.book.glossary import glossary_page, link_first_uses, read_glossary
 from shared.book.labels import Translate, chinese
 from shared.book.landing import landing_page
@@ -122,6 +122,8 @@ def with_note(notebook: str, note: str, translate: Translate | None = None) -> s
     read = nbformat.reads(notebook, as_version=4)
     read.cells[0].source += f"\n\n{note}"
     for cell in read.cells:
+        if cell.cell_type == "markdown" and translate is None:  # a translation is of all of it
+            cell.source = re.sub(CONTROLS, "", cell.source)
         for name in SHOWN.findall(cell.source) if cell.cell_type == "code" else ():
             html = f"{as_element(named[name], translate)}{script('../..')}"
             cell.outputs = [nbformat.v4.new_output("display_data", {"text/html": html})]

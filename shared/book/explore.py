@@ -18,9 +18,11 @@ HOW = (
     " code when this page was built."
 )
 KEYS = " The arrow keys step through time."
+# Where a picture in a notebook has its controls, for who reads the notebook.
+CONTROLS = r"(?:\(It has its controls .*?\)|In Jupyter .*?\)\.) "
 LEADS = (  # what stands before a question in the lesson and is said by the page's title
     r"\*\*[^*]*\*\*(?:[^(.]*\.)? ",
-    r"(?:\(It has its controls .*?\)|In Jupyter .*?\)\.) ",
+    CONTROLS,
     r"And (?:[^.:]*\. )?",
 )
 SHOWN = re.compile(r"^show_explorable\(\"(\w+)\"\)$", re.MULTILINE)

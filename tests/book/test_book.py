@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shared.book.build import build, lay_out, lesson_folders
+from shared.book.build import build, lay_out, lesson_folders, with_note
 from shared.book.chinese import translated
 from shared.book.explorables import EXPLORABLES, Explorable
 from shared.book.explore import explore_pages, viewer
@@ -175,6 +175,19 @@ def stays_in_chinese(html: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("lesson", ["lesson05_collectives", "lesson10_zero"])
+def test_a_page_of_the_book_does_not_send_its_reader_to_the_book(lesson):
+    before = (ROOT / "lessons" / lesson / "lesson.ipynb").read_text("utf-8")
+    texts = [
+        ["".join(c["source"]) for c in json.loads(text)["cells"] if c["cell_type"] == "markdown"]
+        for text in (before, with_note(before, "a note"))
+    ]
+    there, left = ("\n".join(each) for each in texts)
+    assert "run_all.sh book" in there and "run_all.sh book" not in left
+    assert "controls" not in left
+    assert len(there.split()) - len(left.split()) < 30
+
+
 def test_a_broken_link_fails_the_build(tmp_path):
     pytest.importorskip("sphinx_book_theme", reason="./run_all.sh book installs what builds it")
     lay_out(ROOT, tmp_path / "source")
