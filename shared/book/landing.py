@@ -61,7 +61,7 @@ of the course:
 
 ```bash
 ./run_all.sh 01      # makes .venv on first use, then runs lesson 01's script
-./run_all.sh test    # tests the course
+./run_all.sh test    # tests the course; to learn you need not
 .venv/bin/jupyter lab  # and there lessons/lesson01_positional_encoding/lesson.ipynb
 ```
 
