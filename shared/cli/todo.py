@@ -70,8 +70,7 @@ class Printer:
         print(exercise_line(status, max(map(len, todo.exercises))), flush=True)
         fault = status.fault
         if self.details and fault is not None:
-            passed = f"{fault.passed} of {fault.total} checks passed before it"
-            print(f"  at the check of {fault.title} ({passed})", *fault.lines(), sep="\n")
+            print(f"  {fault.where}", *fault.lines(), sep="\n")
 
     def lesson(self, todo: ToDoList) -> None:
         """Print a lesson's totals; what kept it from being judged goes to stderr."""

@@ -71,10 +71,7 @@ class Result:
             count = len(self.checks.checks)
             right = f"{title}: right ({count} check{'s' * (count > 1)} passed){ending}"
             return f"{right}\nnote: {self.note}" if self.note else right
-        fault = self.fault
-        before = f"{fault.passed} of {fault.total} checks passed before it"
-        head = f"{title}: not right yet, at the check of {fault.title} ({before})"
-        return "\n".join([head, *fault.lines()])
+        return "\n".join([f"{title}: not right yet, {self.fault.where}", *self.fault.lines()])
 
 
 defined: dict[str, Exercise] = {}  # by id, in the notebook or script that runs

@@ -41,6 +41,12 @@ class Fault:
         expected = f"expected {self.expected}, " if self.expected else ""
         return f"{expected}seen {self.seen}"
 
+    @property
+    def where(self) -> str:
+        """At which check, and how many have passed where any has."""
+        before = f" ({self.passed} of {self.total} checks passed before it)" if self.passed else ""
+        return f"at the check of {self.title}{before}"
+
     def lines(self) -> list[str]:
         """What a learner reads under the headline: the texts that are there, each labelled."""
         named = [

@@ -15,6 +15,7 @@ from shared.errors import InputError
 from shared.exercises import mine, notebook
 from shared.exercises.notebook import COURSES_OWN
 from shared.exercises.stubs import is_stub, signature_difference
+from shared.exercises.wrong import Fault
 from shared.model.attention import MultiHeadAttention
 
 
@@ -229,3 +230,8 @@ def reading(toy) -> str:
         "    for o in c.get('outputs', []):\n"
         "        print(o.get('text') or o['data']['text/plain'])\n"
     )
+
+
+def test_checks_that_passed_before_are_counted_where_any_has():
+    assert Fault("a value", 2, 4).where.endswith(" a value (2 of 4 checks passed before it)")
+    assert Fault("a value", 0, 4).where == "at the check of a value"
