@@ -1,11 +1,13 @@
 """What the pictures draw: each tile, bar and card as Python has it, and pieces that arrive."""
 
 import itertools
+import json
 import re
 from typing import Any
 
 import pytest
 
+from shared.book.explore import HERE as BOOK
 from shared.book.moved import film, ring
 from shared.book.nodes import WIDEST, mesh
 from shared.book.offloading import offload
@@ -252,6 +254,23 @@ seen.push(document.getAnimations().length, of(".explorable-flies").length, texts
     *motions, texts = written(named("ring"), driver, tmp_path, {"ranks": 4, "step": 1})
     assert motions == [0, 0]
     assert texts == [text for row in ring(4)["frames"][2] for text, _ in row]
+
+
+# How opaque each rank's number is, of lit groups and of others, under the book's own style.
+OPAQUE = """
+document.head.append(Object.assign(document.createElement("style"), { textContent: STYLE }));
+const opaque = (one) => (one ? getComputedStyle(one).opacity * opaque(one.parentElement) : 1);
+const seen = ["", ".lit"].map((lit) => [
+  ...new Set([...document.querySelectorAll(`.explorable-group${lit} text`)].map(opaque))]);
+seen.push(opaque(document.querySelector(".explorable-group:not(.lit) rect")));
+"""
+
+
+@pytest.mark.full
+def test_a_group_that_is_not_chosen_is_pale_and_its_numbers_can_be_read(tmp_path):
+    style = json.dumps((BOOK / "book.css").read_text("utf-8"))
+    *numbers, edge = written(named("mesh"), OPAQUE.replace("STYLE", style), tmp_path, {})
+    assert numbers == [[1], [1]] and edge < 1
 
 
 # Opens a second view, and steps on by a key at a card of the first one: what flies in each view,
