@@ -104,6 +104,16 @@ def test_bad_traces_are_said_in_one_line(contents, words, tmp_path, refused):
     assert words in refused(SCRIPT, *TINY, "--read", folder)
 
 
+def test_one_file_is_read_as_a_folder_is(tmp_path, run_script, refused):
+    folder = folder_with(tmp_path / "traces", rank_3=json.dumps({"traceEvents": [STEP]}))
+    asked = ["--read", folder / "rank_3.json", "--out", tmp_path / "out"]
+    status, _, err = run_script(SCRIPT, *TINY, *asked)
+    assert status == 0, err
+    assert json.loads((tmp_path / "out" / "metrics.json").read_text())["table"][0]["rank"] == 3
+    (tmp_path / "notes.txt").write_text("no trace")
+    assert "notes.txt" in refused(SCRIPT, *TINY, "--read", tmp_path / "notes.txt")
+
+
 def read(folder, run_script):
     """What --read prints of a folder, and its rows."""
     status, out, err = run_script(SCRIPT, *TINY, "--read", folder, "--out", folder / "out")

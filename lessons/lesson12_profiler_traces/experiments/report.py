@@ -235,11 +235,12 @@ def trace_files(folder: Path) -> list[Path]:
 def read_folder(args: argparse.Namespace, rank: Rank, readers: Readers) -> None:
     """A table of the traces in --read, one row a rank, and of several merged.json in --out.
 
-    Raises InputError where there are none, one cannot be read, or two say the same rank.
+    --read is a folder, or one file. Raises InputError where there are none, one cannot be read, or
+    two say the same rank.
     """
     if not rank.is_main:
         return
-    paths = trace_files(args.read)
+    paths = [args.read] if args.read.is_file() else trace_files(args.read)
     if not paths:
         raise InputError(f"--read {args.read}: no trace there, *.json or *.json.gz")
     traces = sorted((read_chrome(path) for path in paths), key=rank_of)
