@@ -1,7 +1,9 @@
 """Sphinx's settings for the course's book; `shared/book/build.py` copies it beside the pages."""
 
+from pathlib import Path
 from typing import Any
 
+import shared.book
 from shared.book.chinese_search import Pairs
 
 project = "Torch-Handle"
@@ -11,6 +13,7 @@ html_title = "Torch-Handle"
 html_theme = "sphinx_book_theme"
 html_static_path = ["_static"]
 html_css_files = ["book.css"]
+html_search_scorer = str(Path(shared.book.__file__).with_name("scorer.js"))
 html_show_sourcelink = False
 html_copy_source = False
 html_theme_options = {

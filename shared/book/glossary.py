@@ -57,7 +57,8 @@ def anchor(term: Term) -> str:
 def glossary_page(terms: list[Term], lessons: list[str], *, in_book: bool = False) -> str:
     """The page of all terms, each linked to the lesson that builds it, in English and Chinese.
 
-    In the book each has an anchor, to which the lessons' pages link.
+    In the book each has an anchor, to which the lessons' pages link, and its words are entries of
+    the index, which the book's search shows before the pages that only have the word.
     """
     pages = {name.removeprefix("lesson")[:2]: f"{name}/lesson.ipynb" for name in lessons}
     lines = [HEAD]
@@ -67,10 +68,17 @@ def glossary_page(terms: list[Term], lessons: list[str], *, in_book: bool = Fals
             f" Look here for: {', '.join(f'`{word}`' for word in term.also)}." if term.also else ""
         )
         also += "".join(f" {tool}: `{called}`." for tool, called in term.tools)
-        mark = f"({anchor(term)})=\n" if in_book else ""
+        mark = f"{_entries(term)}({anchor(term)})=\n" if in_book else ""
         section = term.section.replace("_", r"\_")
         lines.append(f"{mark}**{term.name}** ({term.zh}): {term.says}{also} {where}, *{section}*.")
     return "\n\n".join(lines) + "\n"
+
+
+def _entries(term: Term) -> str:
+    """A term's words for Sphinx's index, each a main entry (the "!"): others come last."""
+    called = [name for _, names in term.tools for name in names.split(", ")]
+    words = dict.fromkeys((term.name, *term.also, *called))
+    return "".join(f"```{{index}} ! single: {word}\n```\n\n" for word in words)
 
 
 def link_first_uses(notebook: str, folder: str, terms: list[Term]) -> str:

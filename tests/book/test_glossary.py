@@ -69,6 +69,19 @@ def test_there_are_two_hundred_terms_and_the_page_shows_them():
     assert page == glossary_page(TERMS, names), "python -m shared.book.glossary writes it"
 
 
+def test_the_book_s_search_leads_to_each_of_a_term_s_words():
+    page = glossary_page(TERMS, [folder.name for folder in FOLDERS.values()], in_book=True)
+    place = {}
+    for line in page.splitlines():
+        if word := line.removeprefix("```{index} ! single: ") if line.startswith("```{i") else "":
+            place[word] = ""
+        elif line.startswith("(term-"):
+            place |= {word: line[1:-2] for word, term in place.items() if not term}
+    assert place["HBM"] == "term-hbm"
+    assert place["Shard(0)"] == "term-dtensor"  # another word for it
+    assert place["--recompute-granularity"] == "term-gradient-checkpointing"  # a tool's
+
+
 def test_what_people_search_is_found():
     pages = [*ROOT.glob("*.md"), *ROOT.glob("lessons/*.md"), *ROOT.glob("lessons/*/lesson.ipynb")]
     text = "\n".join(page.read_text("utf-8") for page in pages)

@@ -7,12 +7,14 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from shared.errors import InputError
+from shared.exercises.lessons import ROOT
 from shared.measuring.activations import counting_saved
 from shared.model.config import TransformerConfig
 from shared.model.language_model import LanguageModel
@@ -600,6 +602,29 @@ def test_the_fewest_gpus_are_found():
     assert fewest_gpus(model, h100, 512) == 32
     assert fewest_gpus(model, h100, 512, Asked(lora=16)) == 4
     assert fewest_gpus(model, h100, 512, Asked(tp=3)) is None
+
+
+@pytest.mark.full
+def test_the_page_has_the_fewest_gpus():
+    page = (ROOT / "lessons" / "when_something_does_not_work.md").read_text("utf-8")
+    rows = re.findall(r"^\| (\d+B) \(.+\), ([\d,]+) \| (\d+) \| (\d+) \| (\d+) \|$", page, re.M)
+    llama = partial(ModelSpec, gated=True, bias=False, norm="rms", tied=False)
+    models = {
+        "7B": llama(32, 4096, 32, 11_008, 32_000, 4096),
+        "8B": MODELS["8b"],
+        "13B": llama(40, 5120, 40, 13_824, 32_000, 4096),
+        "70B": MODELS["70b"],
+        "175B": MODELS["gpt3-175b"],
+        "405B": MODELS["405b"],
+    }
+    assert [name for name, *_ in rows] == list(models)
+    for name, length, *said in rows:
+        model, batch = models[name], 4 * 2**20 // models[name].seq_len
+        assert f"{model.seq_len:,}" == length
+        found = fewest_gpus(model, h100, batch)
+        forty = fewest_gpus(model, lambda n: replace(a100(n), memory=40e9), batch)
+        lora = fewest_gpus(model, h100, batch, Asked(lora=16))
+        assert [found, forty, lora] == [int(number) for number in said], name
 
 
 def test_lora_keeps_states_of_its_adapters_alone():
