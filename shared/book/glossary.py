@@ -77,8 +77,8 @@ def glossary_page(terms: list[Term], lessons: list[str], *, in_book: bool = Fals
 def _entries(term: Term) -> str:
     """A term's words for Sphinx's index, each a main entry (the "!"): others come last."""
     called = [name for _, names in term.tools for name in names.split(", ")]
-    words = dict.fromkeys((term.name, *term.also, *called))
-    return "".join(f"```{{index}} ! single: {word}\n```\n\n" for word in words)
+    words = {word.lower(): word for word in (*called, *term.also, term.name)}
+    return "".join(f"```{{index}} ! single: {word}\n```\n\n" for word in words.values())
 
 
 def link_first_uses(notebook: str, folder: str, terms: list[Term]) -> str:
