@@ -27,7 +27,7 @@ __all__ = [
 
 # What comes needs a place. One of this size is the same memory in every call; a longer one the
 # system hands out anew, page by page, which takes about as long as the message.
-PIECE_BYTES = 8 * 2**20
+PIECE_BYTES = 16 * 2**20
 
 
 def ring_reduce_scatter(
