@@ -46,6 +46,7 @@ from shared.script import (
     lesson_parser,
     load_same_corpus,
     load_same_text,
+    positive_int,
     prepare,
     progress,
     run_script,
@@ -67,7 +68,7 @@ def add_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     add("--resume", type=given_path, metavar="DIR", help=what)
     add("--compile", action="store_true", help="the layers, by torch.compile")
     add("--checkpointing", action="store_true", help="compute layers again in backward")
-    add("--profile", action="store_true", help="a trace of one step of each rank")
+    add("--profile", nargs="?", type=positive_int, const=1, default=0, help="trace a step, or more")
     add("--tensorboard", action="store_true", help="metrics for it as well")
     return parser
 
@@ -133,13 +134,12 @@ def main() -> None:
         peak, keeping = peak_of(rank, args.precision), Keeping()
         torch.manual_seed(args.seed)  # the same first weights on every rank
         model = build_model(config.model, task.vocab_size, grouped_attention).to(rank.device)
-        size = num_parameters(model)
+        size, spec = num_parameters(model), model_spec(config.model, task.vocab_size)
         made = make(args.mode, model, config, rank, how)
         keeping.watch(made.engine)
         origin = Origin.of(config, task.vocab_size, args.seed, args.data, args.steps)
         with asking_to_requeue(args.out, rank, "--resume that folder goes on"):
             record = train(made, task, config, args, rank, origin)
-        spec = model_spec(config.model, task.vocab_size)
         states = predicted_states(spec, plan), keeping.most
         conclude(args, rank, record, spec, peak, states, size)
         made.close()

@@ -140,9 +140,9 @@ def _step_of(line: str) -> float:
 
 @contextlib.contextmanager
 def tracing(
-    wanted: bool, out: Path, rank: Rank, steps: Sequence[int]
+    wanted: int, out: Path, rank: Rank, steps: Sequence[int]
 ) -> Generator[Callable[[], object]]:
-    """Trace one step of each rank to out/trace_rank_N.json; yields what is called after each step.
+    """Trace so many steps of each rank to out/trace_rank_N.json; yields what each step calls last.
 
     Perfetto and lesson 12's report read the file.
     """
@@ -152,7 +152,8 @@ def tracing(
     before = min(PROFILED, len(steps)) - 1
     activities = [ProfilerActivity.CPU]
     activities += [ProfilerActivity.CUDA] if rank.device.type == "cuda" else []
-    when = schedule(wait=max(0, before - 1), warmup=min(1, before), active=1, repeat=1)
+    active = min(wanted, len(steps) - before)
+    when = schedule(wait=max(0, before - 1), warmup=min(1, before), active=active, repeat=1)
     file = out / f"trace_rank_{rank.rank}.json"
     with quiet_stderr(), profile(activities=activities, schedule=when, **file_alone()) as profiler:
         profiler.on_trace_ready = lambda done: done.export_chrome_trace(str(file))

@@ -78,12 +78,12 @@ def test_a_run_is_stopped_resumed_in_another_mode_and_ends_as_if_it_had_not_been
     seen = launch_on(SCRIPT, (2,), *without_out(args))[2][1]
     assert seen["losses"] == pytest.approx(losses, abs=1e-4)
     assert sorted(path.name for path in save.iterdir()) == ["step_00000002", "step_00000004"]
-    again = arguments(tmp_path, "--steps", 4, "--resume", save / "step_00000002", "--profile")
+    again = arguments(tmp_path, "--steps", 4, "--resume", save / "step_00000002")
     with (tmp_path / "out" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "lo')  # as a full disk leaves it
     words = "learning rates from here on are not those of the run that was saved"
     with warnings.catch_warnings(record=True) as told:
-        assert run_script(SCRIPT, *again, "--checkpointing").status == 0
+        assert run_script(SCRIPT, *again, "--checkpointing", "--profile").status == 0
     assert words not in str([each.message for each in told])
     assert metrics(tmp_path)["losses"] == pytest.approx(losses[2:], abs=1e-4)
     lines = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
@@ -96,12 +96,16 @@ def test_a_run_is_stopped_resumed_in_another_mode_and_ends_as_if_it_had_not_been
 
 
 def test_the_table_has_predicted_bytes_and_they_are_those_counted(run_script, tmp_path):
-    assert run_script(SCRIPT, *arguments(tmp_path, "--tensorboard")).status == 0
+    asked = ("--tensorboard", "--profile", 2)
+    assert run_script(SCRIPT, *arguments(tmp_path, *asked)).status == 0
     found = metrics(tmp_path)
     assert found["bytes_kept"]["predicted"] == found["bytes_kept"]["measured"]
     assert found["preset"] == "run"  # by its file
     assert {"tokens/s", "MFU, %", "peak MiB", "held-out"} <= found["table"][0].keys()
     assert list((tmp_path / "out" / "tensorboard").glob("events.*"))
+    trace = json.loads((tmp_path / "out" / "trace_rank_0.json").read_text())
+    names = {event["name"] for event in trace["traceEvents"]}
+    assert {name for name in names if "Step#" in name} == {"ProfilerStep#2", "ProfilerStep#3"}
 
 
 @pytest.mark.parametrize(
