@@ -9,7 +9,7 @@ import pytest
 
 from shared.book.explore import HERE as BOOK
 from shared.book.moved import film, ring
-from shared.book.nodes import WIDEST, mesh
+from shared.book.nodes import WIDEST, mesh, sent_along
 from shared.book.offloading import offload
 from shared.book.planned import State
 from shared.book.recorded import ddp_step
@@ -386,6 +386,11 @@ def test_the_mesh_says_of_every_dimension_how_many_groups_reach_across_nodes():
         )
         assert {state["legend"].split("node: ")[1] for state in states.values()} == {f"{told}."}
     assert told == "pp 16 of 16, dp 16 of 16, tp 0 of 4"  # 8 x 2 ranks lie between
+
+
+def test_what_a_rank_sends_along_an_axis_is_what_lesson_16_prints():
+    sent = [round(sent_along(axis, 8, 8, 8) / 1e9, 1) for axis in ("tp", "pp", "dp")]
+    assert sent == [135.3, 0.4, 9.5]
 
 
 def test_a_link_between_nodes_is_as_thin_as_it_is_slow():
