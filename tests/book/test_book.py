@@ -81,6 +81,18 @@ def test_the_chinese_page_has_every_lesson():
     assert linked_to == [folder.name for folder in lesson_folders(ROOT)]
 
 
+def leads_to_the_word(html: Path) -> None:
+    """Assert what a search shows first: a term of the glossary, a heading, and no mere picture."""
+    first = {
+        "RDMA": "glossary.html#index-",
+        "CUDA out of memory": "when_something_does_not_work.html#cuda-out-of-memory",
+        "what is a mesh": "glossary.html",
+    }
+    for words, link in first.items() if CHROMIUM is not None else ():
+        found, _ = in_a_browser(html / "search.html", {"q": words}, html.parent / "search")
+        assert re.findall(r'<li[^>]*><a href="lessons/([^"]+)', found)[0].startswith(link), words
+
+
 @pytest.mark.full
 @pytest.mark.timeout(280)
 def test_the_book_builds_without_a_warning_and_needs_no_network(tmp_path, capfd):
@@ -113,6 +125,7 @@ def test_the_book_builds_without_a_warning_and_needs_no_network(tmp_path, capfd)
         assert f'href="lessons/{lesson}/lesson.html"' in chinese
     first = (html / "index.html").read_text("utf-8")
     assert re.search(r'toctree-l1"><a [^>]*lesson23_capstone/lesson\.html">23 Capstone<', first)
+    leads_to_the_word(html)
     stays_in_chinese(html)
     fits_a_phone(html)
 
