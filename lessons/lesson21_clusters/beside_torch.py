@@ -1,11 +1,37 @@
-"""torch's own analyzer, `torchfrtrace`, on dumps that are read already."""
+"""What torch itself says: its analyzer `torchfrtrace` of dumps, and its check before each call."""
 
 import contextlib
 import logging
+import re
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
+from shared.clusters.recordings import Call, Recording
+
 STARTS = ("missing ranks", "error msg", "collective:")
+_MADE = re.compile(  # without spaces, and without a comma after the number in some versions
+    r"Rank(\d+)isrunningcollective:CollectiveFingerPrint\((?:SequenceNumber=(\d+),?)?"
+    r"OpType=([A-Z_]+)(?:,TensorShape=\[([\d,]*)\],TensorDtypes=(\w+))?"
+)
+
+
+def mismatches(text: str) -> list[Recording]:
+    """The calls in "Detected mismatch between collectives on ranks", a recording a rank.
+
+    TORCH_DISTRIBUTED_DEBUG=DETAIL lets every rank compare its call with the others' before it is
+    made. Of two that differ the first has the number: the other's is not always sent whole.
+    """
+    calls: dict[int, Call] = {}
+    found = list(_MADE.finditer("".join(text.split())))
+    for first, other in zip(found[::2], found[1::2], strict=False):
+        for each in (first, other):
+            shape = (each[4] or "").replace(",", " x ")
+            numbers = f" of {shape} {each[5].lower()}" if each[5] else ""
+            what = each[3].strip("_").lower() + numbers
+            calls.setdefault(
+                int(each[1]), Call("that no line names", int(first[2] or 0), what, "?")
+            )
+    return [Recording(r, {call.group: tuple(sorted(calls))}, (call,)) for r, call in calls.items()]
 
 
 def torchs_words(

@@ -4,7 +4,8 @@
     python lessons/lesson21_clusters/explain.py run.log    a log of several ranks; - is pasted text
 
 NCCL's watchdog dumps at a time-out, to /tmp/nccl_trace_rank_N unless TORCH_FR_DUMP_TEMP_FILE says
-where; bring all ranks' files together. Nothing in a file is run. Exit status 0: what was compared
+where; bring all ranks' files together. A log may also have torch's own word of two calls that
+differ (TORCH_DISTRIBUTED_DEBUG=DETAIL). Nothing in a file is run. Exit status 0: what was compared
 is alike, 1: a call was found at which the ranks came apart, 2: there was nothing to compare.
 """
 
@@ -13,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lessons.lesson21_clusters.beside_torch import torchs_words
+from lessons.lesson21_clusters.beside_torch import mismatches, torchs_words
 from shared.clusters.dumps import (
     Dump,
     members_in,
@@ -33,7 +34,7 @@ LOGS = "a group's ranks are known from its lines: one without a line of it may b
 ALONE = "of one rank alone: who did not come to its call is in the others' dumps or lines"
 NOTED = 10  # names of what was not read
 NEXT = (
-    "alike on all ranks: look at the call that came back on none, and at the links of its ranks "
+    "alike on all ranks compared: look at the call that came back on none, and at its ranks' links "
     "(preflight.py); py-spy dump --pid PID shows where a rank stands, ncclras what NCCL sees"
 )
 
@@ -52,7 +53,7 @@ def sources(path: Path) -> tuple[dict[int, Dump], str, list[str]]:
             dumps.append(file)
         except InputError as error:
             text = file.read_text(errors="replace")
-            if "WorkNCCL" in text or "ProcessGroupNCCL" in text:
+            if any(word in text for word in ("WorkNCCL", "ProcessGroupNCCL", "CollectiveFinger")):
                 logs.append(text)
             else:
                 damaged = rank_in_name(file) is not None
@@ -129,6 +130,7 @@ def main() -> None:
         print("\n".join(beside(dumps)))
         sys.exit(status)
     recordings, more = read_log(text)
+    recordings = recordings or mismatches(text)
     if not recordings and not more:
         why = "; ".join(notes) or "no such line in it"
         raise InputError(f"{path}: neither dumps nor the watchdog's lines: {why}")

@@ -9,6 +9,7 @@ from shared.clusters.verdicts import Hang, names
 from shared.errors import InputError
 
 Place = tuple[int, int]  # a call's number in its group, and its part
+CAME_BACK = {"completed", ""}  # "" where nobody knows
 
 
 @dataclass(frozen=True)
@@ -50,15 +51,10 @@ def compared(recordings: Sequence[Recording]) -> list[str]:
         places, made = group.places(), [rank for rank, own in group.calls.items() if own]
         seen = [{own[at].state for own in group.calls.values() if at in own} for at in places]
         line = f"group {group.name} of {names(group.members)}: "
-        line += (
-            "no call recorded"
-            if not places
-            else (f"calls no. {places[0][0]} to {places[-1][0]}, recorded on {names(made)}")
-        )
-        for at, states in zip(places, seen, strict=True):
-            if not states & {"", "completed"}:
-                line += f"; no. {at[0]} came back on no rank"
-                break
+        numbers = f"no. {places[0][0]} to {places[-1][0]}" if places else ""
+        line += f"calls {numbers}, recorded on {names(made)}" if places else "no call recorded"
+        for at in [at for at, each in zip(places, seen, strict=True) if not each & CAME_BACK][:1]:
+            line += f"; no. {at[0]} came back on no rank"
         line += "; who came back is not recorded" if {""} in seen else ""
         if group.unknown:
             line += f"; unknown: {names(group.unknown)}, whose full buffer has lost its calls"
@@ -72,10 +68,8 @@ def _groups(recordings: Sequence[Recording]) -> Iterator[_Group]:
     if len(by_rank) < len(recordings):
         ranks = sorted(recording.rank for recording in recordings)
         raise InputError(f"two recordings of one rank, of ranks {ranks}: give one of each")
-    pairs = (
-        (name, tuple(own)) for recording in recordings for name, own in recording.members.items()
-    )
-    for name, members in sorted(set(pairs)):
+    pairs = {(name, tuple(own)) for each in recordings for name, own in each.members.items()}
+    for name, members in sorted(pairs):
         calls = {rank: _calls_in(by_rank.get(rank), name, members) for rank in members}
         unknown = [r for r in members if r in by_rank and by_rank[r].full and not calls[r]]
         known = {rank: own for rank, own in calls.items() if rank not in unknown}
@@ -100,7 +94,7 @@ def _came_apart(group: _Group) -> Hang | None:
         odd = tuple(rank for rank, call in made.items() if call.what != what or not majority)
         if missing or odd:
             return Hang(group.name, at[0], what, missing, odd, last, made=made)
-        stuck = tuple(rank for rank, call in made.items() if call.state not in ("completed", ""))
+        stuck = tuple(rank for rank, call in made.items() if call.state not in CAME_BACK)
         if len(stuck) == len(made):
             return None  # all hang in this one: who was told to make more after it is no matter
         if stuck and any(call.state == "completed" for call in made.values()):

@@ -6,6 +6,7 @@
 
 The first says what did not come back, the second how many calls this rank made of that group, and
 how many of them came back. A rank that timed out in nothing tells its own when it is asked to dump.
+A terminal or a mail may break a line anywhere, so lines are read without their spaces.
 Source: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, and logs by torch 2.0 to 2.9.
 """
 
@@ -15,19 +16,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from shared.clusters.recordings import Call, Recording
+from shared.clusters.verdicts import names
 
 _PREFIX = re.compile(r"\[rank\d+\]:")  # of each line, since torch 2.2
-_WHO = re.compile(r"\[rank(\d+)\]:|\[(?:PG[^\]]* )?Rank (\d+)\]")  # of the job; of the group
-_GROUP = re.compile(r"\[PG (?:ID )?(\d+)(?: PG GUID (\w+))? ?(?:\((\w+)\))? Rank \d+\]")
-_WORK = re.compile(r"WorkNCCL\((?:SeqNum=(\d+), )?OpType=(\w+)(?:, NumelIn=(\d+))?")
-_STUCK = re.compile(r"watchdog got stuck for \d+ seconds")
+_WHO = re.compile(r"\[rank(\d+)\]:|\[(?:PG[^\]]*)?Rank(\d+)\]")  # of the job; of the group
+_GROUP = re.compile(r"\[PG(?:ID)?(\d+)(?:PGGUID(\w+?))?(?:\((\w+)\))?Rank\d+\]")
+_WORK = re.compile(r"WorkNCCL\((?:SeqNum=(\d+),)?OpType=(\w+)(?:,NumelIn=(\d+))?")
+_STUCK = re.compile(r"watchdoggotstuckfor(\d+)seconds")
 _STATUS = re.compile(
-    r"last enqueued (?:NCCL )?work: (-?\d+)(?:, last started (?:NCCL )?work: -?\d+)?"
-    r", last completed (?:NCCL )?work: (-?\d+)",
+    r"lastenqueued(?:NCCL)?work:(-?\d+)(?:,laststarted(?:NCCL)?work:-?\d+)?"
+    r",lastcompleted(?:NCCL)?work:(-?\d+)",
     re.IGNORECASE,
 )
 _UNEVEN = re.compile("^_?(ALLTOALL|GATHER|SCATTER)")
 _MESSAGES = ("SEND", "RECV", "RECVANYSOURCE", "COALESCED")  # numbered apart
+_UNNAMED = "that no line names"
+STUCK = "seconds, in a call of CUDA's or for Python's lock: that says nothing of its collectives"
 
 
 @dataclass
@@ -61,15 +65,16 @@ def read_log(text: str) -> tuple[list[Recording], list[str]]:
             messaging.add(rank)
         elif work and not _is_named(work, early.pop(rank, None)):
             waiting.setdefault(rank, []).append(work)
-        notes += _stuck(line, rank)
+        if stuck := _STUCK.search(line):
+            notes.append(f"rank {rank}'s own watchdog got stuck for {stuck[1]} {STUCK}")
         if status is None:
             continue
         named = _GROUP.search(line)
-        group = (named[2] or named[1]) if named else "that no line names"
+        group = (named[2] or named[1]) if named else _UNNAMED
         if rank in messaging:
             of_messages.add(group)
             messaging.discard(rank)
-        said, made, asked = groups[group][rank], int(status[1]), "dump signal" in line
+        said, made, asked = groups[group][rank], int(status[1]), "dumpsignal" in line
         if made < said.made and not asked:  # the job was started again
             groups[group][rank] = said = _Said()
         said.made, said.back = max(said.made, made), max(said.back, int(status[2]))
@@ -78,18 +83,13 @@ def read_log(text: str) -> tuple[list[Recording], list[str]]:
             if not said.work:
                 early[rank] = said
     notes += _alone(waiting, groups)
+    _join(waiting, groups)
     if silent := sorted({*range(max(seen, default=0))} - seen):
         notes.append(f"no line of ranks {silent}: they died, hang elsewhere, or were filtered out")
     for group in sorted(of_messages):
         notes.append(f"group {group}: its numbers count messages, and are not compared")
         del groups[group]
     return _recordings(groups), notes
-
-
-def _stuck(line: str, rank: int) -> list[str]:
-    """What is to be said of a line about a watchdog that hangs itself."""
-    words = "in a call of CUDA's or for Python's lock: that says nothing of its collectives"
-    return [f"rank {rank}'s own {found}, {words}" for found in _STUCK.findall(line)]
 
 
 def _is_named(work: re.Match[str], said: _Said | None) -> bool:
@@ -104,22 +104,41 @@ def _alone(
     waiting: dict[int, list[re.Match[str]]], groups: dict[str, dict[int, _Said]]
 ) -> Iterator[str]:
     """What is to be said of calls without a status; what is told twice has one already."""
+    alike = defaultdict[str, list[int]](list)
     for rank, works in sorted(waiting.items()):
         own = [by_rank[rank].work for by_rank in groups.values() if rank in by_rank]
         new = [call for call in works if not any(w.get(int(call[1])) == _what(call) for w in own)]
-        if numbers := ", ".join(f"no. {call[1]} ({_what(call)})" for call in new):
-            yield f"rank {rank} timed out in {numbers}, and no line says how many calls it made"
+        if calls := ", ".join(f"no. {call[1]} ({_what(call)})" for call in new):
+            alike[calls].append(rank)
+    for calls, ranks in alike.items():
+        yield f"{names(ranks)} timed out in {calls}, and no line says how many calls were made"
+
+
+def _join(waiting: dict[int, list[re.Match[str]]], groups: dict[str, dict[int, _Said]]) -> None:
+    """Add ranks whose lines name a call alone, as torch 2.0's, to the only group of the log.
+
+    Where another rank hangs at the same number: else the call may be another group's.
+    """
+    alone = {r: {int(call[1]): _what(call) for call in works} for r, works in waiting.items()}
+    if len(groups) > 1 or not alone:
+        return
+    said = groups.get(next(iter(groups), ""), {})
+    at = Counter([*map(min, alone.values()), *(each.back + 1 for each in said.values())])
+    for rank, work in alone.items():
+        if rank not in said and at[min(work)] > 1:
+            groups[next(iter(groups), _UNNAMED)][rank] = _Said(max(work), min(work) - 1, work)
 
 
 def _whole_lines(text: str) -> Iterator[str]:
-    """The lines; what a terminal or a mail has broken belongs to the line before."""
-    starts = _PREFIX if _PREFIX.search(text) else _WHO
+    """The lines without spaces; what a terminal or a mail has broken belongs to the line before."""
+    lines = ["".join(line.split()) for line in text.splitlines()]
+    starts = _PREFIX if any(map(_PREFIX.search, lines)) else _WHO
     whole = ""
-    for line in text.splitlines():
+    for line in lines:
         known = "Timeout(ms)" in whole or _STATUS.search(whole)
         cut = "ProcessGroupNCCL" in whole and not known and len(whole) < 600
         if cut and not starts.search(line) and "what():" not in line:
-            whole = f"{whole.rstrip()} {line.lstrip()}"
+            whole += line
         else:
             yield whole
             whole = line

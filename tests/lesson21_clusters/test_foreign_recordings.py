@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lessons.lesson21_clusters.beside_torch import torchs_words
+from lessons.lesson21_clusters.beside_torch import mismatches, torchs_words
 from shared.clusters.dumps import rank_in_name, read_dump, read_dumps, recordings_of
 from shared.clusters.hangs import compared, explain_hang
 from shared.clusters.recordings import from_dump
@@ -453,6 +453,50 @@ def test_forms_of_public_logs_that_said_too_little():
     stuck = "[rank7]:[E6 x.cpp:1743] [PG ID 0 PG GUID 0(default_pg) Rank 7] ProcessGroupNCCL's "
     stuck += "watchdog got stuck for 480 seconds without making progress"
     assert "rank 7's own watchdog got stuck for 480 seconds" in read_log(stuck)[1][0]
+
+
+def test_calls_that_no_line_counts_are_compared_by_their_number():
+    """pytorch #20630 (a broadcast among all_reduces), picotron_tutorial #6, pytorch #134006."""
+    calls = [watchdog(r, 21, 21, 20, "BROADCAST" if r == 3 else "ALLREDUCE") for r in (1, 2, 3)]
+    first = [call.splitlines()[0] + "\n" for call in calls]
+    assert verdicts("".join(first[:2]) + calls[2]) == [(21, (), (3,), ())]
+    assert verdicts("".join(first)) == [(21, (), (3,), ())]
+    recordings, notes = read_log("".join(first[:2]))
+    assert [each.rank for each in recordings] == [1, 2]
+    assert notes[0].startswith("ranks 1, 2 timed out in no. 21 (allreduce of 7), and no line says")
+    assert explain_hang(recordings) == []
+    for apart in (watchdog(3, 5, 5, 4), watchdog(2, 21, 21, 20, group="9(TP)") + calls[2]):
+        assert [r.rank for r in read_log(first[0] + apart)[0] if r.rank == 1] == []
+
+
+def test_a_line_that_is_broken_within_a_word_is_one():
+    """open-r1 #620, torchtune #1165: at the width of a terminal."""
+    log = watchdog(0, 21, 22, 20) + watchdog(1, 21, 22, 20, "BROADCAST")
+    for width in (60, 77, 101):
+        broken = (line[at : at + width] for line in log.splitlines() for at in range(0, 400, width))
+        assert verdicts("\n".join(filter(None, broken))) == verdicts(log) == [(21, (), (0, 1), ())]
+
+
+def fingerprint(rank, shape, op="_ALLGATHER_BASE"):
+    return (
+        f"Rank {rank} is running collective: CollectiveFingerPrint(SequenceNumber=4, OpType={op}, "
+        f"TensorShape=[{shape}], TensorDtypes=BFloat16, TensorDeviceTypes=TensorOptions(dtype=float"
+        " (default), device=cuda))"
+    )
+
+
+def test_torchs_own_word_of_a_mismatch_is_read(tmp_path, run_script):
+    """OpenDDE #23, ms-swift #9443, SimpleTuner #2712 (the second number is cut, and no shape)."""
+    start = "[rank1]: RuntimeError: Detected mismatch between collectives on ranks. "
+    log = tmp_path / "run.log"
+    log.write_text(f"{start}{fingerprint(1, '359, 1435')}, but {fingerprint(2, '359, 1436')}.\n")
+    status, out, _ = run_script(EXPLAIN, log)
+    assert status == 1
+    assert "call no. 4: ranks 1, 2 do not make the same one (allgather_base of 359 x 1435" in out
+    other = "Rank 7 is running collective: CollectiveFingerPrint(SequenceNumber=0OpType=REDUCE)"
+    lines = [f"{start}{fingerprint(r, '1', 'BARRIER')}, but {other}.Collectives" for r in (0, 1)]
+    (hang,) = explain_hang(mismatches("\n".join(lines)))
+    assert (hang.number, hang.odd, hang.last[7].what) == (4, (7,), "reduce")
 
 
 def test_a_log_is_read_by_the_script_and_says_what_it_leaves_open(tmp_path, run_script):
