@@ -17,7 +17,9 @@ from shared.errors import InputError
 STEP = "ProfilerStep#"  # what torch.profiler calls the span of a step
 Event = Mapping[str, Any]
 Interval = tuple[float, float]
-_RANK = re.compile(r"rank[ _-]?(\d+)", re.IGNORECASE)
+_RANK = re.compile(r"(?:rank|worker)[ _-]?(\d+)", re.IGNORECASE)
+# Older profilers wrote what C++ prints, and names that are no UTF-8 (kineto #105, #80).
+_NO_NUMBER = re.compile(r'(?<=":)\s*-?(?:inf|nan)(?=\s*[,}])')
 
 
 def read_chrome(path: Path) -> dict[str, Any]:
@@ -52,10 +54,11 @@ def read_chrome(path: Path) -> dict[str, Any]:
 def _read_json(path: Path) -> Any:
     try:
         data = path.read_bytes()
-        text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8-sig")
+        data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+        text = _NO_NUMBER.sub("null", data.decode("utf-8-sig", "replace"))
+        if text.startswith("\ufffd"):
+            raise InputError(f"{path} is not text, and not packed by gzip")
         return json.loads(text, strict=False)  # names may hold tabs and line breaks
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not text, and not packed by gzip") from None
     except (EOFError, zlib.error, gzip.BadGzipFile):
         raise InputError(f"{path} is cut off: the archive ends too early, copy it again") from None
     except OSError as error:

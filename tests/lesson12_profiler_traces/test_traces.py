@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 import random
 from unittest import mock
 
@@ -82,6 +83,7 @@ def test_traces_of_one_rank_are_not_merged(ranks):
         (json.dumps(made.trace_of([made.op("aten::mm", 0, 5)])), "another program"),
         (gzip.compress(b'{"traceEvents": []}', mtime=0)[:-9], "is cut off"),
         (b"\xff\xfe", "is not text"),
+        ('{"traceEvents": [{"dur": inf, "name": "a "quoted" one"}]}', "line 1, column.*with_stack"),
         ('{"traceEvents": [\n{"name": "pkg\\core\\_init.py"}]}', "line 2, column 14.*with_stack"),
         ('{"traceEvents": [\n{"name": "a "quoted" one"}]}', "line 2, column 14.*with_stack"),
     ],
@@ -108,11 +110,17 @@ def test_steps_are_those_of_the_cpu_and_last_as_long_as_the_gpu_says():
 
 @pytest.mark.parametrize(
     "name",
-    ["rank_3.json", "rank-3.json.gz", "rank3_trace.json", "host_77.1690000000.pt.trace.json.gz"],
+    [
+        "rank_3.json",
+        "rank-3.json.gz",
+        "rank3_trace.json",
+        "worker3.1690000000.pt.trace.json",  # tensorboard_trace_handler("log", worker_name=...)
+        "host_77.1690000000.pt.trace.json.gz",
+    ],
 )
 def test_traces_are_read_under_the_names_that_tools_give_them(name, tmp_path):
     trace = made.planted_gpu()
-    if "rank" not in name:
+    if "host" in name:
         trace["distributedInfo"] = {"backend": "nccl", "rank": 3, "world_size": 8}
     text = json.dumps(trace).replace("sgemm", "sge\tmm").encode()  # a character not escaped
     (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
@@ -120,6 +128,19 @@ def test_traces_are_read_under_the_names_that_tools_give_them(name, tmp_path):
         (tmp_path / other).write_text("{}")
     assert trace_files(tmp_path) == [tmp_path / name]
     assert rank_of(read_chrome(tmp_path / name)) == 3
+
+
+def test_what_kineto_wrote_and_json_does_not_know_is_read(tmp_path):
+    """kineto #105 (a bandwidth of inf, a copy of 0 us) and #80 (a name that is no UTF-8)."""
+    trace = made.planted_gpu()
+    trace["traceEvents"].append({"ph": "X", "name": "x: inf,", "ts": 1, "dur": 0, "args": {}})
+    trace["traceEvents"][-1]["args"] = {"GB/s": math.inf, "a": -math.inf, "b": math.nan}
+    text = json.dumps(trace).replace("Infinity", "inf").replace("NaN", "nan").encode()
+    path = tmp_path / "rank_0.json"
+    path.write_bytes(text.replace(b"sgemm", b"sg\xd0\xffmm"))
+    read = read_chrome(path)
+    assert read["traceEvents"][-1]["name"] == "x: inf,"
+    assert step_seconds(read) == step_seconds(trace)
 
 
 def test_overlap_of_moments_and_of_messages_agree_where_one_message_travels_at_a_time():
