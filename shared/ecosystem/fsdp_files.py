@@ -18,6 +18,9 @@ def with_files(arguments: Mapping[str, Any]) -> dict[str, Any]:
         return dict(arguments)
     try:
         read = json.loads(Path(config).read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise InputError(f"fsdp_config {config}: {error}") from None
+    except ValueError as error:
+        words = "give what Accelerate's yaml has under fsdp_config, as JSON"
+        raise InputError(f"fsdp_config {config} is no JSON: {error}; {words}") from None
     return {**arguments, "fsdp_config": read}

@@ -21,6 +21,7 @@ from lessons.lesson10_zero.experiments.asking_deepspeed import (
 from lessons.lesson10_zero.experiments.config_files import (
     compiled_kernel,
     compiling_words,
+    notes_on,
     read_config,
 )
 from lessons.lesson10_zero.experiments.search import train_alone
@@ -132,6 +133,16 @@ def test_a_file_is_read_as_deepspeed_reads_it(tmp_path):
         "gradient_clipping": 1.0,
         "bf16": {"enabled": True},
     }
+
+
+def test_a_files_schedule_is_left_to_the_script(tmp_path):
+    """DeepSpeed #4024, LLaMA-Factory #768: an `auto` that only the Trainer can fill in."""
+    schedule = {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto"}}
+    config = read(json.dumps({"train_batch_size": 16, "scheduler": schedule}), tmp_path)
+    notes = notes_on(config, Path("own.json"))
+    assert [note.startswith("own.json's scheduler is left out") for note in notes] == [True]
+    assert config == {"train_batch_size": 16}
+    assert notes_on(config, Path("own.json")) == []
 
 
 def test_auto_buckets_are_the_trainers(tmp_path):

@@ -138,6 +138,7 @@ NOT_FSDP2 = [
     ({"fsdp_config": {"transformer_layer_cls_to_warp": "Block"}}, "did you mean 'transformer_"),
     ({"fsdp": "full_shard offload"}, "no accelerator here"),
     ({"fsdp_config": "no_such.json"}, "no_such.json"),
+    ({"fsdp_config": "YAML"}, "accelerate.yaml is no JSON: .* has under fsdp_config, as JSON"),
     ({"fsdp_config": {"activation_checkpointing": "perhaps"}}, "must be true or false"),
     ({"gradient_checkpointing": True}, "gradient_checkpointing True"),
 ]
@@ -149,7 +150,8 @@ def model() -> Model:
 
 
 def test_the_call_takes_the_spellings_of_accelerate_and_of_older_trainers(tmp_path):
-    path = tmp_path / "fsdp.json"
+    path, yaml = tmp_path / "fsdp.json", tmp_path / "accelerate.yaml"
+    yaml.write_text("distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: 1\n")
     path.write_text("\ufeff" + json.dumps({"fsdp_transformer_layer_cls_to_wrap": ["Block"]}))
 
     def sharded(rank):
@@ -166,6 +168,7 @@ def test_the_call_takes_the_spellings_of_accelerate_and_of_older_trainers(tmp_pa
             for p, grad in zip(right.parameters(), mine, strict=True):
                 assert torch.allclose(grad, p.grad)
         for given, words in NOT_FSDP2:
+            given = {k: str(yaml) if v == "YAML" else v for k, v in given.items()}
             with pytest.raises(InputError, match=words):
                 shard_as_trainer(with_files(given), model())
         with pytest.raises(InputError, match="with_files reads a path"):

@@ -181,6 +181,13 @@ def compiling_words(config: dict[str, Any], file: Path) -> str:
     return words
 
 
+def notes_on(config: dict[str, Any], file: Path) -> list[str]:
+    """What to say before DeepSpeed begins; takes out a scheduler, whose rates nobody would see."""
+    rates = f"{file}'s scheduler is left out: the rates are the lesson's, up to the optimizer's lr"
+    compiling = compiling_words(config, file)
+    return [rates] * (config.pop("scheduler", None) is not None) + [compiling] * bool(compiling)
+
+
 def accumulation(config: dict[str, Any], world_size: int) -> tuple[int, int]:
     """Rows of a micro-batch, and micro-batches of a step on each rank."""
     whole, micro, times = (config.get(key) for key in BATCH)

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor, nn
 
-from lessons.lesson10_zero.experiments.config_files import compiling_words
+from lessons.lesson10_zero.experiments.config_files import notes_on
 from lessons.lesson10_zero.experiments.counting import deepspeed_bytes, engine_bytes
 from shared.errors import InputError
 from shared.measuring.memory import peak_memory
@@ -270,7 +270,8 @@ def start_deepspeed(rank: Rank, file: Path, **given: Any) -> Any:
     logging.getLogger("DeepSpeed").setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", category=FutureWarning)  # torch's new names of collectives
     deepspeed = quiet_deepspeed()
-    if rank.is_main and (words := compiling_words(given["config"], file)):
-        print(f"note: {words}", file=sys.stderr, flush=True)
+    for words in notes_on(given["config"], file):
+        if rank.is_main:
+            print(f"note: {words}", file=sys.stderr, flush=True)
     with _one_line(str(file)):
         return deepspeed.initialize(model_parameters=given["model"].parameters(), **given)[0]
