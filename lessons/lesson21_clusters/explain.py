@@ -114,12 +114,12 @@ def main() -> None:
     dumps, text, neither = sources(path)
     notes = [f"not read: {each}" for each in neither[:NOTED]]
     notes += [f"and {len(neither) - NOTED} more"] * (len(neither) > NOTED)
-    if dumps:
+    recordings = recordings_of(dumps)
+    if dumps and (any(each.calls for each in recordings) or not text):
         ranks = sorted(dumps)
-        print(f"{len(ranks)} dumps, of {names(ranks)}")
+        print(f"dumps of {names(ranks)}")
         if text:
             notes.append("logs lie there as well: give one of them to read it")
-        recordings = recordings_of(dumps)
         called = {r for each in recordings for own in each.members.values() for r in own}
         if absent := sorted(called - {*dumps}):
             notes.append(

@@ -310,6 +310,8 @@ def test_a_dump_that_was_not_brought_is_named(tmp_path, run_script):
     out = run_script(EXPLAIN, folder).out
     assert "no dump of ranks 1, 2: they died, or theirs was not brought" in out
     assert "logs lie there as well" in out
+    (folder / "nccl_trace_rank_0").write_bytes(pickle.dumps({"entries": []}))  # it had just begun
+    assert "no. 20 to 22, recorded on rank 0" in run_script(EXPLAIN, folder).out
 
 
 class Evil:
