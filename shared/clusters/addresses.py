@@ -87,9 +87,9 @@ def own_address() -> tuple[str, str]:
     looks at NCCL_SOCKET_IFNAME, and otherwise takes loopback last.) Raises InputError for an
     interface that is not there.
     """
-    name = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-    if name:
-        return _address_of(name), name
+    if given := os.environ.get("GLOO_SOCKET_IFNAME"):  # gloo opens all of them
+        first, *_ = [_address_of(name) for name in given.split(",")]
+        return first, given
     try:
         return socket.gethostbyname(socket.gethostname()), "host name"
     except OSError:

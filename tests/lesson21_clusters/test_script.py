@@ -82,7 +82,7 @@ def test_the_last_page_under_torchrun_has_the_findings(tmp_path, run_script):
         (SCRIPT, ("--fault", "full_disk", "--steps", "5"), {}, "strikes in step 21, not in 5"),
         (SCRIPT, ("--fault", "fire"), {}, "invalid choice"),
         (SCRIPT, ("--timeout", "0"), {}, "must be a number above 0, got '0'"),
-        (PREFLIGHT, (), {"GLOO_SOCKET_IFNAME": "ib7"}, "GLOO_SOCKET_IFNAME=ib7 is no interface"),
+        (PREFLIGHT, (), {"GLOO_SOCKET_IFNAME": "lo,ib7"}, "GLOO_SOCKET_IFNAME=ib7 is no interface"),
         (PREFLIGHT, ("--patience", "0.5"), {
             "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9",
