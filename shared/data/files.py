@@ -42,6 +42,9 @@ def read_lines(path: Path) -> list[str]:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
     if not lines:
         raise InputError(f"{path}: the file is empty; it should hold one sentence a line")
+    if len(lines) == 1 and "\r" in lines[0]:
+        how = r"tr '\r' '\n' < FILE makes them UNIX's"
+        raise InputError(rf"{path}: its lines end in \r alone, as an old Mac's: {how}")
     return lines
 
 

@@ -276,6 +276,11 @@ def test_utf16_and_nul(tmp_path, encoding):
     refused(tmp_path, "val.en", "UTF-16", "UTF-8")
 
 
+def test_lines_that_end_as_on_an_old_mac_are_not_one_line(tmp_path):
+    write_text(tmp_path, end="\r")
+    refused(tmp_path, ".en", r"end in \r alone")
+
+
 def test_empty_file(tmp_path):
     write_text(tmp_path)
     (tmp_path / "test.de").write_bytes(b"")
