@@ -31,7 +31,9 @@ _STATUS = re.compile(
 _UNEVEN = re.compile("^_?(ALLTOALL|GATHER|SCATTER)")
 _MESSAGES = ("SEND", "RECV", "RECVANYSOURCE", "COALESCED")  # numbered apart
 _UNNAMED = "that no line names"
-STUCK = "seconds, in a call of CUDA's or for Python's lock: that says nothing of its collectives"
+_HUNG = (
+    "own watchdog got stuck for {} seconds in CUDA or for Python's lock: it says nothing of calls"
+)
 
 
 @dataclass
@@ -65,8 +67,7 @@ def read_log(text: str) -> tuple[list[Recording], list[str]]:
             messaging.add(rank)
         elif work and not _is_named(work, early.pop(rank, None)):
             waiting.setdefault(rank, []).append(work)
-        if stuck := _STUCK.search(line):
-            notes.append(f"rank {rank}'s own watchdog got stuck for {stuck[1]} {STUCK}")
+        notes += [f"rank {rank}'s {_HUNG.format(n)}" for n in _STUCK.findall(line)]
         if status is None:
             continue
         named = _GROUP.search(line)
