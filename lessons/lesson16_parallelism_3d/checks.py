@@ -735,8 +735,6 @@ def other_meshes(answer) -> None:
 
 # 16.4 seconds
 
-Numbers = dict[str, float]  # by what they are
-
 
 def not_default(spec) -> str:
     """A description by what is special about it."""

@@ -49,6 +49,10 @@ def tell_torchrun(message: str, callstack: str) -> None:
             whole.replace(path)
 
 
+def python() -> str:
+    """The interpreter that torchrun starts the ranks by (see its own page): warm in the tests."""
+    return os.environ.get("PYTHON_EXEC", sys.executable)
+
+
 def _torchrun() -> list[str]:
-    """Start torchrun by the interpreter that it starts the ranks by (see torchrun's own page)."""
-    return [os.environ.get("PYTHON_EXEC", sys.executable), "-m", "torch.distributed.run"]
+    return [python(), "-m", "torch.distributed.run"]

@@ -4,15 +4,15 @@ import gzip
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from shared.ranks.torchrun import python
+
 SCRIPT = Path(__file__).resolve().parents[2] / "lessons" / "lesson04_training" / "train.py"
 pytestmark = pytest.mark.skipif(not SCRIPT.is_file(), reason="lesson 04 has no script")
-PYTHON = os.environ.get("PYTHON_EXEC", sys.executable)  # warm where the tests have one
 
 ENGLISH = [f"The man number {n} reads a book." for n in range(60)]
 GERMAN = [f"Der Mann Nummer {n} liest ein Buch." for n in range(60)]
@@ -78,7 +78,7 @@ def flags(folder: Path, out: Path) -> list[str]:
 
 
 def command(folder: Path, out: Path, *arguments: str) -> list[str]:
-    return [PYTHON, str(SCRIPT), *flags(folder, out), *arguments]
+    return [python(), str(SCRIPT), *flags(folder, out), *arguments]
 
 
 def environment() -> dict[str, str]:
@@ -126,7 +126,7 @@ def test_one_process_ends_with_status_2(tmp_path):
 def test_two_ranks_say_it_once(tmp_path):
     lengths(tmp_path / "data")
     _, *script = command(tmp_path / "data", tmp_path / "out")
-    launcher = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    launcher = [python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     done = run(*launcher, *script)
     assert done.returncode != 0
     lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]

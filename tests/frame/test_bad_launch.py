@@ -3,7 +3,6 @@
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from shared.exercises.lessons import ROOT
 from shared.ranks import gpus
 from shared.ranks import group as distributed
 from shared.ranks.launching import LaunchFailed, launch
+from shared.ranks.torchrun import python
 from shared.script import run_script
 
 SCRIPTS = sorted((ROOT / "lessons").glob("lesson0[5-8]_*/train.py"))
@@ -232,8 +232,7 @@ def test_torchrun_ends_with_ranks_that_were_too_many(tmp_path):
 def test_without_torchrun_it_runs_as_one_process(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name not in LAUNCHED}
     assert distributed.LAUNCHER_VARIABLES[0] not in environment
-    python = os.environ.get("PYTHON_EXEC", sys.executable)
-    command = [python, str(SCRIPTS[0]), *TINY, "--device", "cpu", "--out", str(tmp_path)]
+    command = [python(), str(SCRIPTS[0]), *TINY, "--device", "cpu", "--out", str(tmp_path)]
     done = subprocess.run(
         command,
         env=environment,

@@ -4,13 +4,12 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from shared.exercises.lessons import ROOT
-from shared.ranks.torchrun import torchrun_command
+from shared.ranks.torchrun import python, torchrun_command
 
 # A link, or a plain name of what a student edition does not hold.
 FILE = re.compile(r"(?:\]\(\.\./|`)([\w/]+\.py)(?=[)`])")
@@ -52,7 +51,7 @@ def test_the_files_of_a_row_need_nothing_else(number, tmp_path):
         f"        assert module.__file__.startswith({str(tmp_path)!r}), module.__file__\n"
     )
     done = subprocess.run(
-        [os.environ.get("PYTHON_EXEC", sys.executable), program],
+        [python(), program],
         env=environment(tmp_path), cwd=tmp_path, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

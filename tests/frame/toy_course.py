@@ -3,11 +3,12 @@
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from shared.ranks.torchrun import python
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -148,7 +149,7 @@ class ToyCourse:
     def run(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run `python COMMAND` at the toy's root, with only these course variables set."""
         return subprocess.run(
-            [os.environ.get("PYTHON_EXEC", sys.executable), *command],
+            [python(), *command],
             cwd=self.root,
             env=self.environment(**environment),
             capture_output=True,

@@ -17,10 +17,10 @@ from shared.capstone.config import TABLES, read_config
 from shared.capstone.modes import check_mode
 from shared.errors import InputError
 from shared.exercises.lessons import ROOT
+from shared.ranks.torchrun import python
 
 FOLDER = ROOT / "lessons" / "lesson23_capstone"
 SCRIPT = FOLDER / "train.py"
-PYTHON = os.environ.get("PYTHON_EXEC", sys.executable)  # warm where the tests have one
 TEXT = ROOT / "shared" / "data"  # quickly read: the course's own sources
 
 
@@ -131,7 +131,7 @@ def test_tensorboard_and_deepspeed_are_imported_where_they_are_asked_for(tmp_pat
         f"import runpy, sys\nrunpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
         "assert not {'tensorboard', 'deepspeed'} & set(sys.modules), 'imported'"
     )
-    command = [PYTHON, program, *arguments(tmp_path, "--steps", "2")]
+    command = [python(), program, *arguments(tmp_path, "--steps", "2")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-2000:]
 
@@ -142,7 +142,7 @@ def test_sigterm_saves_and_the_run_goes_on(run_script, tmp_path):
     args = arguments(tmp_path, "--steps", 5000)
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_HANDLE_IMPLEMENTATION": "solution"}
     child = subprocess.Popen(
-        [PYTHON, str(SCRIPT), *args], stdout=subprocess.PIPE, text=True, env=environment
+        [python(), str(SCRIPT), *args], stdout=subprocess.PIPE, text=True, env=environment
     )
     lines, deadline = tmp_path / "out" / "metrics.jsonl", time.monotonic() + 200
     while time.monotonic() < deadline and not (lines.exists() and lines.stat().st_size):

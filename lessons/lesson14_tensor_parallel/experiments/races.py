@@ -1,6 +1,5 @@
 """Steps in turns: the same layers under several engines; a backward that waits or overlaps."""
 
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,11 +44,6 @@ def race(rank: int, work: Work, engines: tuple[str, ...], steps: int) -> dict[st
             if step:  # the first one makes AdamW's states
                 seconds[engine].append(taken.item())
     return seconds
-
-
-def medians(seconds: dict[str, list[float]]) -> dict[str, float]:
-    """The median step of each engine in milliseconds."""
-    return {engine: 1000 * statistics.median(each) for engine, each in seconds.items()}
 
 
 def stepper(engine: str, work: Work, rank: int, mesh: object) -> Callable[[], None]:
