@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from itertools import islice
 from typing import TypeVar
 
@@ -58,6 +59,24 @@ def first(pytestconfig):
         return list(islice(each, few if short else None))
 
     return take
+
+
+@pytest.fixture(autouse=True)
+def one_host_a_test(monkeypatch):
+    """DeepSpeed and transformers are imported once for an exercise's answers, not once for each."""
+    from shared.ranks.hosts import Host
+
+    entered, ended = set[Host](), Host.ended
+
+    def kept(host: Host) -> AbstractContextManager[None]:
+        if host not in entered:
+            entered.add(host)
+            until_the_end.enter_context(ended(host))
+        return nullcontext()
+
+    with ExitStack() as until_the_end:
+        monkeypatch.setattr(Host, "ended", kept)
+        yield
 
 
 @pytest.fixture(scope="session")
