@@ -139,7 +139,7 @@ class Course:
     def _add_notebook(self, path: str) -> None:
         """Note what a notebook imports, its folder, its answers, and the tests that run both."""
         self.texts[path] = code_of(self.root / path)
-        for name in _imports(self.texts[path]):
+        for name in imports_of(self.texts[path]):
             self._add(name, path)
         lesson, number = Path(path).parent.name, _number(path)
         for file in self.files.values():
@@ -217,8 +217,8 @@ class Course:
         return named
 
 
-def _imports(code: str) -> Iterator[str]:
-    """Yield the modules and names that code imports, dotted in full."""
+def imports_of(code: str) -> Iterator[str]:
+    """The modules and names that code imports anywhere in it, dotted in full."""
     try:
         tree = ast.parse(code)
     except SyntaxError:  # a notebook that is being written: it changed, and is selected for that

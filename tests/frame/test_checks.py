@@ -10,6 +10,7 @@ from typing import TypeVar
 import nbformat
 import pytest
 
+from shared.cli.changed import imports_of
 from shared.cli.proven import CHANGED, MISTAKES, NEVER_FAILED, STYLES, UNTRIED, exercise_checked
 from shared.cli.proven import EXERCISES as PROVEN
 from shared.exercises.answers import read_cells
@@ -162,22 +163,11 @@ def test_the_oracle_is_never_an_answer():
         ]
         answers = {each.name for each in load_checks(lesson.removeprefix("lesson")[:2]).values()}
         for path in (checks, *laboratories):
-            for name in sorted(imported(path)):
+            for name in sorted(set(imports_of(path.read_text(encoding="utf-8")))):
                 ours = name.split(".")[0] in ("shared", "solutions", "lessons")
                 if ours and (not ALLOWED.match(name) or name.split(".")[-1] in answers):
                     offenders.append(f"{path.relative_to(ROOT)} imports {name}")
     assert not offenders, "\n".join(offenders)
-
-
-def imported(path) -> set[str]:
-    """The names that a file imports anywhere in it, dotted in full."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
 
 
 def test_each_exercise_tells_difficulty_and_minutes():

@@ -3,7 +3,6 @@
 What imports alone can say stands in pyproject.toml: [tool.importlinter], and ruff's TID252.
 """
 
-import ast
 import importlib.metadata
 import json
 import re
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from shared.cli.changed import imports_of
 from solutions.built import BUILT, NEEDED_BEFORE, built_in
 from solutions.grading.intake.known import KnownAnswers
 from solutions.grading.intake.lesson import read_exercises
@@ -29,14 +29,8 @@ MODULES = sorted(
 
 @cache
 def imported(path: Path) -> set[str]:
-    """The modules and names that a file imports anywhere in it, dotted in full."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
+    """What a file imports."""
+    return set(imports_of(path.read_text(encoding="utf-8")))
 
 
 def dotted(path: Path) -> str:
