@@ -173,7 +173,7 @@ class Course:
                     graph[file].add(f"{path}[{_number(file)}]")
         for folder in Path(path).parents:
             self.needed_by[f"{folder}/conftest.py"].add(path)
-        if re.search(r"\b(toy|toy_module|built_toy)\b", text):
+        if re.search(r"\b(toy|built_toy)\b", text):
             self.needed_by["tests/frame/toy_course.py"].add(path)
 
     def affected(self, path: str, prose: bool = False) -> set[str] | None:

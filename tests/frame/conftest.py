@@ -1,28 +1,14 @@
 """A course of one tiny lesson, to try the machinery on."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 
-HELPER = Path(__file__).with_name("toy_course.py")
+from tests.frame.toy_course import ToyCourse
 
 
 @pytest.fixture(scope="session")
-def toy_module():
-    """The helper beside this file: under --import-mode=importlib no test can import it by name."""
-    spec = importlib.util.spec_from_file_location("toy_course", HELPER)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["toy_course"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="session")
-def built_toy(toy_module, tmp_path_factory):
+def built_toy(tmp_path_factory):
     """A toy course with nothing solved and its outputs stored, made once: for copies only."""
-    return toy_module.ToyCourse.make(tmp_path_factory.mktemp("toy") / "course")
+    return ToyCourse.make(tmp_path_factory.mktemp("toy") / "course")
 
 
 @pytest.fixture

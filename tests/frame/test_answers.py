@@ -17,16 +17,17 @@ from shared.cli.answers import KEPT, main, notebooks_of
 from shared.cli.command import ROOT, parse
 from shared.exercises.answers import read_cells
 from shared.exercises.carrying import _is_open
+from tests.frame.toy_course import RIGHT, STUBS, ToyCourse
 
 EXTRA = "# note\nimport math"
 
 
 @pytest.fixture
-def made(toy_module, tmp_path):
+def made(tmp_path):
     """Make a course of one notebook in a folder, with the ids of cells as the course's have."""
 
     def make(name, exercises):
-        course = toy_module.ToyCourse(tmp_path / name)
+        course = ToyCourse(tmp_path / name)
         course.lesson.mkdir(parents=True, exist_ok=True)
         course.write(exercises)
         notebook = nbformat.read(course.notebook, as_version=4)
@@ -51,16 +52,6 @@ def sources(course):
     return [cell.source for cell in nbformat.read(course.notebook, as_version=4).cells]
 
 
-@pytest.fixture
-def stubs(toy_module):
-    return toy_module.STUBS
-
-
-@pytest.fixture
-def right(toy_module):
-    return toy_module.RIGHT
-
-
 def answers(course, place, *words):
     return main([str(place), *words], course.root)
 
@@ -70,14 +61,14 @@ def kept(course):
     return path.read_text() if path.exists() else ""
 
 
-def test_answers_come_over_and_a_second_time_changes_nothing(made, stubs, right, capsys):
-    old, new = made("old", right), made("new", stubs)
+def test_answers_come_over_and_a_second_time_changes_nothing(made, capsys):
+    old, new = made("old", RIGHT), made("new", STUBS)
     before = new.notebook.read_text()
     assert answers(new, old.root, "--dry-run") == 0
     assert new.notebook.read_text() == before
     assert "2 cells would be carried into 1 notebook\n" in capsys.readouterr().out
     assert answers(new, old.notebook) == 0
-    assert read_cells(new.notebook).exercises == right
+    assert read_cells(new.notebook).exercises == RIGHT
     after = new.notebook.read_text()
     assert nbformat.writes(nbformat.reads(after, 4)) + "\n" == after, "as Jupyter writes it"
     assert answers(new, old.root) == 0
@@ -86,19 +77,19 @@ def test_answers_come_over_and_a_second_time_changes_nothing(made, stubs, right,
     assert kept(new) == ""
 
 
-def test_what_is_open_stays_open_and_half_an_answer_comes_over(made, stubs, capsys):
-    half = {"01.1": "def helper(x): return x\n\n\n" + stubs["01.1"]}
-    newer = {"01.1": stubs["01.1"].replace("2 x", "2 x, exactly"), "01.2": stubs["01.2"]}
+def test_what_is_open_stays_open_and_half_an_answer_comes_over(made, capsys):
+    half = {"01.1": "def helper(x): return x\n\n\n" + STUBS["01.1"]}
+    newer = {"01.1": STUBS["01.1"].replace("2 x", "2 x, exactly"), "01.2": STUBS["01.2"]}
     new = made("new", newer)
-    assert answers(new, made("old", stubs).root) == 0
+    assert answers(new, made("old", STUBS).root) == 0
     assert read_cells(new.notebook).exercises == newer
     assert answers(new, made("half", half).root) == 0
     assert read_cells(new.notebook).exercises == {**half, "01.2": newer["01.2"]}
 
 
-def test_a_changed_contract_is_said_and_kept(made, stubs, right, capsys):
-    answer = stubs["01.1"].replace("raise NotImplementedError", "return 2 * x")
-    stub = stubs["01.1"].replace("x: int", "x: float, times: int = 2").replace("2 x", "times x")
+def test_a_changed_contract_is_said_and_kept(made, capsys):
+    answer = STUBS["01.1"].replace("raise NotImplementedError", "return 2 * x")
+    stub = STUBS["01.1"].replace("x: int", "x: float, times: int = 2").replace("2 x", "times x")
     new = made("new", {"01.1": stub})
     assert answers(new, made("old", {"01.1": answer}).root) == 0
     said = capsys.readouterr().out
@@ -108,17 +99,17 @@ def test_a_changed_contract_is_said_and_kept(made, stubs, right, capsys):
     assert read_cells(new.notebook).exercises["01.1"] == answer
     assert stub in kept(new)
     # An answer without a docstring does not say which contract it was written for.
-    assert answers(made("same", stubs), made("bare", right).root) == 0
+    assert answers(made("same", STUBS), made("bare", RIGHT).root) == 0
     assert "contract has changed" not in capsys.readouterr().out
 
 
-def test_nothing_is_lost(made, stubs, right, capsys):
-    gone = {**right, "01.3": '@exercise("01.3")\ndef gone(x): return 3'}
+def test_nothing_is_lost(made, capsys):
+    gone = {**RIGHT, "01.3": '@exercise("01.3")\ndef gone(x): return 3'}
     gone["01.1"] = '@exercise("01.1")\ndef double(x: int) -> int:\n    return ('
-    new = made("new", {**stubs, "01.1": right["01.1"]})
+    new = made("new", {**STUBS, "01.1": RIGHT["01.1"]})
     old = made("old", gone)
     assert answers(new, old.root) == 0
-    assert read_cells(new.notebook).exercises == right, "what is there stays"
+    assert read_cells(new.notebook).exercises == RIGHT, "what is there stays"
     assert "the course has no such exercise now" in capsys.readouterr().out
     assert gone["01.3"] in kept(new)
     assert gone["01.1"] in kept(new)
@@ -127,21 +118,21 @@ def test_nothing_is_lost(made, stubs, right, capsys):
     assert kept(new) == before
 
 
-def test_an_exercise_is_found_under_its_new_number_and_not_under_anothers_name(made, right):
+def test_an_exercise_is_found_under_its_new_number_and_not_under_anothers_name(made):
     new = made("new", {"01.5": '@exercise("01.5")\ndef double(x):\n    raise NotImplementedError'})
-    assert answers(new, made("old", right).root) == 0
-    assert read_cells(new.notebook).exercises == {"01.5": right["01.1"].replace("01.1", "01.5")}
-    assert right["01.2"] in kept(new)
+    assert answers(new, made("old", RIGHT).root) == 0
+    assert read_cells(new.notebook).exercises == {"01.5": RIGHT["01.1"].replace("01.1", "01.5")}
+    assert RIGHT["01.2"] in kept(new)
 
 
-def test_jupyters_lines_and_half_typed_ones_hide_no_name(made, stubs, right, capsys):
-    triple = stubs["01.1"].replace("double", "triple")
-    double = stubs["01.1"].replace("01.1", "01.2")
+def test_jupyters_lines_and_half_typed_ones_hide_no_name(made, capsys):
+    triple = STUBS["01.1"].replace("double", "triple")
+    double = STUBS["01.1"].replace("01.1", "01.2")
     for number, (above, line) in enumerate([("%%time\n", ""), ("!pip install x\n", ""), ("", "(")]):
         new = made(f"new{number}", {"01.1": triple, "01.2": double})
-        old = made(f"old{number}", {"01.1": above + right["01.1"] + line})
+        old = made(f"old{number}", {"01.1": above + RIGHT["01.1"] + line})
         assert answers(new, old.root) == 0
-        carried = (above + right["01.1"] + line).replace("01.1", "01.2")
+        carried = (above + RIGHT["01.1"] + line).replace("01.1", "01.2")
         assert read_cells(new.notebook).exercises == {"01.1": triple, "01.2": carried}
         said = capsys.readouterr().out
         assert ("it is no Python yet" in said) == bool(line)
@@ -153,19 +144,19 @@ def test_jupyters_lines_and_half_typed_ones_hide_no_name(made, stubs, right, cap
     assert nameless in kept(new)
 
 
-def test_only_an_untouched_stub_is_open(made, stubs, right):
-    timed = {**stubs, "01.1": "%%time\n" + stubs["01.1"]}
+def test_only_an_untouched_stub_is_open(made):
+    timed = {**STUBS, "01.1": "%%time\n" + STUBS["01.1"]}
     course = made("timed", timed)
-    assert answers(course, made("old", right).root) == 0
-    assert read_cells(course.notebook).exercises == right
+    assert answers(course, made("old", RIGHT).root) == 0
+    assert read_cells(course.notebook).exercises == RIGHT
     noted = {
-        "01.1": stubs["01.1"].replace("    raise", "    # plan: x + x\n    raise"),
-        "01.2": stubs["01.2"].replace("raise NotImplementedError", "self.inner.zero_grad()", 1),
+        "01.1": STUBS["01.1"].replace("    raise", "    # plan: x + x\n    raise"),
+        "01.2": STUBS["01.2"].replace("raise NotImplementedError", "self.inner.zero_grad()", 1),
     }
-    course = made("stubs", stubs)
+    course = made("stubs", STUBS)
     assert answers(course, made("noted", noted).root) == 0
     assert read_cells(course.notebook).exercises == noted
-    assert answers(course, made("right", right).root) == 0
+    assert answers(course, made("right", RIGHT).root) == 0
     assert read_cells(course.notebook).exercises == noted, "what is there stays"
     paths = sorted(ROOT.glob("lessons/lesson*/lesson.ipynb"))
     exercises = [source for path in paths for source in read_cells(path).exercises.values()]
@@ -173,12 +164,12 @@ def test_only_an_untouched_stub_is_open(made, stubs, right):
     assert all(map(_is_open, exercises))
 
 
-def test_own_cells_of_a_notebook_with_two_lessons_come_into_the_first(made, stubs, right, tmp_path):
-    new = made("new", {"01.1": stubs["01.1"]})
-    second = made("second", {"02.1": stubs["01.1"].replace("01.1", "02.1")})
+def test_own_cells_of_a_notebook_with_two_lessons_come_into_the_first(made, tmp_path):
+    new = made("new", {"01.1": STUBS["01.1"]})
+    second = made("second", {"02.1": STUBS["01.1"].replace("01.1", "02.1")})
     lesson = new.root / "lessons" / "lesson02_toy"
     shutil.copytree(second.lesson, lesson)
-    both = {id: right["01.1"].replace("01.1", id) for id in ("01.1", "02.1")}
+    both = {id: RIGHT["01.1"].replace("01.1", id) for id in ("01.1", "02.1")}
     old = add_cells(made("old", both), {7: "mine = 1"})
     assert answers(new, old.notebook) == 0
     assert read_cells(new.notebook).exercises == {"01.1": both["01.1"]}
@@ -186,12 +177,12 @@ def test_own_cells_of_a_notebook_with_two_lessons_come_into_the_first(made, stub
     assert sources(new).count("mine = 1") == 1
 
 
-def test_own_cells_without_a_place_are_kept_or_said(made, stubs, right, capsys):
-    new = made("new", stubs)
-    other = add_cells(made("other", {"09.1": stubs["01.1"].replace("01.1", "09.1")}), {1: EXTRA})
+def test_own_cells_without_a_place_are_kept_or_said(made, capsys):
+    new = made("new", STUBS)
+    other = add_cells(made("other", {"09.1": STUBS["01.1"].replace("01.1", "09.1")}), {1: EXTRA})
     assert answers(new, other.root) == 0
     assert EXTRA in kept(new)
-    old = add_cells(made("old", right), {3: "mine = 1"})
+    old = add_cells(made("old", RIGHT), {3: "mine = 1"})
     content = json.loads(old.notebook.read_text())
     for cell in content["cells"]:
         del cell["id"]
@@ -199,13 +190,13 @@ def test_own_cells_without_a_place_are_kept_or_said(made, stubs, right, capsys):
     capsys.readouterr()
     assert answers(new, old.root) == 0
     assert "cells of your own were not told apart, and stay behind" in capsys.readouterr().out
-    assert read_cells(new.notebook).exercises == right
+    assert read_cells(new.notebook).exercises == RIGHT
 
 
-def test_own_cells_come_over_where_they_stood(made, stubs, right, capsys):
-    old, new = made("old", right), made("new", stubs)
+def test_own_cells_come_over_where_they_stood(made, capsys):
+    old, new = made("old", RIGHT), made("new", STUBS)
     notebook = nbformat.read(old.notebook, as_version=4)
-    place = [c.source for c in notebook.cells].index(right["01.2"])
+    place = [c.source for c in notebook.cells].index(RIGHT["01.2"])
     notebook.cells.insert(place, new_code_cell(EXTRA))
     notebook.cells[1].source += "\nfrom math import tau as spare\nimport numpy as np"
     notebook.cells[2].source += " * np.e"
@@ -235,12 +226,12 @@ def commit(folder):
         assert git(folder, *words).returncode == 0
 
 
-def test_a_revision_of_git_is_read_whatever_the_locale(made, stubs, right):
+def test_a_revision_of_git_is_read_whatever_the_locale(made):
     before = locale.setlocale(locale.LC_CTYPE)
-    answer = {**right, "01.1": right["01.1"] + "  # ×"}
+    answer = {**RIGHT, "01.1": RIGHT["01.1"] + "  # ×"}
     course = made("course", answer)
     commit(course.root)
-    made("course", stubs)
+    made("course", STUBS)
     locale.setlocale(locale.LC_CTYPE, "C")
     try:
         assert answers(course, "HEAD") == 0
@@ -252,19 +243,17 @@ def test_a_revision_of_git_is_read_whatever_the_locale(made, stubs, right):
 @pytest.mark.parametrize(
     ("says", "committed"), [("would be overwritten by merge", False), ("divergent", True)]
 )
-def test_what_the_page_says_about_git_pull_brings_the_answers(
-    made, stubs, right, tmp_path, says, committed
-):
+def test_what_the_page_says_about_git_pull_brings_the_answers(made, tmp_path, says, committed):
     page = (ROOT / "lessons" / "when_something_does_not_work.md").read_text().splitlines()
     (row,) = [line for line in page if line.startswith("| `git pull`") and says in line]
     *words, last = re.findall(r"`((?:git|\./run_all\.sh answers) [^`]+)`", row.split(" | ")[1])
-    theirs = made("theirs", stubs)
+    theirs = made("theirs", STUBS)
     commit(theirs.root)
     assert git(tmp_path, "clone", "-q", "theirs", "mine").returncode == 0
-    newer = {**stubs, "01.1": stubs["01.1"].replace("2 x", "2 x, exactly")}
+    newer = {**STUBS, "01.1": STUBS["01.1"].replace("2 x", "2 x, exactly")}
     made("theirs", newer)
     commit(theirs.root)
-    mine = made("mine", {**stubs, "01.1": right["01.1"]})
+    mine = made("mine", {**STUBS, "01.1": RIGHT["01.1"]})
     if committed:
         commit(mine.root)
     pulled = git(mine.root, "pull")
@@ -277,27 +266,27 @@ def test_what_the_page_says_about_git_pull_brings_the_answers(
         assert conflict or done.returncode == 0, done.stderr
     assert read_cells(mine.notebook).exercises == newer
     assert answers(mine, *shlex.split(last)[2:]) == 0
-    assert read_cells(mine.notebook).exercises == {**newer, "01.1": right["01.1"]}
+    assert read_cells(mine.notebook).exercises == {**newer, "01.1": RIGHT["01.1"]}
 
 
-def test_the_notebooks_of_a_folder_are_those_that_show(made, stubs, right, tmp_path, monkeypatch):
-    new, hidden = made("new", stubs), tmp_path / ".hidden" / "old"
+def test_the_notebooks_of_a_folder_are_those_that_show(made, tmp_path, monkeypatch):
+    new, hidden = made("new", STUBS), tmp_path / ".hidden" / "old"
     (hidden / ".ipynb_checkpoints").mkdir(parents=True)
-    wrong = {**right, "01.1": right["01.1"].replace("2", "3")}
+    wrong = {**RIGHT, "01.1": RIGHT["01.1"].replace("2", "3")}
     for name in ("lesson-Copy1.ipynb", ".ipynb_checkpoints/lesson.ipynb"):
         shutil.copy(made("wrong", wrong).notebook, hidden / name)
-    shutil.copy(made("old", right).notebook, hidden / "lesson.ipynb")
+    shutil.copy(made("old", RIGHT).notebook, hidden / "lesson.ipynb")
     monkeypatch.chdir(hidden)
     for place in (".", hidden, "../../.hidden/old"):
         found = [Path(each.place).name for each in notebooks_of(str(place), new.root)]
         assert found == ["lesson.ipynb", "lesson-Copy1.ipynb"]
     assert answers(new, ".") == 0
-    assert read_cells(new.notebook).exercises == right
+    assert read_cells(new.notebook).exercises == RIGHT
 
 
-def test_where_nothing_can_be_kept_nothing_is_replaced(made, stubs, right, capsys):
-    new = made("new", {**stubs, "01.1": right["01.1"]})
-    old = made("old", {**right, "01.1": right["01.1"].replace("2", "3")})
+def test_where_nothing_can_be_kept_nothing_is_replaced(made, capsys):
+    new = made("new", {**STUBS, "01.1": RIGHT["01.1"]})
+    old = made("old", {**RIGHT, "01.1": RIGHT["01.1"].replace("2", "3")})
     (new.root / "runs").touch()
     before = new.notebook.read_text()
     assert answers(new, old.root) == 2
@@ -308,8 +297,8 @@ def test_where_nothing_can_be_kept_nothing_is_replaced(made, stubs, right, capsy
     assert new.notebook.read_text() == before
 
 
-def test_bad_input_is_one_line_and_changes_nothing(made, stubs, right, tmp_path, capsys):
-    new, old = made("new", stubs), made("old", right)
+def test_bad_input_is_one_line_and_changes_nothing(made, tmp_path, capsys):
+    new, old = made("new", STUBS), made("old", RIGHT)
     shutil.copy(old.notebook, tmp_path / "twice.ipynb")
     twice = json.loads((tmp_path / "twice.ipynb").read_text())
     twice["cells"] += twice["cells"]

@@ -17,10 +17,11 @@ from shared.exercises.notebook import COURSES_OWN
 from shared.exercises.stubs import is_stub, signature_difference
 from shared.exercises.wrong import Fault
 from shared.model.attention import MultiHeadAttention
+from tests.frame.toy_course import RIGHT, STUBS, WRONG
 
 
-def test_nbval_fails_exactly_the_checks_of_unsolved_exercises(toy, toy_module):
-    toy.replace("01.1", toy_module.RIGHT["01.1"])
+def test_nbval_fails_exactly_the_checks_of_unsolved_exercises(toy):
+    toy.replace("01.1", RIGHT["01.1"])
     assert [n for n, ok in toy.nbval().items() if not ok] == [4]
 
 
@@ -33,15 +34,15 @@ def test_solution_mode_passes_everything_and_compares_the_stored_outputs(toy):
 
 
 @pytest.mark.full
-def test_a_wrong_answer_under_a_stored_green_output_still_fails(toy, toy_module):
-    toy.replace("01.1", toy_module.WRONG["01.1"])
+def test_a_wrong_answer_under_a_stored_green_output_still_fails(toy):
+    toy.replace("01.1", WRONG["01.1"])
     assert toy.outputs()[2] == f"01.1 double: right (2 checks passed){COURSES_OWN}\n"
     assert not toy.nbval()[2]
 
 
 @pytest.mark.full
-def test_a_signature_that_differs_fails_in_solution_mode(toy, toy_module):
-    toy.replace("01.1", toy_module.STUBS["01.1"].replace("x: int", "y: int"))
+def test_a_signature_that_differs_fails_in_solution_mode(toy):
+    toy.replace("01.1", STUBS["01.1"].replace("x: int", "y: int"))
     done = toy.run("-m", "shared.cli.notebooks", "--no-write")
     assert done.returncode == 1
     assert "SignatureDiffers: 01.1: the notebook has double(y: int)" in done.stdout
@@ -94,9 +95,9 @@ def test_reading_mode_runs_to_the_end_and_says_what_is_to_do(toy):
 
 
 @pytest.mark.full
-def test_reading_mode_names_the_mistake_and_keeps_the_learners_answer(toy, toy_module):
-    half = toy_module.RIGHT["01.2"].replace("return x + self.amount", "raise NotImplementedError")
-    toy.write({"01.1": toy_module.WRONG["01.1"], "01.2": half}, after="double(4)")
+def test_reading_mode_names_the_mistake_and_keeps_the_learners_answer(toy):
+    half = RIGHT["01.2"].replace("return x + self.amount", "raise NotImplementedError")
+    toy.write({"01.1": WRONG["01.1"], "01.2": half}, after="double(4)")
     done = toy.run("-c", reading(toy))
     assert "looks like: you squared it" in done.stdout
     assert "\n16\n" in done.stdout, "the learner's own function stays in use"
@@ -176,15 +177,15 @@ def launching(*args: str) -> str:
     )
 
 
-def test_mine_runs_the_script_with_the_learners_answer(toy, toy_module):
-    toy.replace("01.1", toy_module.RIGHT["01.1"].replace("2 * x", "2 * x + 100"))
+def test_mine_runs_the_script_with_the_learners_answer(toy):
+    toy.replace("01.1", RIGHT["01.1"].replace("2 * x", "2 * x + 100"))
     done = toy.run("-c", launching("--mine"))
     ran = "'answers': {'01.1': 'mine', '01.2': 'reference'}"
     assert f"'world_size': 2, 'double': 142, {ran}" in done.stdout, done.stderr
 
 
-def test_without_mine_the_script_runs_with_the_references(toy, toy_module):
-    toy.replace("01.1", toy_module.WRONG["01.1"])
+def test_without_mine_the_script_runs_with_the_references(toy):
+    toy.replace("01.1", WRONG["01.1"])
     script = str(toy.lesson / "train.py")
     toy.run(script, "--out", str(toy.root), RANK="0", WORLD_SIZE="1")
     record = json.loads((toy.root / "metrics.json").read_text())
@@ -193,13 +194,13 @@ def test_without_mine_the_script_runs_with_the_references(toy, toy_module):
 
 
 @pytest.mark.full
-def test_without_solutions_the_script_runs_with_what_is_solved(toy, toy_module):
+def test_without_solutions_the_script_runs_with_what_is_solved(toy):
     shutil.rmtree(toy.root / "solutions")
     script = toy.lesson / "train.py"
     place = {"RANK": "0", "WORLD_SIZE": "1"}
     done = toy.run(str(script), "--out", str(toy.root), **place)
     assert "exercise 01.1 (double) is not solved yet, and this script uses it" in done.stderr
-    toy.replace("01.1", toy_module.RIGHT["01.1"])
+    toy.replace("01.1", RIGHT["01.1"])
     done = toy.run(str(script), "--out", str(toy.root), **place)
     record = json.loads((toy.root / "metrics.json").read_text())
     assert record["double"] == 42, done.stderr
