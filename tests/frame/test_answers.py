@@ -77,7 +77,7 @@ def test_answers_come_over_and_a_second_time_changes_nothing(made, capsys):
     assert kept(new) == ""
 
 
-def test_what_is_open_stays_open_and_half_an_answer_comes_over(made, capsys):
+def test_what_is_open_stays_open_and_half_an_answer_comes_over(made):
     half = {"01.1": "def helper(x): return x\n\n\n" + STUBS["01.1"]}
     newer = {"01.1": STUBS["01.1"].replace("2 x", "2 x, exactly"), "01.2": STUBS["01.2"]}
     new = made("new", newer)
@@ -164,7 +164,7 @@ def test_only_an_untouched_stub_is_open(made):
     assert all(map(_is_open, exercises))
 
 
-def test_own_cells_of_a_notebook_with_two_lessons_come_into_the_first(made, tmp_path):
+def test_own_cells_of_a_notebook_with_two_lessons_come_into_the_first(made):
     new = made("new", {"01.1": STUBS["01.1"]})
     second = made("second", {"02.1": STUBS["01.1"].replace("01.1", "02.1")})
     lesson = new.root / "lessons" / "lesson02_toy"
