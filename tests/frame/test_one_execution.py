@@ -52,6 +52,10 @@ def second_over_first(found: list[float]) -> float:
     return second / first
 
 
+def largest_over_least(found: list[float]) -> float:
+    return max(found) / min(found)
+
+
 # What nbval does not compare: a number in prose, wherever it stands, and the output that it names.
 # Each has one group; where a row says so, the number is made of those that the output names.
 FAULTS = r"^(?:loader|buckets|item|kernels)(?: +\S+){3} +(\S+)$"
@@ -78,11 +82,19 @@ SAID: list[tuple[str, str, str, *tuple[Callable[[list[float]], float], ...]]] = 
     ("07", r"two workers are (\S+) times", r"^2 workers: .*, (\S+) times"),
     ("08", r"file by rank 0 takes about (\S+) ms", r"^ +1  one file, written by rank 0 +(\S+)"),
     ("08", r"other lengths (\d+) of 20 could", r"other lengths of 20 files +(\d+) unreadable"),
+    ("08", r"and (\d+) loaded with the", r"other lengths of 20 files .* (\d+) hold parts"),
     ("08", r"all load, and (\d+) mix", r"equal lengths +of 20 files .* (\d+) hold parts"),
     ("11", r"under your `checkpoint` took (\S+) times", r"^every layer +(\S+) times the time"),
     ("11", r"every second layer (\d\.\d+)", r"^every second +(\S+) times the time"),
     ("12", r"all four take (\S+) to", FAULTS, min),
     ("12", r"all four take \S+ to (\S+)", FAULTS, max),
+    ("12", r"program, and it read (\d\.\d+)", r"^kernels(?: +\S+){3} +(\S+)$"),
+    (
+        "12",
+        r"one rank's longest is (\S+) times",
+        r"^none +\d +\S+ +(\S+) +\S+$",
+        largest_over_least,
+    ),
     ("12", r"stored run from (\d+) to", r"step, MFU +(\S+) %", min),
     ("12", r"stored run from \d+ to (\d+) %", r"step, MFU +(\S+) %", max),
     ("12", r"Its gain was (\S+) where", r"^loader +\S+ +(\S+) +\S+ +\S+$"),
