@@ -14,7 +14,7 @@ def lateness(merged: Mapping[str, Any]) -> dict[int, float]:
     step (a span of gloo's, a kernel of NCCL's) on one rank belongs to the k-th on every other. A
     rank is late in it by its start less the earliest rank's; of a step the largest counts. A kernel
     is of the step that launched it: the CPU's steps end before it begins.
-    The last rank's messages are short, and those of the ranks that wait for it are long.
+    Ranks that wait have long messages, in a healthy run too: lengths do not tell who is late.
     What one rank has more of in a step than another is left out. Raises InputError where no step
     sends anything or lasts, and for ranks whose steps differ in number.
     """
