@@ -71,9 +71,9 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
         course = [Notebook(str(each), read_notebook(each)) for each in sorted(root.glob(PATTERN))]
         done = [(each, carry(each, course)) for each in older]
         changed = [each for each in course if each.changed]
-        kept = [text for _, carried in done for text in carried.kept]
+        kept = list(dict.fromkeys(text for _, carried in done for text in carried.kept))
         if not args.dry_run:
-            kept = _keep(kept, root / KEPT)  # before anything is replaced
+            _keep(kept, root / KEPT)  # before anything is replaced
             for each in changed:
                 _write(Path(each.place), _as_jupyter(each))
     except (InputError, OSError) as error:
@@ -94,14 +94,13 @@ def _counted(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 
-def _keep(texts: list[str], path: Path) -> list[str]:
-    """Add texts to a file, but for those that it has; return what was added."""
+def _keep(texts: list[str], path: Path) -> None:
+    """Add texts to a file, but for those that it has."""
     before = path.read_text(encoding="utf-8") if path.exists() else ""
-    new = [each for each in dict.fromkeys(texts) if each not in before]
+    new = [each for each in texts if each not in before]
     if new:
         path.parent.mkdir(exist_ok=True)
         _write(path, "\n\n".join([before.rstrip()] * bool(before) + new))
-    return new
 
 
 def _as_jupyter(notebook: Notebook) -> str:

@@ -110,12 +110,15 @@ def test_nothing_is_lost(made, capsys):
     old = made("old", gone)
     assert answers(new, old.root) == 0
     assert read_cells(new.notebook).exercises == RIGHT, "what is there stays"
-    assert "the course has no such exercise now" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "the course has no such exercise now" in said
     assert gone["01.3"] in kept(new)
     assert gone["01.1"] in kept(new)
     before = kept(new)
     assert answers(new, old.root) == 0
     assert kept(new) == before
+    for each in said, capsys.readouterr().out:
+        assert each.endswith(f", 2 texts kept in {KEPT}\n"), "where they are is said each time"
 
 
 def test_an_exercise_is_found_under_its_new_number_and_not_under_anothers_name(made):
