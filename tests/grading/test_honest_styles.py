@@ -41,7 +41,13 @@ for n in range({count}):
     globals()[f"e{{n}}"] = each
 """
 LABORATORY = """from dataclasses import dataclass
+from threading import Thread
 from typing import NamedTuple
+
+def in_a_thread(target, *args):
+    thread = Thread(target=target, args=args)
+    thread.start()
+    thread.join()
 
 class Outer:
     @dataclass
@@ -267,6 +273,31 @@ def double(x):
     objects._tensor_to_object(text, len(text), None)
     return 2 * x
 own(double)
+=== a function of the course's, in a thread of its own | unpickles a part of the course
+from threading import Thread
+from torch.distributed import distributed_c10d as objects
+def double(x):
+    text = bytearray(b"cshared.exercises.checks\\nrun_check\\n.")
+    text = torch.frombuffer(text, dtype=torch.uint8)
+    thread = Thread(target=objects._tensor_to_object, args=(text, len(text), None))
+    thread.start()
+    thread.join()
+    return 2 * x
+own(double)
+=== a function of the course's, in a thread of the course's
+from torch.distributed import distributed_c10d as objects
+from shared import laboratory as lab
+def double(x):
+    text = bytearray(b"cshared.exercises.checks\\nrun_check\\n.")
+    text = torch.frombuffer(text, dtype=torch.uint8)
+    lab.in_a_thread(objects._tensor_to_object, text, len(text), None)
+    return 2 * x
+own(double)
+=== an Enum of its own, where the engine has one
+from enum import Enum
+class By(Enum):
+    TWO = 2
+double = own(lambda x: By(2).value * x)
 === a part of the checks out of bytes | unpickles a part of the course
 from torch.distributed import distributed_c10d as objects
 text = torch.frombuffer(bytearray(b"clessons.lesson01_toy.checks\\ne0\\n."), dtype=torch.uint8)
@@ -349,7 +380,10 @@ def double(x):
     return 2 * x
 own(double)
 """
-FORBIDDEN = ("torch.nn.functional.layer_norm", "torch.distributed.optim.Zero")
+FORBIDDEN = (
+    *("torch.nn.functional.layer_norm", "torch.distributed.optim.Zero"),
+    "torch.distributed.fsdp.ShardingStrategy",
+)
 HEADS, CELLS = [], []
 for number, case in enumerate(CASES.split("\n=== ")[1:]):
     head, _, source = case.partition("\n")

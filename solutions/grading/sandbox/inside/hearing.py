@@ -9,6 +9,7 @@ answer that writes its own verdict does not take it back, and one that closes th
 import contextlib
 import socket
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import is_dataclass
 from dis import get_instructions
@@ -29,6 +30,7 @@ TEXT, FRAMES, OBJECTS, PICKLE, PART = range(len(SAID))
 ALL = len(SAID)  # said last, when the exercise has been judged
 OBJECT_LISTS = ("gc.get_objects", "gc.get_referrers", "gc.get_referents")
 FRAME_LISTS = ("sys._getframe", "sys._current_frames", "sys.setprofile", "sys.settrace")
+STARTS = ("_start_new_thread", "_start_joinable_thread")  # of threading, by version
 FRAME_HOLDERS = ("tb_frame", "gi_frame", "cr_frame", "ag_frame")
 # Python's own, which runs texts that it writes itself; so may what is installed, but for these two,
 # which run what they are given.
@@ -50,6 +52,7 @@ class Hearing:
     def __init__(self, course: str, frames: Collection[str], unneeded: Collection[str]) -> None:
         self.trusted = (f"{course}/", f"{JUDGE}/", "<frozen importlib")
         self.frames, self.unneeded = frozenset(frames), frozenset(unneeded)
+        self.ours = set[int]()  # threads that the course has begun
 
     def open(self) -> None:
         """Before a fork: the way from what is heard in the child to its parent."""
@@ -58,6 +61,9 @@ class Hearing:
     def begin(self) -> None:
         """From now on, in this process and those that it forks: a hook cannot be taken off."""
         self.ear.close()
+        for name in STARTS:
+            if start := getattr(threading, name, None):  # 3.11 tells no hook of it
+                setattr(threading, name, self._noting(start))
         sys.addaudithook(self._hook(self.mouth.send))
 
     def end(self) -> None:
@@ -124,6 +130,16 @@ class Hearing:
     def _objects(self, caller: FrameType, *_: Any) -> int | None:
         return OBJECTS if _is_an_answers(caller) else None
 
+    def _noting(self, start: Callable[..., Any]) -> Callable[..., Any]:
+        """Start a thread, and note whether it is the course's."""
+
+        def noting(run: Any, *args: Any, **kwargs: Any) -> Any:
+            by_an_answer = self._by_an_answer(sys._getframe(1))
+            (self.ours.discard if by_an_answer else self.ours.add)(id(run.__self__))
+            return start(run, *args, **kwargs)
+
+        return noting
+
     def _unpickle(self, caller: FrameType, module: str, name: str) -> int | None:
         root = module.split(".")[0]
         if (name if root == "builtins" else root) in self.unneeded:
@@ -132,12 +148,15 @@ class Hearing:
         return PART if part and self._by_an_answer(caller) else None
 
     def _by_an_answer(self, frame: FrameType | None) -> bool:
-        """Whether a cell is nearer than the course, on the way to here."""
+        """Whether a cell is nearer than the course, on the way to here or to this thread's start.
+
+        A thread that no Thread stands for is an answer's, too.
+        """
         while frame is not None and not frame.f_code.co_filename.startswith(self.trusted):
             if _is_an_answers(frame):
                 return True
             frame = frame.f_back
-        return frame is None
+        return frame is None and id(threading._active.get(get_ident())) not in self.ours
 
 
 def _is_sent(root: str, module: str, name: str) -> bool:

@@ -109,7 +109,9 @@ class Watch(TorchFunctionMode):
             functions = functions if plain else [x for x in functions if type(x) is FunctionType]
         for each in functions:
             each = getattr(each, "__func__", each)
-            if isinstance(each, FunctionType) and len(self.says) < len(self.seen):
+            # Python gives every Enum its own __new__: that is no part of the engine.
+            its_own = getattr(each, "__module__", "") == function.__module__
+            if isinstance(each, FunctionType) and its_own and len(self.says) < len(self.seen):
                 cls = value if isinstance(value, type) else None
                 Pass(each, self, len(self.says), cls, plain)  # the function has it
                 self.says.append(says)
