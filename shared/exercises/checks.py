@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from shared.errors import InputError
+from shared.exercises.expecting import asked
 from shared.exercises.guarding import guarding_arguments, preserve_global_state
 from shared.exercises.remembered import forget_answers
 from shared.exercises.seeds import first_seed, forget_seeds, kept_random_states
@@ -31,6 +33,7 @@ class ExerciseChecks:
     in_place: bool = False
     forbidden: Sequence[str] = ()
     checks: list[tuple[str, Check]] = field(default_factory=list)
+    hollow: set[str] = field(default_factory=set)  # passed: nothing but a refusal or form was asked
 
     def check(self, title: str) -> Callable[[Check], Check]:
         """Register a function that raises `Wrong` when the candidate it is given is wrong."""
@@ -58,15 +61,21 @@ class ExerciseChecks:
                 return fault
         return None
 
-    def passed_by_refusing(self, faults: Sequence[Fault]) -> int:
-        """How many of the checks without a fault pass as well what refuses all it is given."""
+    def passed_for_nothing(self, faults: Sequence[Fault]) -> int:
+        """How many of the checks without a fault pass as well what refuses all it is given.
 
-        def refuse(*args: Any, **kwargs: Any) -> Any:
-            raise ValueError("refused")
-
+        All, where none of them asks for more than refusals, shapes and dtypes, or fails what names
+        all that it refuses and what does nothing.
+        """
         failed = {fault.title for fault in faults}
-        passed = [check for title, check in self.checks if title not in failed]
-        return sum(run_check(check, refuse) is None for check in passed)
+        passed = [each for each in self.checks if each[0] not in failed]
+        trivial = _refuse_by_name, _do_nothing
+        if all(
+            title in self.hollow or any(run_check(check, each) is None for each in trivial)
+            for title, check in passed
+        ):
+            return len(passed)
+        return sum(run_check(check, _refuse) is None for _, check in passed)
 
     def _begin(self, candidate: Any) -> Any:
         """Return what the checks are given: one object for all, which laboratories know it by."""
@@ -82,6 +91,7 @@ class ExerciseChecks:
         else:
             wrong = run_check(function, guarded)
         if wrong is None:
+            (self.hollow.discard if asked["work"] or not asked["form"] else self.hollow.add)(title)
             return None
         texts = wrong.mistake, wrong.expected, wrong.seen, wrong.hint
         return Fault(title, passed, len(self.checks), *texts)
@@ -107,12 +117,25 @@ def checks_for(
     return ExerciseChecks(id, name, difficulty, minutes, hint, in_place, forbidden)
 
 
+def _refuse(*args: Any, **kwargs: Any) -> Any:
+    raise ValueError("refused")
+
+
+def _refuse_by_name(*args: Any, **kwargs: Any) -> Any:
+    raise InputError(f"{[getattr(each, 'shape', each) for each in args]} {kwargs} refused")
+
+
+def _do_nothing(*args: Any, **kwargs: Any) -> None:
+    return None
+
+
 def run_check(function: Check, candidate: Any) -> Wrong | None:
     """What one check says; None when it passes. Random states and switches are put back.
 
     A switch that is left changed is a fault of its own, unless the check has named another.
     """
     forget_seeds()
+    asked.clear()
     with kept_random_states(), preserve_global_state() as changed:
         wrong: Wrong | None = None
         try:

@@ -2,13 +2,18 @@
 
 import operator
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor, nn
 
 from shared.exercises.comparing import close, custom_eq_type, difference
 from shared.exercises.wrong import Wrong
+
+FORMS = torch.dtype, torch.device, torch.Size, type
+asked = Counter[str]()  # by the running check: a refusal or a "form", or something of the "work"
 
 
 def wrong(mistake: str, *, expected: str = "", seen: str = "", hint: str = "") -> NoReturn:
@@ -24,6 +29,7 @@ def recognise(
     A sign is a bool, or a function of no arguments where looking is only safe or worth its time
     once the rows above have been ruled out.
     """
+    asked["work"] += 1
     for mistake, sign in mistakes.items():
         if sign() if callable(sign) else sign:
             raise Wrong(mistake, expected, seen, hint)
@@ -38,6 +44,7 @@ def alike(
 
 def expect(condition: bool, *, expected: str, seen: str, mistake: str = "", hint: str = "") -> None:
     """Raise `Wrong` unless the condition holds."""
+    asked["work"] += 1
     if not condition:
         raise Wrong(mistake, expected, seen, hint)
 
@@ -56,6 +63,7 @@ def expect_equal(
     `looks_like` maps the words for a mistake to the value that it produces; `mistake` is what any
     other wrong value looks like.
     """
+    asked["form" if isinstance(got, FORMS) else "work"] += 1
     stranger = custom_eq_type(got, want)
     if stranger is not None:
         raise Wrong(expected=f"{what} = {want!r}", seen=f"an object of {stranger.__name__}")
@@ -77,6 +85,7 @@ def expect_raises(
 
     A message may have 1,234 for 1234.
     """
+    asked["form"] += 1
     try:
         function(*args, **kwargs)
     except NotImplementedError:
@@ -126,6 +135,7 @@ def expect_close(
     `looks_like` maps the words for a mistake to the tensor (or a function that makes it) which
     that mistake produces; it is only consulted when `got` differs from `want`.
     """
+    asked["work"] += 1
     # A class of one's own could answer to every comparison as it likes.
     if type(got) not in (Tensor, nn.Parameter, type(want)):
         raise Wrong(expected=f"{what} is a tensor", seen=f"{type(got).__name__}", hint=hint)

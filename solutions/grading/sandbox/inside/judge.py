@@ -266,7 +266,7 @@ class Judge:
             **{n: getattr(first, n)[:MAX_TEXT] for n in ("title", "mistake", "expected", "seen")},
             "hint": (first.hint or checks.hint)[:MAX_TEXT],
             "also": [each.title for each in others],
-            "for_nothing": checks.passed_by_refusing(faults) if count["passed"] else 0,
+            "for_nothing": checks.passed_for_nothing(faults) if count["passed"] else 0,
             **count,
         }
 
