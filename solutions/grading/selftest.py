@@ -65,26 +65,28 @@ class Try:
 
 
 def tries(course: Path, lesson: Lesson, num_runs: int) -> Iterator[Try]:
-    """All known answers to a lesson, the stubs apart, in so many runs; what is due to each."""
+    """All known answers to a lesson, in so many runs; what is due to each."""
     known = KnownAnswers(course, lesson)
     pristine = (course / "lessons" / lesson.folder / "lesson.ipynb").read_bytes()
-    stubs = {each.id: Due("stub", f"{each.id} stub") for each in lesson.exercises}
-    yield Try(take_answers("self-test", lesson, hand_in(pristine, {})), lesson, stubs)
+    stubs = take_answers("self-test", lesson, hand_in(pristine, {})).cells
     references = {each.exercise: known.cell(each) for each in known.references()}
     right = take_answers("self-test", lesson, hand_in(pristine, references))
-    others = {"alternative": list(known.alternatives()), "mistake": list(known.mistakes())}
+    others = [("alternative", each) for each in known.alternatives()]
+    others += [("mistake", each) for each in known.mistakes()]
     for run in range(min(num_runs, len(lesson.exercises))):
         chosen = lesson.exercises[run::num_runs]
         cells = {each.id: right.cells[each.id] for each in chosen}
         due = {each.id: Due("reference", f"{each.id} reference") for each in chosen}
         exercises = list[Exercise]()
         for exercise in lesson.exercises:
-            for kind, given in others.items():
-                mine = [each for each in given if each.exercise == exercise.id]
-                for number, each in enumerate(mine if exercise in chosen else (), 1):
-                    title = repr(each.says) if each.says else str(number)
-                    cells[id := f"{exercise.id} {kind} {number}"] = known.cell(each)
-                    due[id] = Due(kind, f"{exercise.id} {kind} {title}", each.says)
+            if exercise in chosen:
+                given = [("stub", "", stubs[exercise.id])]
+                mine = (each for each in others if each[1].exercise == exercise.id)
+                given += [(kind, each.says, known.cell(each)) for kind, each in mine]
+                for number, (kind, says, cell) in enumerate(given):
+                    cells[id := f"{exercise.id} {kind} {number}"] = cell
+                    title = f"{exercise.id} {kind} {repr(says) if says else number or ''}"
+                    due[id] = Due(kind, title.rstrip(), says)
                     exercises.append(replace(exercise, id=id, of=exercise.id))
             exercises.append(exercise)
         flags = {each.id: audit(cells[each.id], lesson, each.of) for each in exercises if each.of}

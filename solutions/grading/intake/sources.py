@@ -1,9 +1,11 @@
 """Python sources as trees: what a piece of code binds, without running it."""
 
 import ast
+import contextlib
+import gc
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 
 Definition = ast.FunctionDef | ast.ClassDef
 _one_at_a_time = threading.Lock()
@@ -19,6 +21,16 @@ def parsed(source: str) -> ast.Module:
     with _one_at_a_time, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ast.parse(source)
+
+
+@contextlib.contextmanager
+def uncollected() -> Generator[None]:
+    """Trees hold no circles, and a collector walks all that are kept again and again."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def bound_by(node: ast.stmt) -> list[str]:

@@ -11,11 +11,11 @@ import sys
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from solutions.grading.intake.class_edition import ClassEdition
-from solutions.grading.intake.lesson import lesson_folders, read_with_answers
+from solutions.grading.intake.lesson import lesson_folders
+from solutions.grading.intake.sources import uncollected
 from solutions.grading.results import Lesson
 
 INSIDE = Path(__file__).with_name("inside")
@@ -65,13 +65,9 @@ class Editions:
             check=False,  # without it each run does it for itself
         )
 
-    @cached_property
-    def _lessons(self) -> dict[str, Lesson]:
-        return read_with_answers(self.course)
-
     def of(self, lesson: Lesson) -> Copy:
         """The copy that a lesson is judged beside."""
-        with self.making:
+        with self.making, uncollected():
             if lesson.folder not in self.made:
                 self.made[lesson.folder] = self._made(lesson)
             return self.made[lesson.folder]
@@ -79,10 +75,9 @@ class Editions:
     def _made(self, lesson: Lesson) -> Copy:
         if not (self.course / "solutions" / f"{lesson.folder}.py").exists():
             return Copy(self.whole, {})
-        week = int(lesson.number)
-        lessons = self._lessons
-        seen = dict(ClassEdition(self.course, week, lessons=lessons).files())
-        needed = dict(ClassEdition(self.course, week, solved=True, lessons=lessons).files())
+        week, own = int(lesson.number), {lesson.number: lesson}  # whose answers are withheld
+        seen = dict(ClassEdition(self.course, week, lessons=own).files())
+        needed = dict(ClassEdition(self.course, week, solved=True, lessons=own).files())
         texts = {
             name.removesuffix(".py").replace("/", "."): text
             for name, text in needed.items()

@@ -233,12 +233,15 @@ def state() -> dict[str, tuple[Any, ...]]:
     }
     if comparing := sys.modules.get("shared.exercises.comparing"):
         found["the checks' tolerances"] = tuple(comparing.TOLERANCES.values())
+    known: dict[tuple[int, bool], tuple[Any, ...]] = {}  # Tensor is in a hundred modules
     for home, module in list(sys.modules.items()):
         ours = home.startswith(("shared.", "lessons.")) or home in JUDGING
         if isinstance(module, ModuleType) and (ours or home in LOOKED_AT):
             for name, value in list(vars(module).items()):
                 if callable(value) and name != "_":
-                    found[f"{home}.{name}"] = _essence(value, ours)
+                    if (key := (id(value), ours)) not in known:
+                        known[key] = _essence(value, ours)
+                    found[f"{home}.{name}"] = known[key]
     return found
 
 
@@ -258,9 +261,16 @@ def _essence(value: Any, ours: bool) -> tuple[Any, ...]:
 
 def changed(before: Mapping[str, tuple[Any, ...]], now: Mapping[str, tuple[Any, ...]]) -> list[str]:
     """What is not as it was, a few of it."""
-    same = (
-        len(old) == len(now.get(name, ()))
-        and all(a is b or (type(a) is int and a == b) for a, b in zip(old, now[name], strict=True))
-        for name, old in before.items()
-    )
-    return [f"changes {n}" for n, kept in zip(before, same, strict=True) if not kept][:3]
+    known = dict[tuple[int, int], bool]()
+    found = list[str]()
+    for name, old in before.items():
+        new = now.get(name, ())
+        if (key := (id(old), id(new))) not in known:
+            known[key] = len(old) == len(new) and all(map(_same, old, new))
+        if not known[key]:
+            found.append(f"changes {name}")
+    return found[:3]
+
+
+def _same(old: Any, new: Any) -> bool:
+    return old is new or (type(old) is int and old == new)
