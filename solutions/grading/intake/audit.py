@@ -26,7 +26,7 @@ from solutions.grading.intake.names import (
     STARTS,
     TQDM,
 )
-from solutions.grading.intake.sources import all_imported, bound_by, parsed
+from solutions.grading.intake.sources import STARRED, all_imported, bound_by, parsed, starred
 from solutions.grading.results import Flag, Lesson
 
 MAX_FLAGS = 6
@@ -58,23 +58,23 @@ class _Cell:
         self.answers = {each.name for each in lesson.exercises}
         self.forbidden = lesson.forbidden.get(id, ())
         self.last_names = tuple(x for path in self.forbidden if (x := path.rpartition(".")[2]))
-        self.own = {node.arg for node in self.nodes if isinstance(node, ast.arg)}
-        arguments = Counter(self.own)  # as good as a second value for their name
+        # An argument is as good as a second value for its name.
+        stored = Counter({node.arg for node in self.nodes if isinstance(node, ast.arg)})
         names = [node for node in self.nodes if isinstance(node, ast.Name)]
-        self.own |= {node.id for node in names if isinstance(node.ctx, ast.Store)}
-        self.read = {"*"} | {node.id for node in self.nodes if isinstance(node, ast.Name)}
+        stored.update(node.id for node in names if isinstance(node.ctx, ast.Store))
+        self.own, self.read = {*stored}, {"*", *(node.id for node in names)}
         calls = [node for node in self.nodes if isinstance(node, ast.Call)]
         self.classes = {node.name for node in self.nodes if isinstance(node, ast.ClassDef)}
         self.called = {call.func for call in calls}
         self.plainly = {
             call.func for call in calls if all(isinstance(x, ast.Constant) for x in call.args)
         }
-        self.names, self.paths = self.known | all_imported(self.nodes), dict[ast.AST, str]()
+        self.names = starred(self.nodes) | self.known | all_imported(self.nodes)
+        self.paths = dict[ast.AST, str]()
         for name in self.own & self.names.keys():
             if self.names[name].startswith("shared."):
                 self.names[name] = ""  # the answer's own, under a name that the setup has, too
-        stored = Counter(node.id for node in names if isinstance(node.ctx, ast.Store))
-        self._follow_aliases(stored + arguments)
+        self._follow_aliases(stored)
         self.texts = Literals(start.body, self.nodes)
         self.harmless = self._harmless()
 
@@ -165,7 +165,7 @@ class _Cell:
         ours = root in ("shared", "solutions", "lessons")
         begins = not ours and any(each.startswith(f"{path}.") for each in self.taught)
         fine = not ours and (root in HARMLESS or (root in FILES and self.about_files))
-        fine = fine and name != "*"  # nobody sees what is used of it
+        fine = fine and (name != "*" or path[:-2] in STARRED)  # nobody sees what is used of it
         parts = path.split(".")[2 if path.startswith("torch.types") else 1 :]  # warnings.sys
         fine = fine and not {part.lstrip("_") for part in parts} & (MODULES | HELD)
         if not (path in self.taught or begins) and (not fine or self._is_no_tool(path)):

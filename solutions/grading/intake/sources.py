@@ -6,7 +6,9 @@ import gc
 import threading
 import warnings
 from collections.abc import Generator, Iterable, Iterator
+from importlib import import_module
 
+STARRED = ("typing", "math", "itertools", "functools", "collections")  # `import *` is seen through
 Definition = ast.FunctionDef | ast.ClassDef
 _one_at_a_time = threading.Lock()
 
@@ -72,3 +74,15 @@ def all_imported(nodes: Iterable[ast.AST]) -> dict[str, str]:
     """Name to dotted name for everything that these nodes import."""
     found = (each for node in nodes for each in imported_by(node))
     return {local: f"{module}.{name}" if name else module for local, module, name in found}
+
+
+def starred(nodes: Iterable[ast.AST]) -> dict[str, str]:
+    """Name to dotted name for what `from typing import *` and the like bind."""
+    found = (n.module for n in nodes if isinstance(n, ast.ImportFrom) and n.names[0].name == "*")
+    modules = [import_module(each) for each in found if each in STARRED]
+    return {
+        name: f"{module.__name__}.{name}"
+        for module in modules
+        for name in getattr(module, "__all__", vars(module))
+        if not name.startswith("_")
+    }
