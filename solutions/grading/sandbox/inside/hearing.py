@@ -156,7 +156,7 @@ class Hearing:
             if _is_an_answers(frame):
                 return True
             frame = frame.f_back
-        return frame is None and id(threading._active.get(get_ident())) not in self.ours
+        return frame is None and id(threading.current_thread()) not in self.ours
 
 
 def _is_sent(root: str, module: str, name: str) -> bool:
