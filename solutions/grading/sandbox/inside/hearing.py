@@ -134,8 +134,8 @@ class Hearing:
         """Start a thread, and note whether it is the course's."""
 
         def noting(run: Any, *args: Any, **kwargs: Any) -> Any:
-            by_an_answer = self._by_an_answer(sys._getframe(1))
-            (self.ours.discard if by_an_answer else self.ours.add)(id(run.__self__))
+            thread = id(getattr(run, "__self__", run))
+            (self.ours.discard if self._by_an_answer(sys._getframe(1)) else self.ours.add)(thread)
             return start(run, *args, **kwargs)
 
         return noting
