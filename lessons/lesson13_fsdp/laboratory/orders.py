@@ -39,12 +39,11 @@ NUM_LAYERS = 4
 
 @dataclass
 class Moment:
-    """While a layer computed: the layers that were whole, messages started, waits so far."""
+    """While a layer computed: the layers that were whole, waits so far."""
 
     way: str
     layer: int
     whole: list[int]
-    gathers: int
     waits: int
 
 
@@ -56,7 +55,6 @@ class Orders:
     state: dict[str, Tensor]
     steps: list[list[Moment]] = field(default_factory=list)
     gathers: list[int] = field(default_factory=list)  # of each step
-    between: int = 0
 
 
 class _Mark(torch.autograd.Function):
@@ -115,12 +113,10 @@ def observe_orders(make: Make, seed: int, rank: int) -> Orders:
     """Five steps, the last two in another order; an evaluation before the third."""
     seed_all(seed)
     moments: list[Moment] = []
-    now: dict[str, Any] = {}
 
     def note(way: str, number: int) -> None:
         whole = [i for i, layer in enumerate(net.layers) if layer.get_parameter("weight").numel()]
-        gathers = now["traffic"].count("all_gather")
-        moments.append(Moment(way, number, whole, gathers, len(now["waits"])))
+        moments.append(Moment(way, number, whole, len(waits)))
 
     net = Row(note)
     start = {name: x.detach().clone() for name, x in net.state_dict().items()}
@@ -131,7 +127,6 @@ def observe_orders(make: Make, seed: int, rank: int) -> Orders:
     with noted_waits() as waits:
         for step, order in enumerate(ORDERS):
             with count_traffic() as traffic:
-                now |= {"traffic": traffic, "waits": waits}
                 if step == 2:
                     with torch.no_grad():
                         model(row_input(seed, 9, 0), STRAIGHT)
@@ -142,11 +137,8 @@ def observe_orders(make: Make, seed: int, rank: int) -> Orders:
                 model(row_input(seed, step, rank), order).backward()
                 finish(model)
                 optimizer.step()
-            for each in moments:
-                each.gathers -= before
             seen.steps.append(list(moments))
             seen.gathers.append(traffic.count("all_gather") - before)
-            seen.between = max(seen.between, sum(p.numel() for p in net.parameters()))
     seen.state = model.full_state_dict()
     return seen
 
