@@ -4,9 +4,9 @@ import copy
 import dataclasses
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from functools import partial, partialmethod
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial, partialmethod, wraps
+from itertools import islice, zip_longest
 from typing import Any
 
 import pytest
@@ -39,7 +39,7 @@ def _noting(kind: type, *names: str) -> type:
 
 
 Text = _noting(str, "__eq__", "__ne__", "__contains__", "startswith", "__hash__")
-List = _noting(list, "__len__", "__iter__", "__getitem__", "__eq__", "__contains__")
+List = _noting(list, "__len__", "__iter__", "__getitem__", "__eq__", "__ne__", "__contains__")
 Dict = _noting(dict, "__getitem__", "get", "__iter__", "items", "values", "keys", "__len__")
 Set = _noting(set, "__contains__", "__iter__", "__len__", "__eq__", "__ne__")
 
@@ -134,9 +134,12 @@ def changes(sight: Any, asked: Asked, tensors: bool, at: tuple[Any, ...] = ()) -
         inside = [(name, part) for name, part in inside if name in asked[at]]
     named = isinstance(sight, dict) and not any(isinstance(x, Tensor) for _, x in inside)
     if len(inside) > 5 and isinstance(sight, list | dict) and not named:
+        inside.sort(key=lambda each: each[0] not in asked[at])
         inside = [*inside[:3], inside[len(inside) // 2], inside[-1]]
-    for name, part in inside:
-        yield from (put(sight, name, x) for x in changes(part, asked, tensors, (*at, name)))
+    yield from _in_turn(
+        map(partial(put, sight, name), changes(part, asked, tensors, (*at, name)))
+        for name, part in inside
+    )
     if isinstance(sight, list) and sight:
         last = changes(sight[-1], asked, tensors, (*at, len(sight) - 1))
         yield from ([*sight, other] for other in islice(last, 1))
@@ -158,7 +161,9 @@ def _others(sight: Any, asked: list[Any]) -> list[Any]:
     if isinstance(sight, Tensor):
         double = sight.dtype == torch.float64
         more = ~sight if sight.dtype == torch.bool else sight + 1
-        others = [sight[:0] if sight.dim() else sight, more, 0 * sight]
+        cut = [sight[:0], sight[1:], sight.roll(1), torch.cat([sight] * 2)] if sight.dim() else []
+        of_graph = [sight.clone().requires_grad_()] if sight.is_floating_point() else []
+        others = [more, 0 * sight, *cut, sight[None], sight.detach(), *of_graph, None, 0.5]
         return [*others, sight.float(), sight.float().double() if double else sight.double()]
     if isinstance(sight, set):
         known = [x for each in [*sight][:1] for x in _others(each, [])]
@@ -170,14 +175,21 @@ def _others(sight: Any, asked: list[Any]) -> list[Any]:
     if isinstance(sight, list):
         some = [sight[i:] for i in range(1, min(8, len(sight)))]
         more = ([*sight, x] for x in (*(sight[-1:] or ["another"]), *names))
-        return [[], *more, sorted(sight, key=str), *some]
+        return [[], *more, sorted(sight, key=str), tuple(sight), *some, sight * 2, sight * 8]
     if isinstance(sight, Exception):
-        return [None, KeyError("another")]
+        return [None, KeyError("another"), type(sight)("another")]
     return []
 
 
+def _given(answer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    try:
+        return answer(*args, **kwargs)
+    except Exception as error:
+        return error
+
+
 class Sights:
-    """What ranks gave while a check ran.
+    """What ranks, and calls of functions that are watched, gave while a check ran.
 
     `instead` of one of them has what a check is to be given when it runs again.
     """
@@ -201,6 +213,26 @@ class Sights:
     def begin(self) -> None:
         """Begin a check."""
         self.taken, self.instead, self.failing = {}, {}, {}
+        self.calls = 0
+
+    def watched(self, look: Callable[..., Any], once: bool = False) -> Callable[..., Any]:
+        """The function: each call of it in this process is a sight, with what it raised.
+
+        `once`: where a check runs again, what it gave is given again.
+        """
+
+        @wraps(look)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.calls += 1
+            key = ("call", self.calls)
+            if key not in self.instead and not (once and key in self.taken):
+                self.taken[key] = [_given(look, *args, **kwargs)]
+            (given,) = self.instead.get(key, self.taken.get(key))
+            if isinstance(given, Exception):
+                raise given
+            return given
+
+        return call
 
     def _see(self, key: Any, look: Callable[[], Any]) -> Any:
         if key not in self.instead:
@@ -223,7 +255,7 @@ class Sights:
 
     def ask(self, check: Check, answer: Any, instead: dict[Any, Any]) -> Wrong | None:
         """What a check says to a change."""
-        self.instead = instead
+        self.instead, self.calls = instead, 0
         wrong = run_check(check, answer)
         self.instead = {}
         return wrong
@@ -235,9 +267,19 @@ class Sights:
         taken = dict(self.taken)
         for key, sight in taken.items():
             yield {key: listening(sight, asked[key])}
-        for key, sight in taken.items():
-            yield {key: sight[::-1]}
-            for tensors in (False, True):
-                for rank in {0, len(sight) - 1}:
-                    for other in changes(sight[rank], asked[key], tensors, (rank,)):
-                        yield {key: put(sight, rank, other)}
+        yield from [{key: sight[::-1]} for key, sight in taken.items() if len(sight) > 1]
+        for tensors in (False, True):
+            yield from _in_turn(
+                map(
+                    partial(put, {key: sight}, key),
+                    map(partial(put, sight, x), changes(sight[x], asked[key], tensors, (x,))),
+                )
+                for key, sight in taken.items()
+                for x in {0, len(sight) - 1}
+            )
+
+
+def _in_turn(ways: Iterable[Iterator[Any]]) -> Iterator[Any]:
+    """One of each, then the next of each, to the end of all."""
+    for row in zip_longest(*ways):
+        yield from (each for each in row if each is not None)

@@ -5,7 +5,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
@@ -16,12 +16,14 @@ from shared.exercises import expecting
 from shared.exercises.checks import Check, run_check
 from shared.exercises.lessons import ROOT, lesson_folder, load_checks, solution_module
 from shared.exercises.mistakes import known_mistakes
+from shared.exercises.on_ranks import on_one_rank, on_ranks
 from shared.exercises.wrong import Wrong
 from tests.frame.sights import Sights
 
 NUMBERS = sorted(path.parent.name[6:8] for path in (ROOT / "lessons").glob("*/checks.py"))
 
 MOST_CHANGES = 2000  # of what a check has seen
+MOST_IDLE = 1000  # one after the other, in which no further row has spoken
 
 
 class Listening:
@@ -45,6 +47,8 @@ class Listening:
         own: dict[Any, Any] = {expecting.alike: self._alike}
         own |= {ask: self._asking(ask) for ask in (expecting.expect_close, expecting.expect_equal)}
         own |= {expecting.recognise: self._recognise, expecting.expect: self._expect}
+        own |= {expecting.expect_raises: self._raises}
+        own |= {look: self.sights.watched(look, once=True) for look in (on_one_rank, on_ranks)}
         for module in _written_with(number):
             for ask, instead in own.items():
                 if vars(module).get(ask.__name__) is ask:
@@ -76,6 +80,12 @@ class Listening:
         self._note(given.get("mistake", ""))
         expecting.expect(condition, **given)
 
+    def _raises(self, *asked: Any, what: str, **given: Any) -> None:
+        self._note(f"{what} is accepted", f"{what} raises the wrong kind of error")
+        if given.get("mentions"):
+            self._note(f"the error for {what} does not say which value was seen")
+        expecting.expect_raises(*asked, what=what, **given)
+
     def _note(self, *rows: str) -> None:
         if self.listens:
             self.signs |= {*filter(None, rows)}
@@ -89,6 +99,8 @@ class Listening:
         said = [each.says for each in self.mistakes if each.id == exercise]
         checks, self.exercise = self.checks[exercise], exercise
         answer = checks._begin(getattr(solution_module(self.number), checks.name))
+        if isinstance(answer, FunctionType) and exercise in CHANGED:
+            answer = self.sights.watched(answer)
         for title, check in checks.checks:
             self.rows.clear()
             self.signs.clear()
@@ -118,12 +130,14 @@ class Listening:
         rows = {*self.signs, *self.sights.failing} - values
         self.silent |= dict.fromkeys(rows - self.heard, exercise)
         left, refused = rows - self.heard, False
-        most = MOST_CHANGES if exercise in CHANGED else 0
+        most, idle = MOST_CHANGES if exercise in CHANGED else 0, 0
         for instead in islice(self.sights.changed(), most):
-            if refused and all(map(self.says, left)):
+            if refused and (idle > MOST_IDLE or all(map(self.says, left))):
                 break
             wrong = self.sights.ask(check, answer, instead)
-            left.discard(wrong.mistake if wrong else "")
+            words = wrong.mistake if wrong else ""
+            idle = 0 if words in left else idle + 1
+            left.discard(words)
             refused = refused or bool(wrong and wrong.expected)  # and not an error
         self.heard |= rows - left
         return refused

@@ -273,6 +273,7 @@ CUTS = {
 }
 
 
+@once_an_answer
 def bucket_messages(BucketedDDP: Any) -> RankCases:
     """Return what an engine sends in one step of each of the models."""
     return RankCases(
