@@ -163,8 +163,9 @@ def _others(sight: Any, asked: list[Any]) -> list[Any]:
         more = ~sight if sight.dtype == torch.bool else sight + 1
         cut = [sight[:0], sight[1:], sight.roll(1), torch.cat([sight] * 2)] if sight.dim() else []
         of_graph = [sight.clone().requires_grad_()] if sight.is_floating_point() else []
-        others = [more, 0 * sight, *cut, sight[None], sight.detach(), *of_graph, None, 0.5]
-        return [*others, sight.float(), sight.float().double() if double else sight.double()]
+        other = [sight.float(), sight.float().double() if double else sight.double()]
+        kinds = [sight.detach(), *of_graph, None, 0.5]
+        return [more, *other, 0 * sight, *cut, sight[None], *kinds]
     if isinstance(sight, set):
         known = [x for each in [*sight][:1] for x in _others(each, [])]
         return [set(), *(sight | {x} for x in [*names, *known] if x not in sight)]
