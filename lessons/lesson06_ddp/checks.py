@@ -160,6 +160,18 @@ def expect_gradients(case: Case, seen: Sequence[Seen], *, hooks: bool = True) ->
         last |= want
 
 
+def present(want: Mapping[str, Tensor], got: Grads, rank: int) -> dict[str, Tensor]:
+    """The gradients of one rank, none of which may be missing."""
+    there = {name: grad for name in want if (grad := got.get(name)) is not None}
+    missing = [name for name in want if name not in there]
+    recognise(
+        {"a parameter has no gradient": bool(missing)},
+        expected="the mean over all ranks, zeros counted where a rank did not use it",
+        seen=f"None for {', '.join(missing)} on rank {rank}",
+    )
+    return there
+
+
 def expect_means(
     want: Mapping[str, Tensor],
     got: Grads,
@@ -173,13 +185,7 @@ def expect_means(
 
     `last` has the means of the steps before.
     """
-    n, there = len(local), {name: grad for name in want if (grad := got.get(name)) is not None}
-    missing = [name for name in want if name not in there]
-    recognise(
-        {"a parameter has no gradient": bool(missing)},
-        expected="the mean over all ranks, zeros counted where a rank did not use it",
-        seen=f"None for {', '.join(missing)} on rank {rank}",
-    )
+    n, there = len(local), present(want, got, rank)
     own = {
         name: grad * 0 if (mine := local[rank][name]) is None else mine
         for name, grad in want.items()

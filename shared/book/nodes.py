@@ -35,7 +35,7 @@ def mesh(dp: int, tp: int, pp: int, node: int, axis: str) -> State:
     return state | {
         "numbers": state["numbers"]
         | {"GPT-3's layers on each": LAYERS // pp, "GB each sends along it": sent},
-        "legend": "A link is as wide as it is fast; point at a rank to light its group."
+        "legend": "Wider is faster; point at a rank to light its group."
         f" Groups that leave a node: {', '.join(leave)}.",
         "links": [
             (f"{name}, {speed / 1e9:.0f} GB/s a GPU of an H100's node", WIDEST * speed / fastest)
