@@ -22,15 +22,13 @@ def mismatches(text: str) -> list[Recording]:
     made. Of two that differ the first has the number: the other's is not always sent whole.
     """
     calls: dict[int, Call] = {}
-    found = list(_MADE.finditer("".join(text.split())))
-    for first, other in zip(found[::2], found[1::2], strict=False):
-        for each in (first, other):
+    for words in "".join(text.split()).split("Detectedmismatch"):
+        made = [*_MADE.finditer(words)][:2]  # one, where the line is cut
+        for each in made:
             shape = (each[4] or "").replace(",", " x ")
             numbers = f" of {shape} {each[5].lower()}" if each[5] else ""
-            what = each[3].strip("_").lower() + numbers
-            calls.setdefault(
-                int(each[1]), Call("that no line names", int(first[2] or 0), what, "?")
-            )
+            what, number = each[3].strip("_").lower() + numbers, int(made[0][2] or 0)
+            calls.setdefault(int(each[1]), Call("that no line names", number, what, "?"))
     return [Recording(r, {call.group: tuple(sorted(calls))}, (call,)) for r, call in calls.items()]
 
 

@@ -46,7 +46,7 @@ def sources(path: Path) -> tuple[dict[int, Dump], str, list[str]]:
     if not path.exists():
         raise InputError(f"{path} is not there: a folder of dumps or logs, a log, or - for stdin")
     files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
-    dumps, logs, neither = list[Path](), list[str](), list[str]()
+    dumps, logs, damaged, others = list[Path](), list[str](), list[str](), list[str]()
     for file in files:
         try:
             read_dump(file)
@@ -55,10 +55,11 @@ def sources(path: Path) -> tuple[dict[int, Dump], str, list[str]]:
             text = file.read_text(errors="replace")
             if any(word in text for word in ("WorkNCCL", "ProcessGroupNCCL", "CollectiveFinger")):
                 logs.append(text)
+            elif rank_in_name(file) is not None:
+                damaged.append(str(error))
             else:
-                damaged = rank_in_name(file) is not None
-                neither.insert(0 if damaged else len(neither), str(error) if damaged else file.name)
-    return read_dumps(dumps), "\n".join(logs), neither
+                others.append(file.name)
+    return read_dumps(dumps), "\n".join(logs), damaged + others
 
 
 def first_to_look_at(hangs: Sequence[Hang]) -> str:
@@ -129,8 +130,9 @@ def main() -> None:
         status = report(recordings, notes)
         print("\n".join(beside(dumps)))
         sys.exit(status)
+    notes += [f"no call in the dumps of {names(sorted(dumps))}"] * bool(dumps)
     recordings, more = read_log(text)
-    recordings = recordings or mismatches(text)
+    recordings = mismatches(text) or recordings  # of two that differ the others wait in vain
     if not recordings and not more:
         why = "; ".join(notes) or "no such line in it"
         raise InputError(f"{path}: neither dumps nor the watchdog's lines: {why}")

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 import textwrap
 from pathlib import Path
 
@@ -284,14 +285,15 @@ def test_a_folder_of_dumps_is_read_as_it_lies(name, write, tmp_path, run_script)
 def test_of_a_folder_of_other_things_it_names_the_first_damaged_dumps_before_them(
     tmp_path, run_script
 ):
-    (tmp_path / "nccl_trace_rank_0").write_bytes(b"cut off")
+    for rank in (0, 1):
+        (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(b"cut off")
     for number in range(500):
         (tmp_path / f"a{number}.txt").write_text("nothing of a rank's")
     status, _, words = run_script(EXPLAIN, tmp_path)
     assert status == 2
     assert len(words.splitlines()) == 1 and len(words) < 1000
-    assert "not read: nccl_trace_rank_0" in words.replace(f"{tmp_path}/", "")
-    assert words.rstrip().endswith(f"and {501 - 10} more")
+    assert re.findall(r"not read: \S*nccl_trace_rank_(\d)", words) == ["0", "1"]
+    assert words.rstrip().endswith(f"and {502 - 10} more")
 
 
 def test_an_empty_answer_says_what_was_compared(tmp_path, run_script):
@@ -311,7 +313,9 @@ def test_a_dump_that_was_not_brought_is_named(tmp_path, run_script):
     assert "no dump of ranks 1, 2: they died, or theirs was not brought" in out
     assert "logs lie there as well" in out
     (folder / "nccl_trace_rank_0").write_bytes(pickle.dumps({"entries": []}))  # it had just begun
-    assert "no. 20 to 22, recorded on rank 0" in run_script(EXPLAIN, folder).out
+    out = run_script(EXPLAIN, folder).out
+    assert "no. 20 to 22, recorded on rank 0" in out
+    assert "no call in the dumps of rank 0" in out
 
 
 class Evil:
@@ -499,6 +503,10 @@ def test_torchs_own_word_of_a_mismatch_is_read(tmp_path, run_script):
     lines = [f"{start}{fingerprint(r, '1', 'BARRIER')}, but {other}.Collectives" for r in (0, 1)]
     (hang,) = explain_hang(mismatches("\n".join(lines)))
     assert (hang.number, hang.odd, hang.last[7].what) == (4, (7,), "reduce")
+    cut = f"{start}{fingerprint(2, '1', 'BARRIER')}, but Rank 7 is runn"
+    assert explain_hang(mismatches("\n".join([cut, *lines])))[0].odd == (7,)
+    log.write_text(lines[0] + "\n" + watchdog(2, 21, 21, 20) + watchdog(3, 21, 21, 20))
+    assert "ranks 0, 7 do not make the same one" in run_script(EXPLAIN, log).out
 
 
 def test_a_log_is_read_by_the_script_and_says_what_it_leaves_open(tmp_path, run_script):
