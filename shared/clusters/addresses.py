@@ -88,7 +88,7 @@ def own_address() -> tuple[str, str]:
     interface that is not there.
     """
     if given := os.environ.get("GLOO_SOCKET_IFNAME"):  # gloo opens all of them
-        first, *_ = [_address_of(name) for name in given.split(",")]
+        first, *_ = [_address_of(name) for name in given.removesuffix(",").split(",")]
         return first, given
     try:
         return socket.gethostbyname(socket.gethostname()), "host name"
