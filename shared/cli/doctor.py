@@ -200,8 +200,8 @@ def what_to_type(gpus: Sequence[float], memory: float, *, no_setup: bool) -> lis
         launch = f"{folder}torchrun --nproc_per_node=gpu lessons/lesson04_training/train.py"
         found.append((launch + size, "one script on all GPUs"))
     else:
-        of, what = (" --device cpu", "the scripts") if gpus else (f" 01{on_cpu}", "one script")
-        found.append((run + of, f"{what}, two ranks on the CPU"))
+        of, what = (" --device cpu", "the scripts") if gpus else (" 01", "one script")
+        found.append((run + of + on_cpu, f"{what}, two ranks on the CPU"))
     what = "the lessons, the first in lessons/lesson01_*: their ranks are on the CPU, always"
     return [*found, (f"{folder}jupyter lab", what)]
 

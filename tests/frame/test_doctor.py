@@ -52,6 +52,11 @@ def test_the_exit_status_says_that_something_needed_is_missing(capsys):
         ([], 3.0, ["./run_all.sh 01 --preset tiny"]),
         ([15.0], 8.0, ["./run_all.sh --nproc 1 --preset small", "./run_all.sh --device cpu"]),
         (
+            [15.0],
+            3.0,
+            ["./run_all.sh --nproc 1 --preset small", "./run_all.sh --device cpu --preset tiny"],
+        ),
+        (
             [80.0] * 8,
             99.0,
             ["./run_all.sh --nproc 4", ".venv/bin/torchrun --nproc_per_node=gpu"],
