@@ -172,7 +172,7 @@ def left_out(tests: dict[str, int], counted: Counter[str]) -> str:
     """Return the line on what was not run, and how to run it; "" where that is nothing."""
     parts = []
     if tests:
-        by_folder = sorted(tests.items(), key=lambda counted: (-counted[1], counted[0]))
+        by_folder = sorted(tests.items(), key=lambda pair: (-pair[1], pair[0]))
         folders = ", ".join(f"{folder} {count:,}" for folder, count in by_folder)
         parts.append(f"{sum(tests.values()):,} long tests ({folders})")
     for what in (STYLES, MISTAKES):

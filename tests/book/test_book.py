@@ -201,6 +201,7 @@ def test_a_page_of_the_book_does_not_send_its_reader_to_the_book(lesson):
     assert len(there.split()) - len(left.split()) < 30
 
 
+@pytest.mark.full
 def test_a_broken_link_fails_the_build(tmp_path):
     pytest.importorskip("sphinx_book_theme", reason="./run_all.sh book installs what builds it")
     lay_out(ROOT, tmp_path / "source")
