@@ -17,7 +17,7 @@ from shared.errors import InputError
 STEP = "ProfilerStep#"  # what torch.profiler calls the span of a step
 Event = Mapping[str, Any]
 Interval = tuple[float, float]
-_RANK = re.compile(r"(?:rank|worker)[ _-]?(\d+)", re.IGNORECASE)
+_RANK, _WORKER = (re.compile(rf"{name}[ _-]?(\d+)", re.IGNORECASE) for name in ("rank", "worker"))
 # Older profilers wrote what C++ prints, and names that are no UTF-8 (kineto #105, #80).
 _NO_NUMBER = re.compile(r'(?<=":)\s*-?(?:inf|nan)(?=\s*[,}])')
 
@@ -45,7 +45,8 @@ def read_chrome(path: Path) -> dict[str, Any]:
         )
     if not any(start < end for start, end in spans):  # what is read is a share of their time
         raise InputError(f"{path}: its {STEP}... take 0 microseconds: profile it again")
-    named, info = _RANK.findall(path.name), content.get("distributedInfo") or {}
+    named = _RANK.findall(path.name) or _WORKER.findall(path.name)
+    info = content.get("distributedInfo") or {}
     if "rank" not in info and named:
         content["distributedInfo"] = {**info, "rank": int(named[-1])}
     return content

@@ -114,6 +114,7 @@ def test_steps_are_those_of_the_cpu_and_last_as_long_as_the_gpu_says():
         "rank_3.json",
         "rank-3.json.gz",
         "rank3_trace.json",
+        "rank3_worker0.json",
         "worker3.1690000000.pt.trace.json",  # tensorboard_trace_handler("log", worker_name=...)
         "host_77.1690000000.pt.trace.json.gz",
     ],
