@@ -118,15 +118,17 @@ def _alone(
 def _join(waiting: dict[int, list[re.Match[str]]], groups: dict[str, dict[int, _Said]]) -> None:
     """Add ranks whose lines name a call alone, as torch 2.0's, to the only group of the log.
 
-    Where another rank hangs at the same number: else the call may be another group's.
+    Where another rank hangs at the same number, and no two at another: else the call may be
+    another group's.
     """
     alone = {r: {int(call[1]): _what(call) for call in works} for r, works in waiting.items()}
     if len(groups) > 1 or not alone:
         return
     said = groups.get(next(iter(groups), ""), {})
     at = Counter([*map(min, alone.values()), *(each.back + 1 for each in said.values())])
+    shared = [number for number, ranks in at.items() if ranks > 1]
     for rank, work in alone.items():
-        if rank not in said and at[min(work)] > 1:
+        if rank not in said and [min(work)] == shared:
             groups[next(iter(groups), _UNNAMED)][rank] = _Said(max(work), min(work) - 1, work)
 
 

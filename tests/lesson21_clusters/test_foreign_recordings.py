@@ -473,6 +473,8 @@ def test_calls_that_no_line_counts_are_compared_by_their_number():
     assert explain_hang(recordings) == []
     for apart in (watchdog(3, 5, 5, 4), watchdog(2, 21, 21, 20, group="9(TP)") + calls[2]):
         assert [r.rank for r in read_log(first[0] + apart)[0] if r.rank == 1] == []
+    others = [watchdog(r, 5, 5, 4, "_ALLGATHER_BASE").splitlines()[0] for r in (3, 4)]
+    assert read_log("\n".join([*first[:2], *others]))[0] == []  # two groups that hang
 
 
 def test_a_line_that_is_broken_within_a_word_is_one():
