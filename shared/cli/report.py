@@ -131,6 +131,7 @@ def _section(folder: Path, metrics: Mapping[str, Any], run: Mapping[str, Any]) -
     parts.append(f'<p class="facts">{html.escape(" · ".join(facts))}</p>')
     if run["problem"]:
         parts.append(f'<p class="problem">{html.escape(run["problem"])}</p>')
+    if _verdict(run) == "failed":
         parts.append(f"<pre>{html.escape(_log_tail(folder / 'run.log'))}</pre>")
     if run.get("warning"):
         parts.append(f'<p class="problem">Warning: {html.escape(run["warning"])}</p>')
@@ -146,7 +147,8 @@ def _title(name: str) -> str:
 
 
 def _chip(run: Mapping[str, Any]) -> str:
-    return f'<span class="chip {"fail" if run["problem"] else "pass"}">{_verdict(run)}</span>'
+    verdict = _verdict(run)
+    return f'<span class="chip {verdict[:4]}">{verdict}</span>'  # pass, fail, open
 
 
 def _verdict(run: Mapping[str, Any]) -> str:

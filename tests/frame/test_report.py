@@ -128,6 +128,9 @@ def test_a_failure_shows_its_words_and_log(runs):
     page = write_report(runs, [result("lesson02_attention", "exit status 1")], RUN).read_text()
     assert "RuntimeError: &lt;boom&gt; &amp; more" in page
     assert 'class="chip fail">failed' in page
+    words = "exercise 01.2 (PositionalEncoding) is not solved yet"
+    page = write_report(runs, [result("lesson02_attention", words)], RUN).read_text()
+    assert 'class="chip open">open' in page and words in page and "boom" not in page
 
 
 def test_numbers_of_another_run_are_not_shown(runs):
