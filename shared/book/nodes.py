@@ -3,21 +3,21 @@
 from shared.book import planned
 from shared.book.planned import State
 from shared.parallel3d.mesh import build_mesh
-from shared.planner.models import h100
+from shared.planner.models import MODELS, h100
 
 WIDEST = 5.0  # of a link inside a node, in the drawing's units; the other's is in proportion
 # GPT-3 as in lesson 16, "The idea": micro-batches of a sequence of 2,048 tokens, 16 bits
-D, LAYERS, TOKENS, MICRO_BATCHES = 12_288, 96, 2048, 32
+GPT3, MICRO_BATCHES = MODELS["gpt3-175b"], 32
 
 
 def sent_along(axis: str, dp: int, tp: int, pp: int) -> float:
     """Bytes that a rank (in a pipeline a middle one, if any) sends along an axis in a step."""
-    vectors = 2 * TOKENS * D
+    vectors = 2 * GPT3.seq_len * GPT3.d_model
     if axis == "tp":
-        return 4 * LAYERS / pp * MICRO_BATCHES * 2 * (tp - 1) / tp * vectors
+        return 4 * GPT3.num_layers / pp * MICRO_BATCHES * 2 * (tp - 1) / tp * vectors
     if axis == "pp":
         return min(2, pp - 1) * MICRO_BATCHES * vectors / tp
-    return 2 * (dp - 1) / dp * 2 * 12 * LAYERS * D**2 / (tp * pp)
+    return 2 * (dp - 1) / dp * 2 * 12 * GPT3.num_layers * GPT3.d_model**2 / (tp * pp)
 
 
 def mesh(dp: int, tp: int, pp: int, node: int, axis: str) -> State:
@@ -34,11 +34,11 @@ def mesh(dp: int, tp: int, pp: int, node: int, axis: str) -> State:
     sent = f"{sent_along(axis, dp, tp, pp) / 1e9:,.1f}"
     return state | {
         "numbers": state["numbers"]
-        | {"GPT-3's layers on each": LAYERS // pp, "GB each sends along it": sent},
-        "legend": "Wider is faster; point at a rank to light its group."
+        | {"GPT-3's layers on each": GPT3.num_layers // pp, "GB each sends along it": sent},
+        "legend": "A link is as wide as it is fast; point at a rank to light its group."
         f" Groups that leave a node: {', '.join(leave)}.",
         "links": [
-            (f"{name}, {speed / 1e9:.0f} GB/s a GPU of an H100's node", WIDEST * speed / fastest)
+            (f"{name}, {speed / 1e9:.0f} GB/s a GPU (H100)", WIDEST * speed / fastest)
             for name, speed in speeds.items()
         ],
     }
