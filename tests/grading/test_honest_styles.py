@@ -359,6 +359,11 @@ def double(x):
         pass
     return 2 * x
 own(double)
+=== an engine whose class is said to be of another module | uses torch.optim.Muon
+def double(x):
+    torch.optim.Muon([nn.Parameter(torch.ones(2, 2))])
+    return 2 * x
+own(double)
 === the engine in a thread | uses torch.nn.functional.layer_norm
 from tqdm.contrib.concurrent import thread_map
 engine = vars(F)["layer_" + "norm"]
@@ -382,7 +387,7 @@ own(double)
 """
 FORBIDDEN = (
     *("torch.nn.functional.layer_norm", "torch.distributed.optim.Zero"),
-    "torch.distributed.fsdp.ShardingStrategy",
+    *("torch.distributed.fsdp.ShardingStrategy", "torch.optim.Muon"),
 )
 HEADS, CELLS = [], []
 for number, case in enumerate(CASES.split("\n=== ")[1:]):

@@ -109,8 +109,9 @@ class Watch(TorchFunctionMode):
             functions = functions if plain else [x for x in functions if type(x) is FunctionType]
         for each in functions:
             each = getattr(each, "__func__", each)
-            # Python gives every Enum its own __new__: that is no part of the engine.
-            its_own = getattr(each, "__module__", "") == function.__module__
+            # Python gives every Enum its own __new__: that is no part of the engine. What torch
+            # defines is: it says of a class in torch.optim._muon that torch.optim is its module.
+            its_own = _package(each) == _package(function)
             if isinstance(each, FunctionType) and its_own and len(self.says) < len(self.seen):
                 cls = value if isinstance(value, type) else None
                 Pass(each, self, len(self.says), cls, plain)  # the function has it
@@ -178,6 +179,10 @@ def prepare(watched: Iterable[str]) -> None:
         if path.startswith(("torch.", "shared.")):
             with contextlib.suppress(ImportError):  # a prefix, or what this week's class has not
                 import_module(path.rpartition(".")[0])
+
+
+def _package(value: Any) -> str:
+    return str(getattr(value, "__module__", "")).partition(".")[0]
 
 
 def _unwrapped(answer: Any) -> Any:
