@@ -6,6 +6,10 @@ import torch._dynamo  # imported once here, not in every forked rank
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from lessons.lesson06_ddp.checks import expect_messages
+from lessons.lesson06_ddp.laboratory.engines import Step
+from shared.exercises.nets import Case
+from shared.exercises.wrong import Wrong
 from shared.measuring.traffic import count_traffic
 from shared.ranks.agreement import agree_on, fingerprint
 from shared.ranks.failures import RankFailed
@@ -203,3 +207,13 @@ def test_sparse_gradients_are_averaged():
         return model.weight.grad.to_dense()[:, 0].tolist()
 
     assert run_ranks(averaged, 2) == [[0.5, 0.5, 1.0, 0.0, 0.0]] * 2
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_a_gradient_in_two_messages_is_not_said_to_be_several_in_one(joined):
+    first, second, *others = Case().trainable_bytes()
+    sizes = [first + second] if joined else [first // 2, first // 2, second]
+    step = Step({}, [("all_reduce", size) for size in (*sizes, *others)], 0, 0, 0, 0)
+    with pytest.raises(Wrong) as error:
+        expect_messages(Case(), step, one_each=True)
+    assert ("several gradients travel as one message" in error.value.mistake) == joined
