@@ -374,7 +374,9 @@ def expect_steps(case, seed, start, seen, rank) -> None:
             recognise(
                 {NOT_WAITED: seen.unwaited > 0 and not close, MIXED: mixed and not close},
                 expected=f"all-reduces among {case.mesh[0]} ranks, a wait for each message",
-                seen=f"{seen.unwaited} messages of a step without one, and other weights",
+                seen=f"{seen.unwaited} messages of a step without one, and other weights"
+                if seen.unwaited > 0
+                else f"one among {case.world_size}, and other weights",
             )
         start_flat = nets.flat({n: start[n] for n in want})
         looks_like["nothing is trained: the shards get no gradient"] = start_flat
