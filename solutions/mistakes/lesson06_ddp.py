@@ -159,6 +159,12 @@ class OverlappedDDP(right.OverlappedDDP):
 # 06.4 BucketedDDP
 
 
+@mistake("06.4", says="all gradients travel as one message")
+class BucketedDDP(right.BucketedDDP):
+    def __init__(self, module, bucket_cap_mb=25):
+        super().__init__(module, 25 * (bucket_cap_mb > 0))
+
+
 @mistake("06.4", says="no_sync() also drops the gradient that was accumulated")
 class BucketedDDP(right.BucketedDDP):
     """Each backward begins with an empty bucket, whatever .grad held."""
@@ -175,12 +181,6 @@ class BucketedDDP(right.BucketedDDP):
 class BucketedDDP(right.BucketedDDP):
     def __init__(self, module, bucket_cap_mb=32):
         super().__init__(module, bucket_cap_mb)
-
-
-@mistake("06.4", says="all gradients travel as one message")
-class BucketedDDP(right.BucketedDDP):
-    def __init__(self, module, bucket_cap_mb=25):
-        super().__init__(module, 25 * (bucket_cap_mb > 0))
 
 
 # 06.5 accumulate_gradients

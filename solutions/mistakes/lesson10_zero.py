@@ -116,6 +116,12 @@ class ZeroStage2(right.ZeroStage2):
 # 10.4 ChainStage3
 
 
+@mistake("10.4", says="more than a unit is whole at once in forward")
+class ChainStage3(right.ChainStage3):
+    def __init__(self, model, optimizer_class, *, units=None, **kwargs):
+        super().__init__(model, optimizer_class, **kwargs)
+
+
 @mistake("10.4", says="the parameters are gathered in step(), too")
 class ChainStage3(right.ChainStage3):
     def step(self, closure=None):
@@ -123,12 +129,6 @@ class ChainStage3(right.ChainStage3):
         for unit in self._units:
             unit.gather()
             unit.free()
-
-
-@mistake("10.4", says="more than a unit is whole at once in forward")
-class ChainStage3(right.ChainStage3):
-    def __init__(self, model, optimizer_class, *, units=None, **kwargs):
-        super().__init__(model, optimizer_class, **kwargs)
 
 
 # 10.4b ZeroStage3
