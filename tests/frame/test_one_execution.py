@@ -64,7 +64,7 @@ SAID: list[tuple[str, str, str, *tuple[Callable[[list[float]], float], ...]]] = 
     ("02", r"(\d+) to \d+ % of the weight", r"1  either +\S+ +(\S+)"),
     ("02", r"to (\d+) % of the weight", r"0  either +\S+ +(\S+)"),
     ("02", r"still right for (\d+) %", r"0  either(?: +\S+){3} +(\S+)"),
-    ("05", r"\((\d+) KiB over", r"latency at (\d+) KiB"),
+    ("05", r"even, (\d+) KiB over", r"latency at (\d+) KiB"),
     *(
         ("06", rf"\| `{name}` \| [\w, ]+ \| (\S+)", rf"^{name} +(\S+) of torch's")
         for name in ("naive", "flat", "overlapped", "bucketed")
