@@ -34,7 +34,7 @@ def mesh(dp: int, tp: int, pp: int, node: int, axis: str) -> State:
     sent = f"{sent_along(axis, dp, tp, pp) / 1e9:,.1f}"
     return state | {
         "numbers": state["numbers"]
-        | {"GPT-3's layers on each": GPT3.num_layers // pp, "GB each sends along it": sent},
+        | {"GPT-3's layers": GPT3.num_layers // pp, "GB each sends": sent},
         "legend": "A link is as wide as it is fast; point at a rank to light its group."
         f" Groups that leave a node: {', '.join(leave)}.",
         "links": [

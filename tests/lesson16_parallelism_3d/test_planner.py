@@ -984,7 +984,10 @@ def test_lessons_divide_messages_by_compute_by_one_convention():
 
     ddp = text("lesson06_ddp")
     assert f"hidden from {limits['NVLink']:9,.0f} tokens" in ddp
-    assert f"{100 * FITTED.link:.0f} %, and each limit a third higher" in ddp
+    assert (
+        f"At {100 * FITTED.link:.0f} % of a link's rate, as in lesson 16, each limit is a third"
+        in ddp
+    )
     assert 1 / FITTED.link == pytest.approx(4 / 3, abs=0.05)
     fsdp = text("lesson13_fsdp")
     for name in ("a card", "eight cards"):
