@@ -505,7 +505,7 @@ def test_torchs_own_word_of_a_mismatch_is_read(tmp_path, run_script):
     lines = [f"{start}{fingerprint(r, '1', 'BARRIER')}, but {other}.Collectives" for r in (0, 1)]
     (hang,) = explain_hang(mismatches("\n".join(lines)))
     assert (hang.number, hang.odd, hang.last[7].what) == (4, (7,), "reduce")
-    cut = f"{start}{fingerprint(2, '1', 'BARRIER')}, but Rank 7 is runn"
+    cut = f"{start}{fingerprint(2, '1', 'BARRIER')}, but Rank 7 is r"
     assert explain_hang(mismatches("\n".join([cut, *lines])))[0].odd == (7,)
     log.write_text(lines[0] + "\n" + watchdog(2, 21, 21, 20) + watchdog(3, 21, 21, 20))
     assert "ranks 0, 7 do not make the same one" in run_script(EXPLAIN, log).out
