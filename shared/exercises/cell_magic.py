@@ -50,11 +50,12 @@ def ranks(line: str, cell: str, names: dict[str, Any], *, says_how: bool = False
     def act(rank: int) -> dict[str, Any]:
         names.update(rank=rank, world_size=world_size)
         stream = files[rank].open("w", buffering=1, encoding="utf-8")  # by lines: it may be ended
-        with stream, first_lines(out=stream):
-            exec(body, names)
-            value = eval(last, names) if last else None
+        with stream:
+            with first_lines(out=stream):
+                exec(body, names)
+                value = eval(last, names) if last else None
             if value is not None:
-                print(pretty(value))
+                print(pretty(value), file=stream)
         if missing := [name for name in wanted if name not in names]:
             raise NameError(f"--return {missing[0]}: this rank has no such name")
         return {name: names[name] for name in wanted}

@@ -84,12 +84,12 @@ def test_a_rank_that_leaves_a_call_out_is_named_and_not_its_healthy_peer():
         ranks("3", cell, {"dist": dist, "torch": torch})
 
 
-def test_each_rank_s_first_lines_are_shown_and_the_others_counted(capsys):
-    ranks("2", "for number in range(3000):\n    print(rank, number)", {})
+def test_each_rank_s_first_lines_and_last_value_are_shown_and_the_others_counted(capsys):
+    ranks("2", "for number in range(3000):\n    print(rank, number)\nrank + 7", {})
     said = capsys.readouterr().out.splitlines()
     of_rank = [[f"{r} {n}" for n in range(NUM_LINES)] for r in (0, 1)]
     more = f"(and {3000 - NUM_LINES:,} more lines)"
-    assert said == ["rank 0:", *of_rank[0], more, "rank 1:", *of_rank[1], more]
+    assert said == ["rank 0:", *of_rank[0], more, "7", "rank 1:", *of_rank[1], more, "8"]
 
 
 def test_a_cell_that_is_interrupted_says_so_in_a_line_behind_its_prints(capsys):
