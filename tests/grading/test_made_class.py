@@ -156,7 +156,8 @@ def test_each_exercise_comes_out_as_it_was_made(graded, name):
         texts = [row["mistake"], row["expected"], row["seen"], row["hint"], messages[id]]
         assert any(says in text for text in texts), texts
         full = row["max"] * row["passed"] / row["total"] if row["total"] else 0
-        counts = outcome in ("right", "partly right") and not row["flags"]
+        hollow = id == "02.4a" and outcome == "partly right"  # it passes what asks for a refusal
+        counts = outcome in ("right", "partly right") and not row["flags"] and not hollow
         assert row["points"] == (round(full, 2) if counts else 0)
 
 
