@@ -33,21 +33,28 @@ def trials(task: Task, **given: Any) -> list[float]:
 
 
 def loss_after(
-    task: Task, seed: int, *, rate: float = 3e-3, hook: Sequence[Any] = (), age: int = 0
+    task: Task,
+    seed: int,
+    *,
+    rate: float = 3e-3,
+    hook: Sequence[Any] = (),
+    age: int = 0,
+    updates: int = STEPS,
 ) -> float:
-    """The mean loss of the last ten of STEPS updates with AdamW, over all ranks.
+    """The mean loss of the last ten of some updates with AdamW, over all ranks.
 
     `hook` is a state and a hook for DDP. Each update is by the gradient of `age` steps before: that
-    of a worker whose weights are so many updates old. As many updates are made at every age.
+    of a worker whose weights are so many updates old. As many updates are made at every age, and
+    the last batches are the same.
     """
     model = small_model(task, seed)
     net = ddp_with(model, *hook) if hook else model
     parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.95))
     waiting, losses = deque[list[Tensor]](), []
-    for step in range(STEPS + age):
+    for step in range(updates + age):
         optimizer.zero_grad()
-        loss = _loss(net, task, step, seed)
+        loss = _loss(net, task, step - age if step >= age else updates + step, seed)
         loss.backward()
         losses.append(loss.detach())
         waiting.append([p.grad for p in parameters if p.grad is not None])

@@ -27,7 +27,6 @@ from shared.ranks.forked import run_ranks
 
 FAULTS = ("loader", "item", "buckets", "kernels")
 FIXED = tuple(f"{fault} fixed" for fault in FAULTS)
-UNREAD = "item unread"  # the loop over all tokens is kept, and no number is read from the device
 BUCKET_MIB = {"buckets": 1e-6, "buckets fixed": 25.0}  # 1e-6 MiB are a byte; 25 is the default
 TURN = 5  # steps of a run before the next run has its turn; the first of them is not timed
 STEPS = {"wait": 1, "warmup": 3, "active": 3}
@@ -143,7 +142,7 @@ def _mean_of_ranks(value: float) -> float:
 def ratios(rounds: int, names: tuple[str, ...] = FAULTS) -> dict[str, float]:
     """How many times a healthy step's time a step takes in each run, without the profiler.
 
-    `names` are of FAULTS, FIXED and UNREAD. The runs take turns of some steps at each round, and
+    `names` are of FAULTS and FIXED. The runs take turns of some steps at each round, and
     the median over rounds counts: a machine is faster in one second than in the next.
     """
     import torch._dynamo  # noqa: F401
@@ -201,21 +200,12 @@ def count_right(logits: Tensor, wanted: Tensor) -> int:
     return right
 
 
-def count_unread(logits: Tensor, wanted: Tensor) -> Tensor:
-    """The same loop, whose numbers stay on the device."""
-    right = torch.zeros((), dtype=torch.long)
-    for row, targets in zip(logits, wanted, strict=True):
-        for place, target in zip(row, targets, strict=True):
-            right += (place.argmax() == target) * (place.max() > 0)
-    return right
-
-
 def count_at_once(logits: Tensor, wanted: Tensor) -> Tensor:
     """The same count without a loop, on the device."""
     return ((logits.argmax(-1) == wanted) & (logits.amax(-1) > 0)).sum()
 
 
-COUNTING = {"item": count_right, UNREAD: count_unread, "item fixed": count_at_once}
+COUNTING = {"item": count_right, "item fixed": count_at_once}
 
 
 def _batches(rank: int, pause: float) -> Generator[Tensor]:
