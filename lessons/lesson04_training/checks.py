@@ -652,7 +652,7 @@ def expect_cost(model: FakeTranslator, rows: int, who: str) -> None:
         seen=model.usage(),
         hint="start_cache once, then step(token, cache) for all rows, under @torch.no_grad()",
     )
-    expect(most <= rows, expected=f"at most {rows} rows in a call of step", seen=f"{most}")
+    expect(0 < most <= rows, expected=f"1 to {rows} rows in a call of step", seen=f"{most}")
 
 
 @exercise_04_4.check("one sentence, step by step")
@@ -785,6 +785,7 @@ def beam_rows_apart(beam_search) -> None:
         seen=f"{len(among)} tokens beside a sentence that ends later",
         hint="what ends after a sentence is decided comes too late for it",
     )
+    expect(4 in alone or 5 in alone, expected="words of the model, 4 or 5", seen=f"{alone}")
     for _ in range(4):  # in one draw of seventy, the caches of other rows lead to the same words
         case = lab.greedy_case()
         together = beam_search(FakeTranslator(case.rule), case.src, 12, beam_size=3)

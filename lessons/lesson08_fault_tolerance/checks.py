@@ -898,11 +898,13 @@ def resume_two_ranks(resume_training: Any) -> None:
     resume = partial(resumed, resume_training, num_steps=2 * EVERY)
     apart = "one rank alone takes part in a collective"
     loads, saves = zip(*on_two_ranks(ranks.resume_on_rank, resume, alone=apart), strict=True)
+    seen = f"calls of load {loads}, steps of the saves {saves} on ranks 0 and 1"
     recognise(
         {
             "only rank 0 calls load: it will wait there for the others": loads[0] != loads[1],
             "only rank 0 calls save: it will wait there for the others": saves[0] != saves[1],
         },
         expected="load and save on every rank; who writes is decided inside",
-        seen=f"calls of load {loads}, steps of the saves {saves} on ranks 0 and 1",
+        seen=seen,
     )
+    expect(all(loads) and all(saves), expected="load and save on both ranks", seen=seen)

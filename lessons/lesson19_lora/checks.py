@@ -308,6 +308,8 @@ def keeps(merge) -> None:
         seen="an embedding with other numbers",
     )
     expect_close(model(tokens), want, what="the output with a tied weight", **EXACT)
+    got = getattr(model.output, "base", model.output).weight  # what is left has the update, too
+    expect_close(got, twin.output.weight, what="the merged weight", **EXACT)
     linear = layers.make_linear(64, 64, torch.bfloat16)
     adapter = layers.Plain(linear, 8, 8.0)
     with torch.no_grad():
