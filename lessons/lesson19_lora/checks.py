@@ -345,6 +345,8 @@ def other_base(merge) -> None:
         expected="an nn.Linear in its place: base has weight and bias, whatever it keeps them as",
         seen=type(got).__name__,
     )
+    kind = type(got).__name__
+    expect(isinstance(got, nn.Linear), expected="an nn.Linear in its place", seen=kind)
 
 
 exercise_19_3a = checks_for(

@@ -91,6 +91,7 @@ def zeroed(x, positions):
     ("id", "answer"),
     [
         *(("01.3", no_shift), ("01.4", zeroed), ("01.4", lambda x, positions: x * 0)),
+        ("01.4", lambda x, positions: torch.ones_like(x)),
         ("08.1b", lambda: 1 / 0),
         ("08.1b", lambda: torch.load("nothing")),
         ("08.1b", lambda: None),
@@ -98,6 +99,7 @@ def zeroed(x, positions):
         ("04.5", lambda model, src, *args, **kwargs: src * 0),
         ("08.3", lambda state, *args, **kwargs: state),
         ("19.2b", lambda model: model),
+        ("19.2b", lambda model: (model, model)),
     ],
 )
 def test_answers_without_the_work_have_no_points(id, answer):
