@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("--engine", choices=("single", "ddp"), default="ddp", help="(ddp)")
     parser.add_argument("--slow", choices=FAULTS, default="none", help="the run's one fault")
     parser.add_argument("--pause", type=float, default=0.5, help="of a slow rank or loader (0.5 s)")
-    parser.add_argument("--read", type=Path, metavar="DIR", help="read these traces, no training")
+    parser.add_argument("--read", type=Path, metavar="PATH", help="read traces, no training")
     args = parser.parse_args()
     with process_group(args.device) as rank:
         prepare(args, rank, globals())

@@ -7,6 +7,7 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from shared.clusters.recordings import Call, Recording
+from shared.clusters.watchdog import UNNAMED
 
 STARTS = ("missing ranks", "error msg", "collective:")
 _MADE = re.compile(  # without spaces, and without a comma after the number in some versions
@@ -28,7 +29,7 @@ def mismatches(text: str) -> list[Recording]:
             shape = (each[4] or "").replace(",", " x ")
             numbers = f" of {shape} {each[5].lower()}" if each[5] else ""
             what, number = each[3].strip("_").lower() + numbers, int(made[0][2] or 0)
-            calls.setdefault(int(each[1]), Call("that no line names", number, what, "?"))
+            calls.setdefault(int(each[1]), Call(UNNAMED, number, what, "?"))
     return [Recording(r, {call.group: tuple(sorted(calls))}, (call,)) for r, call in calls.items()]
 
 

@@ -18,6 +18,7 @@ from shared.training.quiet_deepspeed import import_deepspeed
 
 ACCELERATE_CHOICES = (("no", "yes"), (1, 2))
 STEPS, BATCH = 48, 12  # samples, and as many steps of the schedule; samples of a batch
+MOST = 4.2  # steps of the schedule that the bar has room for: three ranks make three
 
 
 def accelerate_step(ranks: int, split_batches: str, accumulation: int) -> State:
@@ -86,7 +87,7 @@ def _drawn(ranks: list[_Seen], accumulation: int) -> State:
             "kinds": [("steps of the schedule", GREEN)],
             "labels": ["schedule"],
             "line": each * number / accumulation,
-            "most": 4.2,
+            "most": MOST,
             "steps": [[[moved]] for _, moved in ranks[0].moments],
         },
     }

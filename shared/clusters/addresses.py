@@ -48,9 +48,9 @@ class Meeting:
         while not self.store.check(names):
             if time.monotonic() > until:
                 missing = [n for n, name in enumerate(names) if not self.store.check([name])]
-                words = f"of {self.world_size} did not come within {self.patience:g} s: are all of"
                 raise NoGroup(
-                    f"ranks {missing} {words} them started, or have they ended with an error?"
+                    f"ranks {missing} of {self.world_size} did not come within {self.patience:g} s:"
+                    " are all of them started, or have they ended with an error?"
                 )
             time.sleep(0.02)
         return [self._found(name, read) for name in names]
@@ -59,8 +59,10 @@ class Meeting:
         try:
             return read(json.loads(self.store.get(name)))
         except (ValueError, TypeError, OverflowError, RecursionError):
-            words = "is nothing that a rank writes: does another program use its port?"
-            raise NoGroup(f"{name!r} in the store {words}") from None
+            raise NoGroup(
+                f"{name!r} in the store is nothing that a rank writes: does another program use"
+                " its port?"
+            ) from None
 
 
 def meet(patience: float = 60.0) -> Meeting:
@@ -97,10 +99,12 @@ def own_address() -> tuple[str, str]:
 
 
 def _address_of(interface: str) -> str:
-    known = sorted(name for _, name in socket.if_nameindex())
+    known = {name for _, name in socket.if_nameindex()}
     if interface not in known:
-        words = f"GLOO_SOCKET_IFNAME={interface} is no interface of this machine"
-        raise InputError(f"{words}: it has {', '.join(known)}")
+        raise InputError(
+            f"GLOO_SOCKET_IFNAME={interface} is no interface of this machine: it has"
+            f" {', '.join(sorted(known))}"
+        )
     try:  # Linux: SIOCGIFADDR of <linux/sockios.h>
         import fcntl
 
@@ -161,9 +165,12 @@ def _call(host: str, port: int, seconds: float) -> str:
                 time.sleep(0.002)
     except OSError as error:
         return error.strerror or "timed out"
-    late = f"it answers, but {waiting:,} of {PROBE:,} bytes do not arrive within {seconds:g} s"
-    why = "are packets lost that are larger than the MTU of something between?"
-    return f"{late}: {why}" if waiting else ""
+    if not waiting:
+        return ""
+    return (
+        f"it answers, but {waiting:,} of {PROBE:,} bytes do not arrive within {seconds:g} s: are"
+        " packets lost that are larger than the MTU of something between?"
+    )
 
 
 def _on_the_way(line: socket.socket) -> int:

@@ -51,10 +51,15 @@ def compared(recordings: Sequence[Recording]) -> list[str]:
         places, made = group.places(), [rank for rank, own in group.calls.items() if own]
         seen = [{own[at].state for own in group.calls.values() if at in own} for at in places]
         line = f"group {group.name} of {names(group.members)}: "
-        numbers = f"no. {places[0][0]} to {places[-1][0]}" if places else ""
-        line += f"calls {numbers}, recorded on {names(made)}" if places else "no call recorded"
-        for at in [at for at, each in zip(places, seen, strict=True) if not each & CAME_BACK][:1]:
-            line += f"; no. {at[0]} came back on no rank"
+        line += (
+            f"calls no. {places[0][0]} to {places[-1][0]}, recorded on {names(made)}"
+            if places
+            else "no call recorded"
+        )
+        for at, states in zip(places, seen, strict=True):
+            if not states & CAME_BACK:
+                line += f"; no. {at[0]} came back on no rank"
+                break
         line += "; who came back is not recorded" if {""} in seen else ""
         if group.unknown:
             line += f"; unknown: {names(group.unknown)}, whose full buffer has lost its calls"

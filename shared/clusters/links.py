@@ -86,10 +86,10 @@ def _fastest(
         except RuntimeError as error:
             if _since(began) < seconds:
                 raise  # somebody is gone, who says why
-            what = f"a message of {4 * message.numel():,} bytes from rank {sender} to"
-            raise NoAnswer(
-                f"{what} rank {receiver} was not answered within {seconds:g} s"
-            ) from error
+            words = (
+                f"a message of {4 * message.numel():,} bytes from rank {sender} to rank {receiver}"
+            )
+            raise NoAnswer(f"{words} was not answered within {seconds:g} s") from error
         taken.append(_since(began))
     return min(taken[1:])
 

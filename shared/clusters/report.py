@@ -98,8 +98,9 @@ def set_variables() -> dict[str, str]:
 def _free_memory() -> int:
     """MemAvailable; 0 where the system does not say."""
     file = Path("/proc/meminfo")
-    found = re.search(r"MemAvailable:\s*(\d+)", file.read_text() if file.is_file() else "")
-    return 1024 * int(found[1]) if found else 0
+    lines = file.read_text().splitlines() if file.is_file() else []
+    found = [line.split()[1] for line in lines if line.startswith("MemAvailable")]
+    return 1024 * int(found[0]) if found else 0
 
 
 def _existing(folder: Path) -> Path:
@@ -159,15 +160,19 @@ def disagreements(
     typical = sorted(report.free for report in reports)[len(reports) // 2]
     several = len({report.network for report in reports}) > 1
     for report in reports:
-        free, low = report.free / GIB, report.free < memory * typical
-        where = f"{report.address} ({report.interface})"
-        said = {  # whether it is so
-            f"has {free:.1f} GiB of memory free, others {typical / GIB:.1f}": low,
-            f"has {report.disk / GIB:.2f} GiB of disk free": report.disk < disk,
-            f"gives {where}, where others reach themselves": several and where.startswith("127."),
-        }
-        words = [f"rank {report.rank} {words}" for words, so in said.items() if so]
-        found += [Finding((report.rank,), each) for each in words]
+        who, only = f"rank {report.rank}", (report.rank,)
+        if report.free < memory * typical:
+            words = (
+                f"{who} has {report.free / GIB:.1f} GiB of memory free, others {typical / GIB:.1f}"
+            )
+            found.append(Finding(only, words))
+        if report.disk < disk:
+            found.append(Finding(only, f"{who} has {report.disk / GIB:.2f} GiB of disk free"))
+        if several and report.address.startswith("127."):
+            words = (
+                f"{who} gives {report.address} ({report.interface}), where others reach themselves"
+            )
+            found.append(Finding(only, words))
     return found
 
 
@@ -175,9 +180,11 @@ def clock_findings(offsets: Sequence[float], seconds: float = 1.0) -> list[Findi
     """Ranks whose clock is more than `seconds` away from the median: their logs will mislead."""
     middle = sorted(offsets)[(len(offsets) - 1) // 2]
     return [
-        Finding((r,), f"rank {r}'s clock is {apart:+.1f} s from the others'", breaks=False)
-        for r, apart in enumerate(offset - middle for offset in offsets)
-        if abs(apart) > seconds
+        Finding(
+            (r,), f"rank {r}'s clock is {offset - middle:+.1f} s from the others'", breaks=False
+        )
+        for r, offset in enumerate(offsets)
+        if abs(offset - middle) > seconds
     ]
 
 

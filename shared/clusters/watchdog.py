@@ -30,7 +30,7 @@ _STATUS = re.compile(
 )
 _UNEVEN = re.compile("^_?(ALLTOALL|GATHER|SCATTER)")
 _MESSAGES = ("SEND", "RECV", "RECVANYSOURCE", "COALESCED")  # numbered apart
-_UNNAMED = "that no line names"
+UNNAMED = "that no line names"  # a group
 _HUNG = (
     "own watchdog got stuck for {} seconds in CUDA or for Python's lock: it says nothing of calls"
 )
@@ -71,7 +71,7 @@ def read_log(text: str) -> tuple[list[Recording], list[str]]:
         if status is None:
             continue
         named = _GROUP.search(line)
-        group = (named[2] or named[1]) if named else _UNNAMED
+        group = (named[2] or named[1]) if named else UNNAMED
         if rank in messaging:
             of_messages.add(group)
             messaging.discard(rank)
@@ -129,7 +129,7 @@ def _join(waiting: dict[int, list[re.Match[str]]], groups: dict[str, dict[int, _
     shared = [number for number, ranks in at.items() if ranks > 1]
     for rank, work in alone.items():
         if rank not in said and [min(work)] == shared:
-            groups[next(iter(groups), _UNNAMED)][rank] = _Said(max(work), min(work) - 1, work)
+            groups[next(iter(groups), UNNAMED)][rank] = _Said(max(work), min(work) - 1, work)
 
 
 def _whole_lines(text: str) -> Iterator[str]:
